@@ -3,18 +3,51 @@
 SELECT id, status FROM dlq.dead_letter_queue WHERE event_id = @event_id::text
     AND dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope()))) ORDER BY id DESC LIMIT 10;
 
--- name: OpenEvents :many
--- OpenEvents returns the open dead letters of these messages. Of an entry in the inbox, the job
--- usually still exists, and its unique key shows the duplicate. Only if the inbox has an entry older
--- than 12 hours, whose job River may have deleted, does OpenEvents read the inbox, which has no
--- index for this query.
-SELECT e.event_id::text AS event_id, e.id, e.status FROM dlq.dead_letter_queue e WHERE e.stage = 'open'
-    AND e.event_id = ANY (@event_ids::text[])
+-- name: InsertMessages :many
+-- InsertMessages inserts the jobs of messages as River's client would, and returns the new jobs, and
+-- the open dead letters of messages, whose jobs River may have deleted. A message with neither has
+-- a job already. An event_id is empty if dlqd generated the messageId, which no entry can have.
+-- Of an entry in the inbox, the job usually still exists, and its unique key shows the duplicate.
+-- Only if the inbox has an entry older than 12 hours, whose job River may have deleted, is the inbox
+-- read, which has no index for this query. Jobs are inserted in the order of the arrays, which prevents deadlocks.
+--
+-- It is one statement, and so one round trip and one commit without a transaction of its own.
+-- DO NOTHING, unlike River's DO UPDATE, does not write to the jobs of duplicates.
+WITH messages AS (
+    SELECT unnest(@event_ids::text[]) AS event_id, unnest(@args::text[]) AS args,
+        unnest(@max_attempts::smallint[]) AS max_attempts, unnest(@metadata::text[]) AS metadata,
+        unnest(@priorities::smallint[]) AS priority, unnest(@queues::text[]) AS queue,
+        unnest(@scheduled_at::timestamptz[]) AS scheduled_at, unnest(@states::text[]) AS state,
+        unnest(@tags::text[]) AS tags, unnest(@unique_keys::bytea[]) AS unique_key
+), entries AS MATERIALIZED (
+    SELECT e.event_id, e.id FROM dlq.dead_letter_queue e
+    WHERE e.stage = 'open' AND e.event_id = ANY (@event_ids::text[]) AND e.event_id <> ''
+    UNION ALL
+    SELECT e.event_id, e.id FROM dlq.dead_letter_queue e
+    WHERE e.stage = 'inbox' AND e.event_id = ANY (@event_ids::text[]) AND e.event_id <> ''
+      AND EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'inbox'
+          AND o.id < dlq.first_id(now() - interval '12 hours'))
+), jobs AS (
+    INSERT INTO river.river_job (args, created_at, kind, max_attempts, metadata, priority, queue, scheduled_at, state,
+        tags, unique_key, unique_states)
+    SELECT m.args::jsonb, @created_at::timestamptz, @kind::text, m.max_attempts, m.metadata::jsonb, m.priority, m.queue,
+        m.scheduled_at, m.state::river.river_job_state, string_to_array(m.tags, ',')::varchar(255)[], m.unique_key,
+        -- The messageId is taken as long as River keeps the job, in any state.
+        B'11111111'
+    FROM messages m WHERE m.event_id <> ALL (ARRAY (SELECT entries.event_id FROM entries))
+    ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL AND unique_states IS NOT NULL
+        AND river.river_job_state_in_bitmask(unique_states, state)
+    DO NOTHING
+    RETURNING id, unique_key
+)
+SELECT jobs.id::bigint AS job_id, jobs.unique_key::bytea AS unique_key, ''::text AS event_id, NULL::uuid AS entry_id
+FROM jobs
 UNION ALL
-SELECT e.event_id::text, e.id, e.status FROM dlq.dead_letter_queue e
-WHERE e.stage = 'inbox' AND e.event_id = ANY (@event_ids::text[])
-  AND EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'inbox'
-      AND o.id < dlq.first_id(now() - interval '12 hours'));
+SELECT 0, '', entries.event_id, entries.id FROM entries
+UNION ALL
+-- River's notification of the queues, to workers; it has no message.
+SELECT 0, '', pg_notify('river.river_insert', n.payload)::text, NULL
+FROM (SELECT unnest(@notifications::text[]) AS payload) n;
 
 -- name: CompareEntry :one
 -- CompareEntry returns whether a dead letter's message equals the given one as jsonb: the
@@ -31,11 +64,12 @@ WHERE unique_key = @unique_key::bytea AND unique_states IS NOT NULL
   AND dlq.in_patterns(queue, args ->> 'kind', (SELECT dlq.scope_patterns(dlq.scope())));
 
 -- name: CompareJobs :many
--- CompareJobs returns whether the args of each job equal the given ones as jsonb: a payload's
--- formatting is ignored.
-SELECT j.id, (j.args - 'payloadText' = d.args)::boolean AS same
-FROM (SELECT unnest(@ids::bigint[]) AS id, unnest(@args::jsonb[]) AS args) d
-JOIN river.river_job j ON j.id = d.id;
+-- CompareJobs returns the jobs of messages by River's unique keys, and whether the args of each
+-- equal the given ones as jsonb: a payload's formatting is ignored.
+SELECT j.id, d.unique_key::bytea AS unique_key, (j.args - 'payloadText' = d.args)::boolean AS same
+FROM (SELECT unnest(@unique_keys::bytea[]) AS unique_key, unnest(@args::jsonb[]) AS args) d
+JOIN river.river_job j ON j.unique_key = d.unique_key AND j.unique_states IS NOT NULL
+    AND river.river_job_state_in_bitmask(j.unique_states, j.state);
 
 -- name: InsertOrdered :exec
 -- InsertOrdered assigns places in the order of the arrays.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -45,8 +46,8 @@ const (
 	// the disk, the next is prepared.
 	DefaultFlushers = 2
 
-	// notifyCooldown is the shortest time between two notifications of a queue's workers. With
-	// River's default of 100 ms, messages of steady traffic would wait a median of 50 ms.
+	// notifyCooldown is the shortest time between two notifications of a queue's workers. With the
+	// 100 ms of River's clients, messages of steady traffic would wait a median of 50 ms.
 	notifyCooldown = 5 * time.Millisecond
 
 	// flushTimeout bounds one insert. It does not depend on the client's context: a client that
@@ -161,9 +162,10 @@ func (e *OpenError) Error() string {
 type Receipt struct {
 	MessageID string
 	JobID     int64
-	Duplicate bool // the same message was submitted before; nothing was stored
-	Job       *rivertype.JobRow
+	Duplicate bool      // the same message was submitted before; nothing was stored
 	EntryID   uuid.UUID // the open dead letter of a duplicate whose job River has deleted
+
+	createdAt time.Time // of the new job
 }
 
 // Trace is the W3C trace context of a submission.
@@ -203,7 +205,9 @@ type Config struct {
 // Ingester accepts submissions.
 type Ingester struct {
 	config Config
-	client *river.Client[pgx.Tx]
+
+	notifyMu sync.Mutex
+	notified map[string]time.Time // when the workers of a queue were notified last
 
 	pending      atomic.Int64
 	pendingBytes atomic.Int64
@@ -219,9 +223,19 @@ type Ingester struct {
 
 type submission struct {
 	message *message.Message
-	params  river.InsertManyParams
+	job     job
 	at      time.Time // when it was submitted
 	done    chan outcome
+}
+
+// job has the columns of a message's job, as River's client would fill them.
+type job struct {
+	args        string
+	metadata    string
+	maxAttempts int16
+	priority    int16
+	scheduledAt time.Time // zero: as soon as possible
+	uniqueKey   []byte
 }
 
 type outcome struct {
@@ -238,14 +252,9 @@ func New(config Config) (*Ingester, error) {
 	if config.Observe == nil {
 		config.Observe = func(int, time.Duration, time.Duration, error) {}
 	}
-	client, err := river.NewClient(postgres.NewDriver(config.Pool), &river.Config{
-		Schema: config.Schemas.River, Logger: slog.New(delivery.RiverLog(config.Logger.Handler())),
-		FetchCooldown: notifyCooldown,
-	})
-	if err != nil {
-		return nil, err
+	i := &Ingester{
+		config: config, queue: make(chan *submission, config.MaxPending), notified: make(map[string]time.Time),
 	}
-	i := &Ingester{config: config, client: client, queue: make(chan *submission, config.MaxPending)}
 	i.inserts, i.cancelInserts = context.WithCancel(context.Background())
 	for range config.Flushers {
 		i.running.Go(i.run)
@@ -273,12 +282,12 @@ func (i *Ingester) Stop(ctx context.Context) {
 
 // Submit stores one message, together with concurrent submissions. It returns after the commit.
 func (i *Ingester) Submit(ctx context.Context, msg *message.Message, trace Trace) (Receipt, error) {
-	params, err := i.params(ctx, msg, trace)
+	job, size, err := i.job(ctx, msg, trace)
 	if err != nil {
 		return Receipt{}, err
 	}
-	s := &submission{message: msg, params: params, at: time.Now(), done: make(chan outcome, 1)}
-	release, err := i.accept(1, sizeOf(params), func() {
+	s := &submission{message: msg, job: job, at: time.Now(), done: make(chan outcome, 1)}
+	release, err := i.accept(1, size, func() {
 		i.queue <- s // never blocks: accept admits no more messages than the channel holds
 	})
 	if err != nil {
@@ -300,7 +309,7 @@ func (i *Ingester) SubmitBatch(ctx context.Context, messages []*message.Message,
 	batch := make([]*submission, len(messages))
 	size := 0
 	for n, msg := range messages {
-		params, err := i.params(ctx, msg, trace)
+		job, bytes, err := i.job(ctx, msg, trace)
 		if unknown, ok := errors.AsType[*UnknownQueueError](err); ok {
 			unknown.Index = n
 		}
@@ -310,8 +319,8 @@ func (i *Ingester) SubmitBatch(ctx context.Context, messages []*message.Message,
 		if err != nil {
 			return nil, err
 		}
-		batch[n] = &submission{message: msg, params: params, at: time.Now()}
-		size += sizeOf(params)
+		batch[n] = &submission{message: msg, job: job, at: time.Now()}
+		size += bytes
 	}
 	release, err := i.accept(len(messages), size, func() { i.running.Add(1) })
 	if err != nil {
@@ -329,15 +338,6 @@ func (i *Ingester) SubmitBatch(ctx context.Context, messages []*message.Message,
 		receipts[n] = out.receipt
 	}
 	return receipts, nil
-}
-
-// sizeOf returns the bytes of a submission's payload and of the payload text stored with it.
-func sizeOf(params river.InsertManyParams) int {
-	args, ok := params.Args.(message.Message)
-	if !ok {
-		return 0
-	}
-	return len(args.Payload) + len(args.PayloadText)
 }
 
 // accept reserves the room that a submission needs, and calls enqueue before Stop can close the
@@ -362,14 +362,15 @@ func (i *Ingester) accept(messages, bytes int, enqueue func()) (release func(), 
 	return release, nil
 }
 
-func (i *Ingester) params(ctx context.Context, msg *message.Message, trace Trace) (river.InsertManyParams, error) {
+// job returns the job of a message, and the bytes of its payload and of the payload text stored with it.
+func (i *Ingester) job(ctx context.Context, msg *message.Message, trace Trace) (job, int, error) {
 	rules := i.config.Policy()
 	queue, ok := rules.Queues[msg.Queue]
 	if !ok {
-		return river.InsertManyParams{}, &UnknownQueueError{Queue: msg.Queue, Known: rules.QueueNames()}
+		return job{}, 0, &UnknownQueueError{Queue: msg.Queue, Known: rules.QueueNames()}
 	}
 	if err := i.checkWorked(ctx, rules, msg.Queue); err != nil {
-		return river.InsertManyParams{}, err
+		return job{}, 0, err
 	}
 	extra := jobMetadata{Trace: trace}
 	var heldUntil time.Time
@@ -377,40 +378,43 @@ func (i *Ingester) params(ctx context.Context, msg *message.Message, trace Trace
 		state, wait := i.config.Breakers.State(breaker.DestinationPrefix + queue.Destination)
 		if state == breaker.Open && wait > 0 {
 			if queue.WhenOpen != policy.WhenOpenAccept {
-				return river.InsertManyParams{}, &OpenError{Queue: msg.Queue, Destination: queue.Destination, RetryAfter: wait}
+				return job{}, 0, &OpenError{Queue: msg.Queue, Destination: queue.Destination, RetryAfter: wait}
 			}
 			heldUntil, extra.Held = time.Now().Add(delivery.HoldTime()), delivery.HeldForBreaker
 		}
 	}
-	opts := &river.InsertOpts{
-		MaxAttempts: queue.MaxAttempts,
-		Priority:    max(msg.Priority, 0),
-		Queue:       msg.Queue,
-		Tags:        msg.Tags,
-		// The messageId is taken as long as River keeps the job, in any state.
-		UniqueOpts: river.UniqueOpts{ByArgs: true, ByState: rivertype.JobStates()},
+	out := job{
+		metadata:    "{}",
+		maxAttempts: int16(min(cmp.Or(queue.MaxAttempts, river.MaxAttemptsDefault), math.MaxInt16)), //nolint:gosec // bounded
+		priority:    message.DefaultPriority,
+		uniqueKey:   message.UniqueKey(msg.MessageID),
 	}
-	if opts.Priority == 0 {
-		opts.Priority = message.DefaultPriority
+	if msg.Priority > 0 {
+		out.priority = int16(msg.Priority) //nolint:gosec // 1 to 4
 	}
 	if msg.ScheduledAt != nil {
-		opts.ScheduledAt = *msg.ScheduledAt
+		out.scheduledAt = *msg.ScheduledAt
 	}
-	if opts.ScheduledAt.Before(heldUntil) {
-		opts.ScheduledAt = heldUntil
+	if out.scheduledAt.Before(heldUntil) {
+		out.scheduledAt = heldUntil
 	}
 	if extra != (jobMetadata{}) {
 		metadata, err := json.Marshal(extra)
 		if err != nil {
-			return river.InsertManyParams{}, err
+			return job{}, 0, err
 		}
-		opts.Metadata = metadata
+		out.metadata = string(metadata)
 	}
-	args := *msg
+	stored := *msg
 	if queue.Payload == policy.PayloadExact {
-		args = args.Exact()
+		stored = stored.Exact()
 	}
-	return river.InsertManyParams{Args: args, InsertOpts: opts}, nil
+	args, err := json.Marshal(stored)
+	if err != nil {
+		return job{}, 0, &RefusedError{MessageID: msg.MessageID, Reason: err.Error()}
+	}
+	out.args = string(args)
+	return out, len(stored.Payload) + len(stored.PayloadText), nil
 }
 
 // checkWorked refuses a message that no dlqd process would deliver and another client would fetch.
@@ -502,43 +506,16 @@ func (i *Ingester) insertWithRetries(group []*submission, allOrNone bool) ([]out
 	}
 }
 
-// insert runs one transaction. An outcome's error concerns one message; if insert returns an error,
-// nothing was stored.
+// insert stores a group. An outcome's error concerns one message; if insert returns an error, nothing was stored, or
+// the connection was lost and the messages may be stored.
 func (i *Ingester) insert(ctx context.Context, group []*submission, allOrNone bool) ([]outcome, error) {
 	outcomes := make([]outcome, len(group))
+	if !allOrNone && !i.hasOrder(group) { // one statement, which commits itself
+		return outcomes, i.store(ctx, i.config.Pool, group, outcomes)
+	}
 	err := postgres.BeginFunc(ctx, i.config.Pool, func(tx pgx.Tx) error {
-		queries := dbsqlc.New(i.config.Schemas.Rendered(tx))
-		open, err := openEntries(ctx, queries, group)
-		if err != nil {
+		if err := i.store(ctx, tx, group, outcomes); err != nil {
 			return err
-		}
-		index := make(map[string]int, len(group)) // index in group, by unique key
-		params := make([]river.InsertManyParams, 0, len(group))
-		order := make([]int, 0, len(group))
-		for n, s := range group {
-			if entry, ok := open[s.message.MessageID]; ok {
-				outcomes[n], err = duplicateOfEntry(ctx, queries, s, entry)
-				if err != nil {
-					return err
-				}
-				continue
-			}
-			order = append(order, n)
-		}
-		// All inserts take their unique keys in the same order, so that two inserts cannot
-		// deadlock.
-		slices.SortFunc(order, func(a, b int) int {
-			return strings.Compare(group[a].message.MessageID,
-				group[b].message.MessageID)
-		})
-		for _, n := range order {
-			index[string(message.UniqueKey(group[n].message.MessageID))] = n
-			params = append(params, group[n].params)
-		}
-		if len(params) > 0 {
-			if err := i.insertJobs(ctx, tx, queries, group, params, index, outcomes); err != nil {
-				return err
-			}
 		}
 		if allOrNone {
 			for n, out := range outcomes {
@@ -550,107 +527,205 @@ func (i *Ingester) insert(ctx context.Context, group []*submission, allOrNone bo
 				}
 			}
 		}
-		return nil
+		return i.insertOrdered(ctx, tx, group, outcomes)
 	})
 	return outcomes, err
 }
 
-func (i *Ingester) insertJobs(ctx context.Context, tx pgx.Tx, queries *dbsqlc.Queries, group []*submission,
-	params []river.InsertManyParams, index map[string]int, outcomes []outcome,
-) error {
-	results, err := i.client.InsertManyTx(ctx, tx, params)
-	if err != nil {
-		return err
+// store inserts the jobs of messages that have none, and fills the outcomes of the group. If db is the pool, the
+// insert is committed before the duplicates are looked up.
+func (i *Ingester) store(ctx context.Context, db postgres.DB, group []*submission, outcomes []outcome) error {
+	queries := dbsqlc.New(i.config.Schemas.Rendered(db))
+	waiting := make([]int, len(group)) // indexes in group
+	for n := range group {
+		waiting[n] = n
 	}
-	duplicates := dbsqlc.CompareJobsParams{}
-	for _, result := range results {
-		n, ok := index[string(result.Job.UniqueKey)]
-		if !ok {
-			return fmt.Errorf("job %d has an unexpected unique key", result.Job.ID)
+	// All inserts take their unique keys in the same order, so that two inserts cannot deadlock.
+	slices.SortFunc(waiting, func(a, b int) int {
+		return strings.Compare(group[a].message.MessageID, group[b].message.MessageID)
+	})
+	for attempt := 1; len(waiting) > 0; attempt++ {
+		entries, missing, err := i.storeOnce(ctx, queries, group, waiting, outcomes)
+		if err != nil {
+			return err
 		}
-		outcomes[n].receipt = Receipt{
-			MessageID: group[n].message.MessageID, JobID: result.Job.ID,
-			Job: result.Job, Duplicate: result.UniqueSkippedAsDuplicate,
+		waiting, err = findDuplicates(ctx, queries, group, entries, missing, outcomes)
+		if _, committed := db.(*pgxpool.Pool); err != nil && !committed {
+			return err
 		}
-		if result.UniqueSkippedAsDuplicate {
-			args, err := json.Marshal(group[n].message)
-			if err != nil {
-				return err
+		// The new jobs are committed, so only these messages fail: the next submission sees their outcome. In the other
+		// case their jobs are deleted before they can be compared, or a trigger of the application drops them.
+		if err != nil || attempt == maxAttempts {
+			for n := range entries {
+				waiting = append(waiting, n)
 			}
-			duplicates.Ids = append(duplicates.Ids, result.Job.ID)
-			duplicates.Args = append(duplicates.Args, args)
-		}
-	}
-	if err := i.insertOrdered(ctx, queries, group, index, results); err != nil {
-		return err
-	}
-	if len(duplicates.Ids) == 0 {
-		return nil
-	}
-	rows, err := queries.CompareJobs(ctx, duplicates)
-	if err != nil {
-		return err
-	}
-	same := make(map[int64]bool, len(rows))
-	for _, row := range rows {
-		same[row.ID] = row.Same
-	}
-	for n := range outcomes {
-		if r := outcomes[n].receipt; r.Duplicate && r.Job != nil && !same[r.JobID] {
-			outcomes[n].err = &ConflictError{MessageID: r.MessageID, JobID: r.JobID}
+			for _, n := range waiting {
+				if outcomes[n].receipt.JobID == 0 {
+					outcomes[n].err = cmp.Or(outcomes[n].err, ErrUncertain)
+				}
+			}
+			return nil
 		}
 	}
 	return nil
 }
 
-// insertOrdered stores the order of messages with an ordering key, in queues that keep the order.
-func (i *Ingester) insertOrdered(ctx context.Context, queries *dbsqlc.Queries, group []*submission,
-	index map[string]int, results []*rivertype.JobInsertResult,
-) error {
-	rules := i.config.Policy()
-	jobs := make(map[int]*rivertype.JobRow, len(results)) // by index in group, which is the order of submission
-	for _, result := range results {
-		if !result.UniqueSkippedAsDuplicate {
-			jobs[index[string(result.Job.UniqueKey)]] = result.Job
+// storeOnce executes the insert for the messages at these indexes. It returns the open entries of messages by index, and
+// the indexes of the messages that have a job already.
+func (i *Ingester) storeOnce(ctx context.Context, queries *dbsqlc.Queries, group []*submission, indexes []int,
+	outcomes []outcome,
+) (entries map[int]uuid.UUID, missing []int, err error) {
+	now := time.Now().UTC() // of this program, as in River's client
+	params := dbsqlc.InsertMessagesParams{CreatedAt: now, Kind: message.JobKind, Notifications: []string{}}
+	index := make(map[string]int, len(indexes)) // index in group, by unique key
+	byID := make(map[string]int, len(indexes))
+	var due []string // queues of jobs that can be worked now
+	for _, n := range indexes {
+		msg, job := group[n].message, group[n].job
+		index[string(job.uniqueKey)] = n
+		id := ""
+		if !msg.HasGeneratedID() {
+			id = msg.MessageID
+			byID[id] = n
+		}
+		state, at := rivertype.JobStateAvailable, now
+		if !job.scheduledAt.IsZero() {
+			state, at = rivertype.JobStateScheduled, job.scheduledAt
+		} else if !slices.Contains(due, msg.Queue) {
+			due = append(due, msg.Queue)
+		}
+		params.EventIds = append(params.EventIds, id)
+		params.Args = append(params.Args, job.args)
+		params.MaxAttempts = append(params.MaxAttempts, job.maxAttempts)
+		params.Metadata = append(params.Metadata, job.metadata)
+		params.Priorities = append(params.Priorities, job.priority)
+		params.Queues = append(params.Queues, msg.Queue)
+		params.ScheduledAt = append(params.ScheduledAt, at)
+		params.States = append(params.States, string(state))
+		params.Tags = append(params.Tags, strings.Join(msg.Tags, ","))
+		params.UniqueKeys = append(params.UniqueKeys, job.uniqueKey)
+	}
+	for _, queue := range due {
+		if i.shouldNotify(queue) {
+			params.Notifications = append(params.Notifications, fmt.Sprintf(`{"queue": %q}`, queue))
 		}
 	}
+	rows, err := queries.InsertMessages(ctx, params)
+	if err != nil {
+		return nil, nil, err
+	}
+	entries = map[int]uuid.UUID{}
+	for _, row := range rows {
+		switch {
+		case row.EntryID != nil:
+			n := byID[row.EventID]
+			entries[n] = *row.EntryID
+			delete(index, string(group[n].job.uniqueKey))
+		case row.JobID != 0:
+			n, ok := index[string(row.UniqueKey)]
+			if !ok {
+				return nil, nil, fmt.Errorf("job %d has an unexpected unique key", row.JobID)
+			}
+			delete(index, string(row.UniqueKey))
+			outcomes[n] = outcome{receipt: Receipt{
+				MessageID: group[n].message.MessageID, JobID: row.JobID, createdAt: now,
+			}}
+		}
+	}
+	for _, n := range indexes {
+		if _, ok := index[string(group[n].job.uniqueKey)]; ok {
+			missing = append(missing, n)
+		}
+	}
+	return entries, missing, nil
+}
+
+// shouldNotify limits how often the workers of a queue are notified.
+func (i *Ingester) shouldNotify(queue string) bool {
+	i.notifyMu.Lock()
+	defer i.notifyMu.Unlock()
+	now := time.Now()
+	if now.Sub(i.notified[queue]) <= notifyCooldown {
+		return false
+	}
+	i.notified[queue] = now
+	return true
+}
+
+// findDuplicates fills the outcomes of messages that have an open entry or a job already. It returns the indexes of
+// those whose job was deleted meanwhile and, with an error, of all that were to be compared with a job.
+func findDuplicates(ctx context.Context, queries *dbsqlc.Queries, group []*submission, entries map[int]uuid.UUID,
+	indexes []int, outcomes []outcome,
+) (gone []int, err error) {
+	for n, entry := range entries {
+		if outcomes[n], err = duplicateOfEntry(ctx, queries, group[n], entry); err != nil {
+			return indexes, err
+		}
+	}
+	if len(indexes) == 0 {
+		return nil, nil
+	}
+	params := dbsqlc.CompareJobsParams{}
+	for _, n := range indexes {
+		args, err := json.Marshal(group[n].message)
+		if err != nil {
+			return indexes, err
+		}
+		params.UniqueKeys = append(params.UniqueKeys, group[n].job.uniqueKey)
+		params.Args = append(params.Args, args)
+	}
+	rows, err := queries.CompareJobs(ctx, params)
+	if err != nil {
+		return indexes, err
+	}
+	found := make(map[string]dbsqlc.CompareJobsRow, len(rows))
+	for _, row := range rows {
+		found[string(row.UniqueKey)] = row
+	}
+	for _, n := range indexes {
+		row, ok := found[string(group[n].job.uniqueKey)]
+		if !ok {
+			gone = append(gone, n)
+			continue
+		}
+		id := group[n].message.MessageID
+		outcomes[n] = outcome{receipt: Receipt{MessageID: id, JobID: row.ID, Duplicate: true}}
+		if !row.Same {
+			outcomes[n].err = &ConflictError{MessageID: id, JobID: row.ID}
+		}
+	}
+	return gone, nil
+}
+
+// hasOrder reports whether a group has messages whose order is stored.
+func (i *Ingester) hasOrder(group []*submission) bool {
+	rules := i.config.Policy()
+	return slices.ContainsFunc(group, func(s *submission) bool { return isOrdered(rules, s.message) })
+}
+
+// isOrdered reports whether a message has an ordering key, and its queue keeps the order.
+func isOrdered(rules *policy.Policy, msg *message.Message) bool {
+	queue := rules.Queues[msg.Queue]
+	return msg.OrderingKey != "" && queue != nil && queue.Ordering
+}
+
+// insertOrdered stores the order of the new messages with an ordering key, in queues that keep the order. The group is
+// in the order of submission.
+func (i *Ingester) insertOrdered(ctx context.Context, tx pgx.Tx, group []*submission, outcomes []outcome) error {
+	rules := i.config.Policy()
 	ordered := dbsqlc.InsertOrderedParams{}
 	for n, s := range group {
-		job, inserted := jobs[n]
-		if queue := rules.Queues[s.message.Queue]; inserted && s.message.OrderingKey != "" && queue != nil && queue.Ordering {
+		if r := outcomes[n].receipt; outcomes[n].err == nil && !r.Duplicate && isOrdered(rules, s.message) {
 			ordered.Queues = append(ordered.Queues, s.message.Queue)
 			ordered.Keys = append(ordered.Keys, s.message.OrderingKey)
-			ordered.Jobs = append(ordered.Jobs, job.ID)
-			ordered.CreatedAts = append(ordered.CreatedAts, job.CreatedAt)
+			ordered.Jobs = append(ordered.Jobs, r.JobID)
+			ordered.CreatedAts = append(ordered.CreatedAts, r.createdAt)
 		}
 	}
 	if len(ordered.Jobs) == 0 {
 		return nil
 	}
-	return queries.InsertOrdered(ctx, ordered)
-}
-
-// openEntries returns the open dead letters of messages whose clients chose the messageId: River
-// may have deleted their jobs.
-func openEntries(ctx context.Context, queries *dbsqlc.Queries, group []*submission) (map[string]uuid.UUID, error) {
-	var ids []string
-	for _, s := range group {
-		if !s.message.HasGeneratedID() {
-			ids = append(ids, s.message.MessageID)
-		}
-	}
-	if len(ids) == 0 {
-		return nil, nil
-	}
-	rows, err := queries.OpenEvents(ctx, ids)
-	if err != nil {
-		return nil, err
-	}
-	open := make(map[string]uuid.UUID, len(rows))
-	for _, row := range rows {
-		open[row.EventID] = row.ID
-	}
-	return open, nil
+	return dbsqlc.New(i.config.Schemas.Rendered(tx)).InsertOrdered(ctx, ordered)
 }
 
 func duplicateOfEntry(ctx context.Context, queries *dbsqlc.Queries, s *submission, entry uuid.UUID) (outcome, error) {

@@ -15,6 +15,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/ingest"
@@ -89,6 +92,127 @@ func TestSubmit_StoresJob(t *testing.T) {
 	require.Equal(t, message.UniqueKey("order-1"), key, "River builds the key as this package expects")
 	require.Equal(t, 3, attempts)
 	require.Equal(t, message.DefaultPriority, priority)
+}
+
+// TestSubmit_StoresJobAsRiverDoes compares each column with that of a job that River's client inserts.
+func TestSubmit_StoresJobAsRiverDoes(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		raw   string
+		exact bool
+		trace ingest.Trace
+	}{
+		"plain":        {raw: `{"messageId": "m", "queue": "default", "kind": "k", "payload": {"b": 1.50, "a": "<&>é\u2028"}}`},
+		"generated id": {raw: `{"queue": "default", "kind": "k", "payload": null}`},
+		"traced": {
+			raw:   `{"messageId": "m:~@+=-", "queue": "default", "kind": "k", "payload": [1]}`,
+			trace: ingest.Trace{Parent: "00-aa-bb-01", State: "a=b"},
+		},
+		"all fields": {raw: `{"messageId": "m", "queue": "default", "kind": "k", "payload": 1, "source": "s", "version": "2",
+			"priority": 4, "tags": ["one", "two-2"], "headers": {"X-A": "b"}, "metadata": {"c": ["d"]}, "subscriberId": "u",
+			"orderingKey": "o"}`},
+		"scheduled":          {raw: `{"queue": "default", "kind": "k", "payload": 1, "scheduledAt": "2099-01-31T08:00:00+02:00"}`},
+		"scheduled for past": {raw: `{"queue": "default", "kind": "k", "payload": 1, "scheduledAt": "2020-01-31T08:00:00.123456789Z"}`},
+		"exact":              {raw: `{"queue": "default", "kind": "k", "payload": {"b":  1.50, "a": 1}}`, exact: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			queue := b.config.Policy().Queues[policy.DefaultQueue]
+			if test.exact {
+				queue.Payload = policy.PayloadExact
+			}
+			msg, err := message.Parse([]byte(test.raw))
+			require.NoError(t, err)
+			receipt, err := b.start().Submit(t.Context(), msg, test.trace)
+			require.NoError(t, err)
+			got := b.row(receipt.JobID)
+
+			_, err = b.pool.Exec(t.Context(), "DELETE FROM river_job")
+			require.NoError(t, err)
+			client, err := river.NewClient(riverpgxv5.New(b.pool), &river.Config{})
+			require.NoError(t, err)
+			opts := &river.InsertOpts{
+				MaxAttempts: queue.MaxAttempts, Queue: msg.Queue, Priority: max(msg.Priority, 0), Tags: msg.Tags,
+				UniqueOpts: river.UniqueOpts{ByArgs: true, ByState: rivertype.JobStates()},
+			}
+			if opts.Priority == 0 {
+				opts.Priority = message.DefaultPriority
+			}
+			if msg.ScheduledAt != nil {
+				opts.ScheduledAt = *msg.ScheduledAt
+			}
+			if test.trace != (ingest.Trace{}) {
+				opts.Metadata, err = json.Marshal(test.trace)
+				require.NoError(t, err)
+			}
+			args := *msg
+			if test.exact {
+				args = args.Exact()
+			}
+			inserted, err := client.Insert(t.Context(), args, opts)
+			require.NoError(t, err)
+			require.Equal(t, b.row(inserted.Job.ID), got)
+		})
+	}
+}
+
+// row returns the columns of a job, except for its id and the times that depend on when it was inserted.
+func (b *bundle) row(job int64) map[string]any {
+	b.Helper()
+	var row map[string]any
+	require.NoError(b, b.pool.QueryRow(b.Context(), `SELECT to_jsonb(j) - 'id' - 'created_at' ||
+		CASE WHEN j.scheduled_at = j.created_at THEN '{"scheduled_at": "created_at"}' ELSE '{}'::jsonb END
+		FROM river_job j WHERE id = $1`, job).Scan(&row))
+	return row
+}
+
+func TestSubmit_NotifiesQueueAsRiverDoes(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	conn, err := b.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	_, err = conn.Exec(t.Context(), `LISTEN "public.river_insert"`)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	i := b.start()
+	later := b.message("later", `1`)
+	later.ScheduledAt = new(time.Now().Add(time.Hour))
+	_, err = i.Submit(ctx, later, ingest.Trace{}) // notifies no worker
+	require.NoError(t, err)
+	other := b.message("other", `1`)
+	_, err = i.SubmitBatch(ctx, []*message.Message{other}, ingest.Trace{})
+	require.NoError(t, err)
+	got, err := conn.Conn().WaitForNotification(ctx)
+	require.NoError(t, err)
+	require.Equal(t, `{"queue": "default"}`, got.Payload)
+
+	client, err := river.NewClient(riverpgxv5.New(b.pool), &river.Config{Schema: "public"})
+	require.NoError(t, err)
+	_, err = client.Insert(ctx, *b.message("river", `1`), &river.InsertOpts{Queue: "default"})
+	require.NoError(t, err)
+	want, err := conn.Conn().WaitForNotification(ctx)
+	require.NoError(t, err)
+	require.Equal(t, want.Channel, got.Channel)
+	require.Equal(t, want.Payload, got.Payload)
+}
+
+// TestSubmit_DroppedJobIsNotAccepted uses a trigger that drops a job without an error, which no 202 may follow.
+func TestSubmit_DroppedJobIsNotAccepted(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	_, err := b.pool.Exec(t.Context(), `CREATE FUNCTION dropped() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL;
+		END $$; CREATE TRIGGER dropped BEFORE INSERT ON river_job FOR EACH ROW
+		WHEN (NEW.args @> '{"payload": "drop"}') EXECUTE FUNCTION dropped()`)
+	require.NoError(t, err)
+	i := b.start()
+	_, err = i.Submit(t.Context(), b.message("m", `"drop"`), ingest.Trace{})
+	require.ErrorIs(t, err, ingest.ErrUncertain)
+	_, err = i.SubmitBatch(t.Context(), []*message.Message{b.message("a", `1`), b.message("b", `"drop"`)}, ingest.Trace{})
+	require.ErrorIs(t, err, ingest.ErrUncertain)
+	require.Zero(t, b.jobs())
 }
 
 func TestSubmit_KeepsScheduledAt(t *testing.T) {
@@ -318,7 +442,8 @@ func TestSubmit_StoresOnceIfClientDisconnects(t *testing.T) {
 	require.Equal(t, 1, b.jobs(), "the message is stored once")
 }
 
-// cutConn is a connection that breaks after it has sent a COMMIT and before the answer arrives.
+// cutConn is a connection that breaks after it has sent a commit, or a message, which commits itself, and before the
+// answer arrives.
 type cutConn struct {
 	net.Conn
 
@@ -327,7 +452,8 @@ type cutConn struct {
 
 func (c cutConn) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
-	if bytes.Contains(p, []byte("commit")) && c.cut.Add(-1) >= 0 {
+	commits := bytes.Contains(p, []byte("commit")) || bytes.Contains(p, []byte(`"messageId":"lost`))
+	if commits && c.cut.Add(-1) >= 0 {
 		_, _ = c.Read(make([]byte, 1)) // the server has committed and answers
 		_ = c.Close()
 		return n, errors.New("connection cut")
@@ -364,10 +490,10 @@ func TestSubmit_RetriesLostCommit(t *testing.T) {
 	require.Equal(t, 3, b.jobs())
 
 	cut.Store(1000) // the database never answers
-	_, err = i.Submit(t.Context(), b.message("uncertain", `1`), ingest.Trace{})
+	_, err = i.Submit(t.Context(), b.message("lost-again", `1`), ingest.Trace{})
 	require.ErrorIs(t, err, ingest.ErrUncertain)
 	cut.Store(0)
-	again, err := i.Submit(t.Context(), b.message("uncertain", `1`), ingest.Trace{})
+	again, err := i.Submit(t.Context(), b.message("lost-again", `1`), ingest.Trace{})
 	require.NoError(t, err, "the same messageId resolves the doubt")
 	require.NotEqual(t, receipt.JobID, again.JobID)
 	require.Equal(t, 4, b.jobs())

@@ -38,25 +38,27 @@ func (q *Queries) CompareEntry(ctx context.Context, arg CompareEntryParams) (Com
 }
 
 const CompareJobs = `-- name: CompareJobs :many
-SELECT j.id, (j.args - 'payloadText' = d.args)::boolean AS same
-FROM (SELECT unnest($1::bigint[]) AS id, unnest($2::jsonb[]) AS args) d
-JOIN river.river_job j ON j.id = d.id
+SELECT j.id, d.unique_key::bytea AS unique_key, (j.args - 'payloadText' = d.args)::boolean AS same
+FROM (SELECT unnest($1::bytea[]) AS unique_key, unnest($2::jsonb[]) AS args) d
+JOIN river.river_job j ON j.unique_key = d.unique_key AND j.unique_states IS NOT NULL
+    AND river.river_job_state_in_bitmask(j.unique_states, j.state)
 `
 
 type CompareJobsParams struct {
-	Ids  []int64
-	Args []json.RawMessage
+	UniqueKeys [][]byte
+	Args       []json.RawMessage
 }
 
 type CompareJobsRow struct {
-	ID   int64
-	Same bool
+	ID        int64
+	UniqueKey []byte
+	Same      bool
 }
 
-// CompareJobs returns whether the args of each job equal the given ones as jsonb: a payload's
-// formatting is ignored.
+// CompareJobs returns the jobs of messages by River's unique keys, and whether the args of each
+// equal the given ones as jsonb: a payload's formatting is ignored.
 func (q *Queries) CompareJobs(ctx context.Context, arg CompareJobsParams) ([]CompareJobsRow, error) {
-	rows, err := q.db.Query(ctx, CompareJobs, arg.Ids, arg.Args)
+	rows, err := q.db.Query(ctx, CompareJobs, arg.UniqueKeys, arg.Args)
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +66,7 @@ func (q *Queries) CompareJobs(ctx context.Context, arg CompareJobsParams) ([]Com
 	items := []CompareJobsRow{}
 	for rows.Next() {
 		var i CompareJobsRow
-		if err := rows.Scan(&i.ID, &i.Same); err != nil {
+		if err := rows.Scan(&i.ID, &i.UniqueKey, &i.Same); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -96,6 +98,115 @@ func (q *Queries) EntriesByEvent(ctx context.Context, eventID string) ([]Entries
 	for rows.Next() {
 		var i EntriesByEventRow
 		if err := rows.Scan(&i.ID, &i.Status); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const InsertMessages = `-- name: InsertMessages :many
+WITH messages AS (
+    SELECT unnest($1::text[]) AS event_id, unnest($2::text[]) AS args,
+        unnest($3::smallint[]) AS max_attempts, unnest($4::text[]) AS metadata,
+        unnest($5::smallint[]) AS priority, unnest($6::text[]) AS queue,
+        unnest($7::timestamptz[]) AS scheduled_at, unnest($8::text[]) AS state,
+        unnest($9::text[]) AS tags, unnest($10::bytea[]) AS unique_key
+), entries AS MATERIALIZED (
+    SELECT e.event_id, e.id FROM dlq.dead_letter_queue e
+    WHERE e.stage = 'open' AND e.event_id = ANY ($1::text[]) AND e.event_id <> ''
+    UNION ALL
+    SELECT e.event_id, e.id FROM dlq.dead_letter_queue e
+    WHERE e.stage = 'inbox' AND e.event_id = ANY ($1::text[]) AND e.event_id <> ''
+      AND EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'inbox'
+          AND o.id < dlq.first_id(now() - interval '12 hours'))
+), jobs AS (
+    INSERT INTO river.river_job (args, created_at, kind, max_attempts, metadata, priority, queue, scheduled_at, state,
+        tags, unique_key, unique_states)
+    SELECT m.args::jsonb, $11::timestamptz, $12::text, m.max_attempts, m.metadata::jsonb, m.priority, m.queue,
+        m.scheduled_at, m.state::river.river_job_state, string_to_array(m.tags, ',')::varchar(255)[], m.unique_key,
+        -- The messageId is taken as long as River keeps the job, in any state.
+        B'11111111'
+    FROM messages m WHERE m.event_id <> ALL (ARRAY (SELECT entries.event_id FROM entries))
+    ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL AND unique_states IS NOT NULL
+        AND river.river_job_state_in_bitmask(unique_states, state)
+    DO NOTHING
+    RETURNING id, unique_key
+)
+SELECT jobs.id::bigint AS job_id, jobs.unique_key::bytea AS unique_key, ''::text AS event_id, NULL::uuid AS entry_id
+FROM jobs
+UNION ALL
+SELECT 0, '', entries.event_id, entries.id FROM entries
+UNION ALL
+SELECT 0, '', pg_notify('river.river_insert', n.payload)::text, NULL
+FROM (SELECT unnest($13::text[]) AS payload) n
+`
+
+type InsertMessagesParams struct {
+	EventIds      []string
+	Args          []string
+	MaxAttempts   []int16
+	Metadata      []string
+	Priorities    []int16
+	Queues        []string
+	ScheduledAt   []time.Time
+	States        []string
+	Tags          []string
+	UniqueKeys    [][]byte
+	CreatedAt     time.Time
+	Kind          string
+	Notifications []string
+}
+
+type InsertMessagesRow struct {
+	JobID     int64
+	UniqueKey []byte
+	EventID   string
+	EntryID   *uuid.UUID
+}
+
+// InsertMessages inserts the jobs of messages as River's client would, and returns the new jobs, and
+// the open dead letters of messages, whose jobs River may have deleted. A message with neither has
+// a job already. An event_id is empty if dlqd generated the messageId, which no entry can have.
+// Of an entry in the inbox, the job usually still exists, and its unique key shows the duplicate.
+// Only if the inbox has an entry older than 12 hours, whose job River may have deleted, is the inbox
+// read, which has no index for this query. Jobs are inserted in the order of the arrays, which prevents deadlocks.
+//
+// It is one statement, and so one round trip and one commit without a transaction of its own.
+// DO NOTHING, unlike River's DO UPDATE, does not write to the jobs of duplicates.
+// River's notification of the queues, to workers; it has no message.
+func (q *Queries) InsertMessages(ctx context.Context, arg InsertMessagesParams) ([]InsertMessagesRow, error) {
+	rows, err := q.db.Query(ctx, InsertMessages,
+		arg.EventIds,
+		arg.Args,
+		arg.MaxAttempts,
+		arg.Metadata,
+		arg.Priorities,
+		arg.Queues,
+		arg.ScheduledAt,
+		arg.States,
+		arg.Tags,
+		arg.UniqueKeys,
+		arg.CreatedAt,
+		arg.Kind,
+		arg.Notifications,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []InsertMessagesRow{}
+	for rows.Next() {
+		var i InsertMessagesRow
+		if err := rows.Scan(
+			&i.JobID,
+			&i.UniqueKey,
+			&i.EventID,
+			&i.EntryID,
+		); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -168,44 +279,4 @@ func (q *Queries) MessageJob(ctx context.Context, uniqueKey []byte) (MessageJobR
 		&i.Metadata,
 	)
 	return i, err
-}
-
-const OpenEvents = `-- name: OpenEvents :many
-SELECT e.event_id::text AS event_id, e.id, e.status FROM dlq.dead_letter_queue e WHERE e.stage = 'open'
-    AND e.event_id = ANY ($1::text[])
-UNION ALL
-SELECT e.event_id::text, e.id, e.status FROM dlq.dead_letter_queue e
-WHERE e.stage = 'inbox' AND e.event_id = ANY ($1::text[])
-  AND EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'inbox'
-      AND o.id < dlq.first_id(now() - interval '12 hours'))
-`
-
-type OpenEventsRow struct {
-	EventID string
-	ID      uuid.UUID
-	Status  string
-}
-
-// OpenEvents returns the open dead letters of these messages. Of an entry in the inbox, the job
-// usually still exists, and its unique key shows the duplicate. Only if the inbox has an entry older
-// than 12 hours, whose job River may have deleted, does OpenEvents read the inbox, which has no
-// index for this query.
-func (q *Queries) OpenEvents(ctx context.Context, eventIds []string) ([]OpenEventsRow, error) {
-	rows, err := q.db.Query(ctx, OpenEvents, eventIds)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	items := []OpenEventsRow{}
-	for rows.Next() {
-		var i OpenEventsRow
-		if err := rows.Scan(&i.EventID, &i.ID, &i.Status); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
 }
