@@ -1,7 +1,8 @@
 // Command bench measures dlqd beside a baseline, both in one run on one machine, and prints a
 // table.
 //
-//	go run ./bench ingest       single-message POSTs, beside the same server with one insert per request
+//	go run ./bench ingest       single-message POSTs, beside River's fastest insert behind net/http; -beside PROGRAM
+//	                            measures another build of this benchmark too
 //	go run ./bench access       the same POSTs with a token, beside a server without authentication
 //	go run ./bench processing   no-op jobs, beside bare River
 //	go run ./bench capture      cost of capture for jobs that succeed and jobs that fail, beside River without it
@@ -43,12 +44,13 @@ import (
 var quiet = slog.New(slog.DiscardHandler)
 
 type bench struct {
-	ctx    context.Context
-	rounds int
-	server *postgres.Embedded
-	table  *tabwriter.Writer
-
+	ctx       context.Context
+	rounds    int
+	server    *postgres.Embedded
+	table     *tabwriter.Writer
 	templates []string // databases that reset copies
+	beside    string   // another build of this program, or ""
+	profile   string   // file for a CPU profile, or ""
 }
 
 var runs = map[string]func(*bench, float64) error{
@@ -73,20 +75,32 @@ func main() {
 	scale := flag.Float64("scale", 1, "share of the full amount of work")
 	bin := flag.String("postgres-bin", "", "directory of the Postgres programs")
 	keep := flag.String("keep", "", "directory for the database, which is kept; console fills it once and reuses it")
+	beside := flag.String("beside", "", "another build of this program, whose server ingest measures too")
+	server := flag.String("server", "", "used by ingest: serve dlqd or limit until standard input ends")
+	serverURL := flag.String("server-url", "", "database of -server")
+	profile := flag.String("profile", "", "file for the CPU profile of dlqd's server in the last run of ingest")
+	serverToken := flag.Bool("server-token", false, "-server requires a token")
 	flag.Parse()
+	if *server != "" {
+		if err := serve(context.Background(), *server, *serverURL, *profile, *serverToken); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	run := runs[flag.Arg(0)]
 	if run == nil {
 		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] "+
 			"ingest|access|processing|capture|claim|console|filing|indexes|metrics|outage|production|replay|retention|analytics")
 		os.Exit(2)
 	}
-	if err := start(run, *rounds, *scale, *bin, *keep); err != nil {
+	if err := start(run, *rounds, *scale, *bin, *keep, *beside, *profile); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
-func start(run func(*bench, float64) error, rounds int, scale float64, bin, keep string) error {
+func start(run func(*bench, float64) error, rounds int, scale float64, bin, keep, beside, profile string) error {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer cancel()
 	dir := keep
@@ -110,7 +124,7 @@ func start(run func(*bench, float64) error, rounds int, scale float64, bin, keep
 	}
 	defer func() { _ = server.Stop() }()
 	b := &bench{
-		ctx: postgres.Unbounded(ctx), rounds: rounds, server: server,
+		ctx: postgres.Unbounded(ctx), rounds: rounds, server: server, beside: beside, profile: profile,
 		table: tabwriter.NewWriter(os.Stdout, 0, 0, 3, ' ', tabwriter.AlignRight),
 	}
 	var version string

@@ -14,7 +14,7 @@ func TestBenchmarks(t *testing.T) {
 	for _, name := range []string{"claim", "replay", "retention"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			require.NoError(t, start(runs[name], 1, 0.001, os.Getenv("DLQD_TEST_POSTGRES_BIN"), ""))
+			require.NoError(t, start(runs[name], 1, 0.001, os.Getenv("DLQD_TEST_POSTGRES_BIN"), "", "", ""))
 		})
 	}
 }
