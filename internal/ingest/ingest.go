@@ -409,11 +409,10 @@ func (i *Ingester) job(ctx context.Context, msg *message.Message, trace Trace) (
 	if queue.Payload == policy.PayloadExact {
 		stored = stored.Exact()
 	}
-	args, err := json.Marshal(stored)
-	if err != nil {
+	var err error
+	if out.args, err = stored.Args(); err != nil {
 		return job{}, 0, &RefusedError{MessageID: msg.MessageID, Reason: err.Error()}
 	}
-	out.args = string(args)
 	return out, len(stored.Payload) + len(stored.PayloadText), nil
 }
 

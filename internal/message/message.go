@@ -67,6 +67,23 @@ func (m Message) Exact() Message {
 	return m
 }
 
+// Args returns the message as JSON, as the args of its job. Unlike json.Marshal it does not read through the payload,
+// which [Parse] has checked, and keeps its layout.
+func (m Message) Args() (string, error) {
+	payload := m.Payload
+	m.Payload = json.RawMessage("0")
+	raw, err := json.Marshal(m)
+	if err != nil {
+		return "", err
+	}
+	// Text has no unescaped quotes, so the first match is the field.
+	before, after, _ := strings.Cut(string(raw), `"payload":0`)
+	if len(payload) == 0 {
+		payload = json.RawMessage("null")
+	}
+	return before + `"payload":` + string(payload) + after, nil
+}
+
 // Body returns the body to deliver.
 func (m Message) Body() []byte {
 	if m.PayloadText != "" {

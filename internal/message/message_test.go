@@ -191,3 +191,25 @@ func FuzzCheckJSON(f *testing.F) {
 		}
 	})
 }
+
+func TestArgs_EqualsMarshaledMessage(t *testing.T) {
+	t.Parallel()
+	for _, raw := range []string{
+		`{"messageId": "m", "queue": "q", "kind": "k", "payload": {"payload":  0, "a": "<&>\"payload\":0"}}`,
+		`{"messageId": "m", "queue": "\"payload\":0", "kind": "k", "payload": null, "metadata": {"payload": 0}}`,
+		`{"queue": "q", "kind": "k", "payload": [1.50, "é"], "tags": ["abc"], "orderingKey": "\"payload\":0"}`,
+	} {
+		msg, err := message.Parse([]byte(raw))
+		require.NoError(t, err)
+		for _, m := range []message.Message{*msg, msg.Exact()} {
+			want, err := json.Marshal(m)
+			require.NoError(t, err)
+			got, err := m.Args()
+			require.NoError(t, err)
+			require.JSONEq(t, string(want), got)
+		}
+	}
+	got, err := message.Message{MessageID: "m"}.Args()
+	require.NoError(t, err)
+	require.JSONEq(t, `{"messageId": "m", "queue": "", "kind": "", "payload": null}`, got)
+}
