@@ -47,7 +47,8 @@ func ingestBench(b *bench, scale float64) error {
 		subjects = append(subjects, "other build")
 	}
 	messages := int64(40_000 * scale)
-	b.row("connections", "server", "messages/s", "of the limit", "p50 ms", "p99 ms", "CPU ms per 1,000: server", "Postgres")
+	b.row("connections", "server", "messages/s", "of the limit", "p50 ms", "p99 ms", "CPU ms per 1,000: server",
+		"Postgres")
 	for _, connections := range []int{64, 256} {
 		results := map[string][]load{}
 		for round := range b.rounds {
@@ -393,8 +394,8 @@ func sendMessages(ctx context.Context, server *serverProcess, connections int, m
 	return all, errors.Join(errs...)
 }
 
-// sendRequests sends one request after the other on one connection, while next, which may change it, returns true. It does as little work as possible,
-// because the load shares the machine with the measured server.
+// sendRequests sends one request after the other on one connection while next, which may change the request, returns
+// true. It does as little work as possible, because the load shares the machine with the measured server.
 func sendRequests(ctx context.Context, address string, request []byte, next func() bool) ([]time.Duration, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 	if err != nil {

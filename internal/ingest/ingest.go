@@ -569,8 +569,8 @@ func (i *Ingester) store(ctx context.Context, db postgres.DB, group []*submissio
 	return nil
 }
 
-// storeOnce executes the insert for the messages at these indexes. It returns the open entries of messages by index, and
-// the indexes of the messages that have a job already.
+// storeOnce executes the insert for the messages at these indexes. It returns the open entries of messages by index,
+// and the indexes of the messages that have a job already.
 func (i *Ingester) storeOnce(ctx context.Context, queries *dbsqlc.Queries, group []*submission, indexes []int,
 	outcomes []outcome,
 ) (entries map[int]uuid.UUID, missing []int, err error) {

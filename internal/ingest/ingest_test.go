@@ -102,7 +102,9 @@ func TestSubmit_StoresJobAsRiverDoes(t *testing.T) {
 		exact bool
 		trace ingest.Trace
 	}{
-		"plain":        {raw: `{"messageId": "m", "queue": "default", "kind": "k", "payload": {"b": 1.50, "a": "<&>é\u2028"}}`},
+		"plain": {
+			raw: `{"messageId": "m", "queue": "default", "kind": "k", "payload": {"b": 1.50, "a": "<&>é\u2028"}}`,
+		},
 		"generated id": {raw: `{"queue": "default", "kind": "k", "payload": null}`},
 		"traced": {
 			raw:   `{"messageId": "m:~@+=-", "queue": "default", "kind": "k", "payload": [1]}`,
@@ -111,9 +113,13 @@ func TestSubmit_StoresJobAsRiverDoes(t *testing.T) {
 		"all fields": {raw: `{"messageId": "m", "queue": "default", "kind": "k", "payload": 1, "source": "s", "version": "2",
 			"priority": 4, "tags": ["one", "two-2"], "headers": {"X-A": "b"}, "metadata": {"c": ["d"]}, "subscriberId": "u",
 			"orderingKey": "o"}`},
-		"scheduled":          {raw: `{"queue": "default", "kind": "k", "payload": 1, "scheduledAt": "2099-01-31T08:00:00+02:00"}`},
-		"scheduled for past": {raw: `{"queue": "default", "kind": "k", "payload": 1, "scheduledAt": "2020-01-31T08:00:00.123456789Z"}`},
-		"exact":              {raw: `{"queue": "default", "kind": "k", "payload": {"b":  1.50, "a": 1}}`, exact: true},
+		"scheduled": {
+			raw: `{"queue": "default", "kind": "k", "payload": 1, "scheduledAt": "2099-01-31T08:00:00+02:00"}`,
+		},
+		"scheduled for the past": {
+			raw: `{"queue": "default", "kind": "k", "payload": 1, "scheduledAt": "2020-01-31T08:00:00.123456789Z"}`,
+		},
+		"exact": {raw: `{"queue": "default", "kind": "k", "payload": {"b":  1.50, "a": 1}}`, exact: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
