@@ -22,6 +22,7 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/redact"
 	"github.com/dlqd/dlqd/internal/server"
+	"github.com/dlqd/dlqd/internal/version"
 )
 
 // client calls the API of a running dlqd.
@@ -235,7 +236,7 @@ func (c *client) send(cmd *cobra.Command, r *api.Request) (*http.Response, error
 		}
 		request.Header.Set("Authorization", "Bearer "+token)
 	}
-	request.Header.Set("User-Agent", "dlqd/"+api.Version)
+	request.Header.Set("User-Agent", "dlqd/"+version.String())
 	if body != nil {
 		request.Header.Set("Content-Type", "application/json")
 	}

@@ -19,10 +19,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/redact"
 	"github.com/dlqd/dlqd/internal/server"
+	"github.com/dlqd/dlqd/internal/version"
 )
 
 // Exit codes, for systemd units and scripts.
@@ -100,11 +100,14 @@ func signals() (ctx, hard context.Context) {
 	return ctx, hard
 }
 
+// taggedCommands are commands of builds with a tag.
+var taggedCommands []func() *cobra.Command
+
 func newRoot(hard context.Context) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "dlqd",
 		Short:         "A dead-letter office for Postgres",
-		Version:       api.Version,
+		Version:       version.String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
@@ -133,6 +136,10 @@ func newRoot(hard context.Context) *cobra.Command {
 	add("policy", newConfig(), newAlerts())
 	add("database", newMigrate(), newGrants(), newAttach(), newDetach(), newArchive(), newCapture(), newTokens(),
 		newDoctor(), newPsql(), newOpenAPI())
+	root.AddCommand(newVersion())
+	for _, newCommand := range taggedCommands {
+		root.AddCommand(newCommand())
+	}
 	rejectUnknownSubcommands(root)
 	root.SetFlagErrorFunc(flagError)
 	addCompletions(root)

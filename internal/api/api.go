@@ -68,8 +68,9 @@ const policyTag = "policy"
 // arrive all the time; the others only examine or try something.
 var tagsWithoutPages = []string{messagesTag, operationsTag, policyTag}
 
-// Version is the version of the API.
-const Version = "0.1.0"
+// documentVersion is the major version of dlqd, which changes if the API breaks its clients. The program's
+// version has no place in the document, which is the same for every build of a commit.
+const documentVersion = "0"
 
 // Part is the health of one part of the program.
 type Part struct {
@@ -225,7 +226,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 		Quota: door.NewQuota(config.MaxBodiesBytes), Grace: cmp.Or(config.BodyGrace, door.DefaultBodyGrace),
 	}}
 	mux := http.NewServeMux()
-	humaConfig := huma.DefaultConfig("dlqd", Version)
+	humaConfig := huma.DefaultConfig("dlqd", documentVersion)
 	humaConfig.CreateHooks = nil // no $schema links in answers
 	humaConfig.DocsPath = ""     // registered below, without resources of other sites
 	humaConfig.SchemasPath = ""

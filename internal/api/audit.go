@@ -79,7 +79,7 @@ func (s *service) registerAudit(api huma.API) {
 	noon := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	id := uuid.MustParse("01980000-0000-7000-8000-000000000000")
 	archived, queue, kind := deadletter.Archived, "default", "payment.captured"
-	why, from := "discarded", "API, from 10.0.0.7 (dlqd/0.1.0)"
+	why, from := "discarded", "API, from 10.0.0.7 (curl/8.14.1)"
 	search := huma.Operation{
 		Tags:    tags,
 		Summary: "Search the audit trail", Errors: []int{422, 503},

@@ -520,6 +520,16 @@ func (m *Migrator) drop(ctx context.Context, settings, query string) error {
 	})
 }
 
+// LatestVersion returns the version of the schema that this program installs.
+func LatestVersion() (int64, error) {
+	names, err := fs.Glob(db.Migrations, "migrations/*.sql")
+	if err != nil {
+		return 0, err
+	}
+	// Numbers have leading zeros, so names are in order, and may have gaps.
+	return goose.NumericComponent(names[len(names)-1])
+}
+
 func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 	var s MigrationStatus
 	var err error
@@ -534,14 +544,8 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 	for _, v := range migrations.AllVersions() {
 		s.RiverLatest = max(s.RiverLatest, v.Version)
 	}
-	names, err := fs.Glob(db.Migrations, "migrations/*.sql")
-	if err != nil {
+	if s.Latest, err = LatestVersion(); err != nil {
 		return s, err
-	}
-	if len(names) > 0 { // numbers have leading zeros, so names are in order, and may have gaps
-		if s.Latest, err = goose.NumericComponent(names[len(names)-1]); err != nil {
-			return s, err
-		}
 	}
 	if has, err := m.hasTable(ctx, m.Schemas.DLQ, MigrationTable); err != nil || !has {
 		return s, err

@@ -7,10 +7,10 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/process"
 	"github.com/dlqd/dlqd/internal/restored"
+	"github.com/dlqd/dlqd/internal/version"
 )
 
 // register announces this process to the others, now and for as long as it runs, and checks whether
@@ -27,7 +27,7 @@ func (s *Server) register(ctx context.Context) error {
 	}
 	s.process = process.New(process.Config{
 		DB: s.config.Schemas.Rendered(s.presencePool), Logger: s.logger,
-		Name: postgres.ProcessName(), Version: api.Version, Parts: s.parts(),
+		Name: postgres.ProcessName(), Version: version.String(), Parts: s.parts(),
 		Queues: func() []string {
 			if s.river == nil {
 				return nil

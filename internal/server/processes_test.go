@@ -18,11 +18,11 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 	"github.com/dlqd/dlqd/internal/server"
+	"github.com/dlqd/dlqd/internal/version"
 )
 
 // application is an application on whose River dlqd is attached, and which does not use dlqd.
@@ -185,7 +185,7 @@ func TestProcesses_RegisterAndUnregister(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, processes, 1)
 	require.Equal(t, process{
-		Name: postgres.ProcessName(), Version: api.Version, Parts: "process dlq-workers", Queues: "default", Runs: true,
+		Name: postgres.ProcessName(), Version: version.String(), Parts: "process dlq-workers", Queues: "default", Runs: true,
 	}, processes[0])
 	b.stop()
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.processes WHERE stopped_at IS NOT NULL"))

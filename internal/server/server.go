@@ -47,6 +47,7 @@ import (
 	"github.com/dlqd/dlqd/internal/riverdlq"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/telemetry"
+	"github.com/dlqd/dlqd/internal/version"
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
@@ -196,7 +197,7 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 	s := &Server{config: config, metrics: metrics.New(), failed: make(chan error, 8), began: time.Now()}
 	var err error
 	s.telemetry, err = telemetry.Start(ctx, telemetry.Config{
-		Endpoint: config.OTLPEndpoint, Version: api.Version, Instance: postgres.ProcessName(),
+		Endpoint: config.OTLPEndpoint, Version: version.String(), Instance: postgres.ProcessName(),
 		Gatherer: s.metrics.Gatherer(), Logger: slog.New(s.metrics.Logged(config.Logger.Handler())),
 	})
 	if err != nil {
