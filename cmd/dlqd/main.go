@@ -166,7 +166,8 @@ func (f *databaseFlags) register(cmd *cobra.Command) {
 
 func (f *databaseFlags) registerURL(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.url, "database-url", cmp.Or(os.Getenv("DLQD_DATABASE_URL"), os.Getenv("DATABASE_URL")),
+	flags.StringVar(&f.url, "database-url",
+		cmp.Or(os.Getenv("DLQD_DATABASE_URL"), os.Getenv("DATABASE_URL"), credential("database-url")),
 		"URL of the Postgres database; if empty, dlqd starts an embedded server. Other users of this machine can read a "+
 			"password in this flag, but not in $DLQD_DATABASE_URL, --database-url-file, $PGPASSWORD or ~/.pgpass")
 	flags.Lookup("database-url").DefValue = "$DLQD_DATABASE_URL or $DATABASE_URL" // help must not print a password
@@ -180,6 +181,19 @@ func (f *databaseFlags) registerURL(cmd *cobra.Command) {
 		}
 		return nil
 	})
+}
+
+// credential returns a credential that systemd passes to the service (LoadCredential=), or "".
+func credential(name string) string {
+	dir := os.Getenv("CREDENTIALS_DIRECTORY")
+	if dir == "" {
+		return ""
+	}
+	raw, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
+		return "" // the unit may pass others only
+	}
+	return strings.TrimSpace(string(raw))
 }
 
 func (f *databaseFlags) registerSchemas(cmd *cobra.Command) {

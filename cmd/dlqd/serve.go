@@ -116,6 +116,7 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 			if err := source.check(cmd, config.Policy); err != nil {
 				return err
 			}
+			systemd := newSupervisor(config.Logger)
 			s, err := server.Start(cmd.Context(), config)
 			if err != nil {
 				return err
@@ -124,6 +125,7 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 			defer stopReloads()
 			config.Logger.Info("dlqd started",
 				"api", s.Addresses(), "queues", config.Policy.QueueNames(), "policy", config.Policy.Version())
+			defer systemd.watch(cmd.Context(), s.Ready)()
 			err = s.Wait(cmd.Context(), hard)
 			config.Logger.Info("dlqd stopped", "clean", err == nil)
 			return err

@@ -27,6 +27,14 @@ const rollupsStaleAfter = 5 * time.Minute
 // they are old until the loops have run once.
 const figuresGrace = 15 * time.Second
 
+// Ready returns an error if /readyz answers that requests should go to another process.
+func (s *Server) Ready(ctx context.Context) error {
+	if err := s.ready(); err != nil {
+		return err
+	}
+	return s.reach(ctx)
+}
+
 // ready returns an error if requests should go to another process: this one is stopping, or dlqd
 // was detached. The only other reason is an unreachable database, which reach checks. Any other
 // problem affects all processes alike.

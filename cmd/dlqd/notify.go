@@ -1,0 +1,76 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"os"
+	"strconv"
+	"time"
+)
+
+// readyInterval is how often a service that is not ready yet is checked.
+const readyInterval = 200 * time.Millisecond
+
+// supervisor is systemd, for a unit of Type=notify.
+type supervisor struct {
+	socket   string        // empty without systemd
+	watchdog time.Duration // how often systemd wants a sign of life; 0 for never
+	logger   *slog.Logger
+}
+
+// newSupervisor reads what systemd has put into the environment, and removes it from there: an embedded Postgres would
+// report that it is ready itself.
+func newSupervisor(logger *slog.Logger) *supervisor {
+	v := &supervisor{socket: os.Getenv("NOTIFY_SOCKET"), logger: logger}
+	if micros, err := strconv.ParseInt(os.Getenv("WATCHDOG_USEC"), 10, 64); err == nil && micros > 0 {
+		v.watchdog = time.Duration(micros) * time.Microsecond
+	}
+	for _, name := range []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} {
+		_ = os.Unsetenv(name) // fails for invalid names only
+	}
+	return v
+}
+
+// watch reports that the service is ready as soon as ready returns no error, that it stops once ctx has ended, and in
+// between and until end is called that it lives. It does not ask the database: a restart would not bring it back.
+func (v *supervisor) watch(ctx context.Context, ready func(context.Context) error) (end func()) {
+	if v.socket == "" {
+		return func() {}
+	}
+	ended := make(chan struct{})
+	stopped := context.AfterFunc(ctx, func() { v.send("STOPPING=1") })
+	go func() {
+		for ready(ctx) != nil {
+			select {
+			case <-ended:
+				return
+			case <-time.After(readyInterval):
+			}
+		}
+		v.send("READY=1")
+		for v.watchdog > 0 {
+			v.send("WATCHDOG=1")
+			select {
+			case <-ended:
+				return
+			case <-time.After(v.watchdog / 2):
+			}
+		}
+	}()
+	return func() {
+		stopped()
+		close(ended)
+	}
+}
+
+func (v *supervisor) send(state string) {
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: v.socket, Net: "unixgram"})
+	if err == nil {
+		_, err = conn.Write([]byte(state))
+		_ = conn.Close()
+	}
+	if err != nil {
+		v.logger.Warn("systemd was not notified", "state", state, "error", err)
+	}
+}
