@@ -43,7 +43,7 @@ test: install-postgres ## run all tests with the race detector (PACKAGES=… sel
 	GORACE=atexit_sleep_ms=50 GOGC=400 go run ./internal/postgres/postgrestest/withpostgres \
 		go test $(RACE) -p 3 -parallel 3 -vet=off -ldflags=-w -timeout 60m $(PACKAGES)
 	go run ./internal/postgres/postgrestest/withpostgres go -C riverdlq test $(RACE) -vet=off ./...
-	cd tools && CGO_ENABLED=0 go test ./mutate
+	cd tools && CGO_ENABLED=0 go test ./mutate ./release
 
 .PHONY: riverdlq-matrix
 riverdlq-matrix: install-postgres ## test riverdlq with River 0.39, 0.42, 0.45 and the last four releases (needs the module proxy)
@@ -154,6 +154,16 @@ vulnerabilities: build ## check bin/dlqd for known vulnerabilities, if the datab
 .PHONY: sbom
 sbom: build ## write the software bill of materials of bin/dlqd to bin/dlqd.cdx.json (CycloneDX)
 	cd tools && CGO_ENABLED=0 go run ./sbom ../bin/dlqd > ../bin/dlqd.cdx.json
+
+.PHONY: release
+release: ## write the files of release VERSION=v… of the last commit to dist/, signed with KEY=… (docs/versions.md)
+	cd tools && CGO_ENABLED=0 go run ./release -version "$(VERSION)" -key "$(KEY)"
+
+.PHONY: trial-release
+trial-release: install-postgres ## make a release twice and compare it; install, upgrade, remove and run it (as root, for half an hour; PLATFORMS=linux/amd64 limits it)
+	@scripts/install.sh debootstrap rpm
+	go run ./internal/postgres/postgrestest/withpostgres env DLQD_TRIAL=1 CGO_ENABLED=0 \
+		go -C tools test -count=1 -timeout 0 -v -run TestTrial ./release
 
 .PHONY: install-postgres
 install-postgres:

@@ -187,7 +187,7 @@ func TestFlags_OtherCommandsHaveKnownFlags(t *testing.T) {
 		"doctor":          database + " " + policy + " json", // doctor_test.go
 		"psql":            database,
 		"openapi":         "json",
-		"version":         "json", // version_test.go
+		"version":         "json",                                                       // version_test.go
 		"tokens create":   database + " actor expires kind name note queue role source", // tokens_test.go
 		"tokens list":     database + " json",
 		"tokens revoke":   database + " actor note",

@@ -29,7 +29,6 @@ import (
 	"github.com/google/uuid"
 	"gocloud.dev/blob"
 	_ "gocloud.dev/blob/fileblob" // file://
-	_ "gocloud.dev/blob/s3blob"   // s3://
 	"gocloud.dev/gcerrors"
 
 	"github.com/dlqd/dlqd/internal/redact"
@@ -124,6 +123,10 @@ func Open(ctx context.Context, at string) (*Archive, error) {
 		_, query, _ := strings.Cut(at, "?")
 		url = strings.TrimSuffix(at, "?"+query) + "?" + strings.TrimPrefix(query+"&", "&") +
 			"no_tmp_dir=true&metadata=skip"
+	}
+	if scheme, _, _ := strings.Cut(at, "://"); scheme == "s3" && !blob.DefaultURLMux().ValidBucketScheme(scheme) {
+		return nil, fmt.Errorf("archive %s: this program has no object stores: use dlqd-s3 of the same release",
+			withoutCredentials(at))
 	}
 	bucket, err := blob.OpenBucket(ctx, url)
 	if err != nil {

@@ -1,14 +1,11 @@
-// Command sbom prints the modules of a Go program as CycloneDX JSON: "sbom bin/dlqd". It reads the build information in
-// the program, so that it lists the modules that the program contains and not all modules of go.mod.
+// Command sbom prints the modules of a Go program as CycloneDX JSON: "sbom bin/dlqd".
 package main
 
 import (
-	"debug/buildinfo"
 	"fmt"
 	"os"
-	"runtime/debug"
 
-	cdx "github.com/CycloneDX/cyclonedx-go"
+	"github.com/dlqd/dlqd/tools/internal/bom"
 )
 
 func main() {
@@ -16,45 +13,8 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: sbom PROGRAM")
 		os.Exit(2)
 	}
-	if err := run(os.Args[1]); err != nil {
+	if err := bom.Write(os.Stdout, os.Args[1]); err != nil {
 		fmt.Fprintln(os.Stderr, "sbom:", err)
 		os.Exit(1)
-	}
-}
-
-func run(program string) error {
-	info, err := buildinfo.ReadFile(program)
-	if err != nil {
-		return err
-	}
-	main := component(&info.Main)
-	main.Type = cdx.ComponentTypeApplication
-	parts := []cdx.Component{{
-		Type: cdx.ComponentTypeLibrary, BOMRef: "std", Name: "std",
-		Version: info.GoVersion, PackageURL: "pkg:golang/std@" + info.GoVersion,
-	}}
-	uses := []string{"std"}
-	for _, module := range info.Deps {
-		if module.Replace != nil {
-			module = module.Replace
-		}
-		part := component(module)
-		parts = append(parts, part)
-		uses = append(uses, part.BOMRef)
-	}
-	bom := cdx.NewBOM()
-	bom.Metadata = &cdx.Metadata{Component: &main}
-	bom.Components = &parts
-	bom.Dependencies = &[]cdx.Dependency{{Ref: main.BOMRef, Dependencies: &uses}}
-	return cdx.NewBOMEncoder(os.Stdout, cdx.BOMFileFormatJSON).SetPretty(true).Encode(bom)
-}
-
-func component(module *debug.Module) cdx.Component {
-	url := "pkg:golang/" + module.Path
-	if module.Version != "" && module.Version != "(devel)" {
-		url += "@" + module.Version
-	}
-	return cdx.Component{
-		Type: cdx.ComponentTypeLibrary, BOMRef: url, Name: module.Path, Version: module.Version, PackageURL: url,
 	}
 }
