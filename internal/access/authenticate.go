@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/singleflight"
-	"golang.org/x/sys/unix"
 
 	"github.com/dlqd/dlqd/internal/door"
 )
@@ -115,14 +114,12 @@ func ConnContext(ctx context.Context, conn net.Conn) context.Context {
 	if err != nil {
 		return ctx
 	}
-	var peer *unix.Ucred
-	if err := raw.Control(func(fd uintptr) {
-		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET,
-			unix.SO_PEERCRED)
-	}); err != nil || peer == nil {
+	var uid uint32
+	var peerErr error
+	if err := raw.Control(func(fd uintptr) { uid, peerErr = peerUID(int(fd)) }); err != nil || peerErr != nil {
 		return ctx
 	}
-	return context.WithValue(ctx, peerKey{}, peer.Uid)
+	return context.WithValue(ctx, peerKey{}, uid)
 }
 
 // RetryError is returned to a caller who must wait before the next attempt.
