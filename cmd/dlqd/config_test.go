@@ -194,6 +194,13 @@ func TestConfigCheck_WarnsOfUnknownQueues(t *testing.T) {
 		require.Contains(t, stderr, want)
 	}
 	require.NotContains(t, stderr, "rules[1]")
+	_, stderr, code = run(t, "config", "check", policytest.Dir(t, policytest.Files{
+		"retry-policies":  "queues: {orders: {destination: shp}}\ndestinations: {shop: {url: 'https://shop.example.com/'}}\n",
+		"circuit-breaker": "destinations: {shpo: {openFor: 60s}}\n",
+	}))
+	require.Equal(t, 1, code, "unknown destinations")
+	require.Contains(t, stderr, `retry-policies.yaml:1: queues.orders.destination: unknown destination "shp"`)
+	require.Contains(t, stderr, "circuit-breaker.yaml:1: destinations.shpo: unknown destination")
 	delete(files, "retry-policies") // an application may work every queue
 	_, stderr, code = run(t, "config", "check", policytest.Dir(t, files))
 	require.Zero(t, code, stderr)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"path"
@@ -249,6 +250,9 @@ func (l *loader) checkDir() error {
 	}
 	for _, dir := range dirs {
 		items, err := os.ReadDir(dir)
+		if errors.Is(err, fs.ErrNotExist) && l.source.Committed() {
+			continue // a commit removed its last file, and Git the directory
+		}
 		if err != nil {
 			return err
 		}

@@ -4,8 +4,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"time"
 )
@@ -47,17 +51,37 @@ func commitOf(dir string) (commit string, clean bool) {
 	if dir == "" {
 		return "", false
 	}
+	at := "."
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		// Git removes a directory with its last file.
+		dir, at = filepath.Dir(filepath.Clean(dir)), filepath.Base(dir)
+	}
 	commit, err := git(dir, "rev-parse", "--short=12", "HEAD")
 	if err != nil {
 		return "", false
 	}
-	if tracked, err := git(dir, "ls-files", "--", "."); err != nil || tracked == "" {
+	tracked, err := git(dir, "ls-files", "--", at)
+	if err == nil && tracked == "" && !hasFiles(filepath.Join(dir, at)) {
+		// A commit may have removed the last file, such as the revert of the one that added it.
+		tracked, err = git(dir, "rev-list", "-1", "HEAD", "--", at)
+	}
+	if err != nil || tracked == "" {
 		return "", false
 	}
 	// A commit may happen meanwhile: the files are clean only if HEAD is the same before and after the check.
-	changed, err := git(dir, "status", "--porcelain", "--", ".")
+	changed, err := git(dir, "status", "--porcelain", "--", at)
 	after, afterErr := git(dir, "rev-parse", "--short=12", "HEAD")
 	return commit, err == nil && afterErr == nil && changed == "" && after == commit
+}
+
+// hasFiles reports whether a directory has files of a policy.
+func hasFiles(dir string) bool {
+	for _, extension := range extensions {
+		if found, _ := filepath.Glob(filepath.Join(dir, "*"+extension)); len(found) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 func hashSettings(settings []Setting) string {

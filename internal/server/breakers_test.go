@@ -445,21 +445,41 @@ func TestReload_AppliesThePolicyAsAWhole(t *testing.T) {
 // commit is refused.
 func TestReload_AcceptsACommittedRemoval(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
+	for name, kept := range map[string]bool{"file beside others": true, "only file": false} {
+		for _, folder := range []string{"", "policy"} {
+			t.Run(name+" "+folder, func(t *testing.T) {
+				t.Parallel()
+				testCommittedRemoval(t, folder, kept)
+			})
+		}
+	}
+}
+
+// testCommittedRemoval reverts the commit that added a file to the policy in a folder of a repository. If keep is
+// false, the file is the only one there.
+func testCommittedRemoval(t *testing.T, folder string, keep bool) {
+	t.Helper()
+	repository := t.TempDir()
+	dir := filepath.Join(repository, folder)
 	git := func(args ...string) {
 		t.Helper()
 		out, err := exec.CommandContext(t.Context(), "git", append([]string{
-			"-C", dir, "-c", "user.name=t", "-c", "user.email=t@example.com",
+			"-C", repository, "-c", "user.name=t", "-c", "user.email=t@example.com",
 		}, args...)...).CombinedOutput()
 		require.NoError(t, err, string(out))
 	}
 	commit := func(name, text string) {
+		require.NoError(t, os.MkdirAll(dir, 0o700))
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 		git("add", ".")
 		git("commit", "--quiet", "-m", name)
 	}
 	git("init", "--quiet")
-	commit("worker-pool.yaml", "{}")
+	if keep {
+		commit("worker-pool.yaml", "{}")
+	} else {
+		git("commit", "--quiet", "--allow-empty", "-m", "first")
+	}
 	commit("dlq-routing.yaml", "rules: [{name: gone-page, match: {status: 404}, class: outage}]\n")
 	source := policy.Source{Dir: dir, Destination: "http://127.0.0.1:9/"}
 	loaded, err := policy.Load(source)
@@ -478,7 +498,7 @@ func TestReload_AcceptsACommittedRemoval(t *testing.T) {
 	await(false, true)
 	git("revert", "--no-edit", "HEAD")
 	await(true, true)
-	git("rm", "--quiet", "dlq-routing.yaml")
+	git("rm", "--quiet", filepath.Join(dir, "dlq-routing.yaml"))
 	await(true, false) // until it is committed
 	git("commit", "--quiet", "-m", "remove")
 	await(false, true)

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -96,6 +98,10 @@ func (s *Server) reloadCommitted(ctx context.Context) error {
 	removed := false
 	if err := s.reloadErr.Load(); err != nil {
 		_, missing := errors.AsType[*missingFilesError](*err)
+		if !missing {
+			_, err := os.Stat(s.config.Source.Dir)
+			missing = errors.Is(err, fs.ErrNotExist)
+		}
 		removed = missing && s.config.Source.Committed()
 	}
 	if removed || s.policy().Committed() {
