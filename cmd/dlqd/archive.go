@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -199,7 +200,20 @@ func missingUnits(cmd *cobra.Command, flag *archiveFlag, database *databaseFlags
 		if err := mig.Check(cmd.Context()); err != nil {
 			return err
 		}
-		missing, err = a.Missing(cmd.Context(), deadletter.NewStore(mig.Pool, mig.Schemas), units)
+		store := deadletter.NewStore(mig.Pool, mig.Schemas)
+		recorded, err := a.Recorded(cmd.Context(), store)
+		if err != nil {
+			return err
+		}
+		if len(recorded.Elsewhere) > 0 {
+			_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "not looked at: other archives that the database names, with the number of "+
+				"their units: %s\n", strings.Join(recorded.Elsewhere, ", "))
+		}
+		if recorded.Units == 0 && len(recorded.Elsewhere) > 0 {
+			return fmt.Errorf("archive %s: the database names no unit in it: if it is one of the other archives, name it as "+
+				"the database does", a)
+		}
+		missing, err = a.Missing(cmd.Context(), store, units)
 		return err
 	})
 	return missing, err

@@ -77,6 +77,19 @@ func TestArchive_Commands(t *testing.T) {
 	require.Equal(t, 1, code, "a manifest that is gone")
 	require.Contains(t, out, "BAD")
 	require.Contains(t, stderr, "the archive lacks")
+	// The location may be spelled otherwise. One that the database does not name is no reason to compare nothing.
+	link := filepath.Join(t.TempDir(), "link")
+	require.NoError(t, os.Symlink(dir, link))
+	for _, location := range []string{"file://" + dir, "file://" + dir + "/", dir + "/../" + filepath.Base(dir) + "/", link} {
+		out, stderr, code = run(t, "archive", "verify", "--database-url", url, "--archive", location)
+		require.Equal(t, 1, code, location)
+		require.Contains(t, out, "BAD", location)
+		require.Contains(t, stderr, "the archive lacks", location)
+	}
+	_, stderr, code = run(t, "archive", "verify", "--database-url", url, "--archive", t.TempDir())
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, dir+" (1)")
+	require.Contains(t, stderr, "the database names no unit in it")
 	require.NoError(t, os.WriteFile(manifest, whole, 0o600))
 
 	files, err := filepath.Glob(filepath.Join(dir, month, "entries*"))

@@ -7,12 +7,13 @@ SELECT dlq.take_duty('archive', @holder::uuid, @during::interval)::boolean AS ta
 SELECT dlq.end_duty('archive', @holder::uuid);
 
 -- name: RecordUnit :exec
--- RecordUnit records a complete unit in the audit trail, once.
+-- RecordUnit records a complete unit in the audit trail, once. spellings are all recorded locations that are the
+-- archive's.
 SELECT dlq.record_act(u.subject, 'archived', 'retention', NULL,
     jsonb_build_object('archive', @archive::text, 'rows', @archived_rows::bigint))
 FROM (SELECT 'archive unit ' || @unit::text AS subject) u
 WHERE NOT EXISTS (SELECT FROM dlq.acts a WHERE a.subject = u.subject AND a.act = 'archived'
-    AND a.detail ->> 'archive' = @archive::text);
+    AND a.detail ->> 'archive' = ANY (@spellings::text[]));
 
 -- name: RecordedUnits :many
 -- RecordedUnits returns what an archive contains according to the audit trail: units, and dropped partitions, each
@@ -27,13 +28,26 @@ FROM (
         (a.detail ->> 'rows')::bigint AS archived_rows, a.at, a.act = 'removed' AS is_removal
     FROM dlq.acts a
     WHERE a.subject LIKE 'archive unit %' AND a.act IN ('archived', 'removed')
-      AND a.detail ->> 'archive' = @archive::text
+      AND a.detail ->> 'archive' = ANY (@spellings::text[])
     UNION ALL
     SELECT substr(a.subject, length('partition ') + 1), true, (a.detail ->> 'rows')::bigint, a.at, false
     FROM dlq.acts a
-    WHERE a.subject LIKE 'partition %' AND a.act = 'dropped' AND a.detail ->> 'archive' = @archive::text
+    WHERE a.subject LIKE 'partition %' AND a.act = 'dropped' AND a.detail ->> 'archive' = ANY (@spellings::text[])
       AND (a.detail ->> 'rows')::bigint > 0
 ) r
 GROUP BY r.name, r.is_partition
 HAVING bool_or(NOT r.is_removal)
 ORDER BY r.name, r.is_partition;
+
+-- name: RecordedArchives :many
+-- RecordedArchives returns the locations of archives in the audit trail, with the number of units and partitions that
+-- it says are in each.
+SELECT r.archive::text AS archive, count(DISTINCT r.subject)::bigint AS units
+FROM (
+    SELECT a.detail ->> 'archive' AS archive, a.subject FROM dlq.acts a
+    WHERE (a.subject LIKE 'archive unit %' AND a.act = 'archived'
+        OR a.subject LIKE 'partition %' AND a.act = 'dropped' AND (a.detail ->> 'rows')::bigint > 0)
+      AND a.act IN ('archived', 'removed', 'dropped')
+) r
+WHERE r.archive IS NOT NULL
+GROUP BY r.archive ORDER BY r.archive;

@@ -22,6 +22,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -103,6 +104,8 @@ type Erasure struct {
 type Archive struct {
 	bucket *blob.Bucket
 	url    string
+	// same are the normal forms of url: see [isAt].
+	same []string
 }
 
 // Open opens the archive at a URL (s3://bucket?region=…&prefix=…/, file:///path) or in a directory,
@@ -135,8 +138,37 @@ func Open(ctx context.Context, at string) (*Archive, error) {
 		}
 		return nil, fmt.Errorf("archive %s: %w", withoutCredentials(at), err)
 	}
-	return &Archive{bucket: bucket, url: withoutCredentials(at)}, nil
+	a := &Archive{bucket: bucket, url: withoutCredentials(at)}
+	a.same = []string{normal(a.url)}
+	if dir, err := filepath.EvalSymlinks(a.same[0]); err == nil {
+		a.same = append(a.same, dir)
+	}
+	return a, nil
 }
+
+// normal returns a location so that different spellings of it are equal: a path for a directory, also for one that is
+// written as a file URL, and no slash at the end. It does not look at the file system, which may be that of another
+// machine, or not answer.
+func normal(location string) string {
+	scheme, rest, isURL := strings.Cut(location, "://")
+	if !isURL {
+		return filepath.Clean(location)
+	}
+	rest, query, hasQuery := strings.Cut(rest, "?")
+	switch {
+	case scheme != "file":
+		rest = scheme + "://" + strings.TrimRight(rest, "/")
+	case path.IsAbs(rest):
+		rest = path.Clean(rest)
+	}
+	if hasQuery {
+		rest += "?" + query
+	}
+	return rest
+}
+
+// isAt reports whether a location is the archive's, spelled as it is or otherwise.
+func (a *Archive) isAt(location string) bool { return slices.Contains(a.same, normal(location)) }
 
 // withoutCredentials returns an archive's location without user and query, which may contain secrets. It
 // keeps the prefix, because a bucket may have several archives.

@@ -155,12 +155,16 @@ func (a *Archive) Rows(ctx context.Context, store *deadletter.Store, m Manifest,
 
 // record records units in the database's audit trail, before their rows leave the database.
 func (a *Archive) record(ctx context.Context, store *deadletter.Store, units ...Manifest) error {
+	in, err := a.Recorded(ctx, store)
+	if err != nil {
+		return err
+	}
 	for _, m := range units {
 		if m.rows() == 0 { // an empty unit is not written
 			continue
 		}
 		if err := dbsqlc.New(store.DB()).RecordUnit(ctx, dbsqlc.RecordUnitParams{
-			Unit: m.Unit, Archive: a.String(), ArchivedRows: m.rows(),
+			Unit: m.Unit, Archive: a.String(), Spellings: in.Spellings, ArchivedRows: m.rows(),
 		}); err != nil {
 			return fmt.Errorf("archive %s: %s: record the unit: %w", a, m.Unit, err)
 		}
@@ -170,7 +174,11 @@ func (a *Archive) record(ctx context.Context, store *deadletter.Store, units ...
 
 // recordedUnits returns the names of the units that the database says are in the archive.
 func (a *Archive) recordedUnits(ctx context.Context, store *deadletter.Store) (map[string]bool, error) {
-	all, err := dbsqlc.New(store.DB()).RecordedUnits(ctx, a.String())
+	in, err := a.Recorded(ctx, store)
+	if err != nil {
+		return nil, err
+	}
+	all, err := dbsqlc.New(store.DB()).RecordedUnits(ctx, in.Spellings)
 	names := map[string]bool{}
 	for _, r := range all {
 		names[r.Name] = true
@@ -178,11 +186,40 @@ func (a *Archive) recordedUnits(ctx context.Context, store *deadletter.Store) (m
 	return names, err
 }
 
+// Recorded is what the database's audit trail says about archives.
+type Recorded struct {
+	Spellings []string // the locations that are the archive's; its own is the first
+	Units     int64    // number of its units and partitions
+	Elsewhere []string // other locations, each with the number of units and partitions there
+}
+
+// Recorded returns what the database's audit trail says about this and other archives.
+func (a *Archive) Recorded(ctx context.Context, store *deadletter.Store) (*Recorded, error) {
+	all, err := dbsqlc.New(store.DB()).RecordedArchives(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r := &Recorded{Spellings: []string{a.String()}}
+	for _, other := range all {
+		if !a.isAt(other.Archive) {
+			r.Elsewhere = append(r.Elsewhere, fmt.Sprintf("%s (%d)", other.Archive, other.Units))
+			continue
+		}
+		r.Units += other.Units
+		r.Spellings = append(r.Spellings, other.Archive)
+	}
+	return r, nil
+}
+
 // Missing compares units, a list of the archive's units, with the units and dropped partitions that the database's
 // audit trail records as archived. It returns an error for each of them that the list lacks or has with fewer rows. It
 // ignores units that were written after the list was made, and units that the owner of the schema recorded as removed.
 func (a *Archive) Missing(ctx context.Context, store *deadletter.Store, units []Manifest) (missing []error, err error) {
-	recorded, err := dbsqlc.New(store.DB()).RecordedUnits(ctx, a.String())
+	in, err := a.Recorded(ctx, store)
+	if err != nil {
+		return nil, err
+	}
+	recorded, err := dbsqlc.New(store.DB()).RecordedUnits(ctx, in.Spellings)
 	if err != nil {
 		return nil, err
 	}

@@ -26,19 +26,65 @@ SELECT dlq.record_act(u.subject, 'archived', 'retention', NULL,
     jsonb_build_object('archive', $1::text, 'rows', $2::bigint))
 FROM (SELECT 'archive unit ' || $3::text AS subject) u
 WHERE NOT EXISTS (SELECT FROM dlq.acts a WHERE a.subject = u.subject AND a.act = 'archived'
-    AND a.detail ->> 'archive' = $1::text)
+    AND a.detail ->> 'archive' = ANY ($4::text[]))
 `
 
 type RecordUnitParams struct {
 	Archive      string
 	ArchivedRows int64
 	Unit         string
+	Spellings    []string
 }
 
-// RecordUnit records a complete unit in the audit trail, once.
+// RecordUnit records a complete unit in the audit trail, once. spellings are all recorded locations that are the
+// archive's.
 func (q *Queries) RecordUnit(ctx context.Context, arg RecordUnitParams) error {
-	_, err := q.db.Exec(ctx, RecordUnit, arg.Archive, arg.ArchivedRows, arg.Unit)
+	_, err := q.db.Exec(ctx, RecordUnit,
+		arg.Archive,
+		arg.ArchivedRows,
+		arg.Unit,
+		arg.Spellings,
+	)
 	return err
+}
+
+const RecordedArchives = `-- name: RecordedArchives :many
+SELECT r.archive::text AS archive, count(DISTINCT r.subject)::bigint AS units
+FROM (
+    SELECT a.detail ->> 'archive' AS archive, a.subject FROM dlq.acts a
+    WHERE (a.subject LIKE 'archive unit %' AND a.act = 'archived'
+        OR a.subject LIKE 'partition %' AND a.act = 'dropped' AND (a.detail ->> 'rows')::bigint > 0)
+      AND a.act IN ('archived', 'removed', 'dropped')
+) r
+WHERE r.archive IS NOT NULL
+GROUP BY r.archive ORDER BY r.archive
+`
+
+type RecordedArchivesRow struct {
+	Archive string
+	Units   int64
+}
+
+// RecordedArchives returns the locations of archives in the audit trail, with the number of units and partitions that
+// it says are in each.
+func (q *Queries) RecordedArchives(ctx context.Context) ([]RecordedArchivesRow, error) {
+	rows, err := q.db.Query(ctx, RecordedArchives)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []RecordedArchivesRow{}
+	for rows.Next() {
+		var i RecordedArchivesRow
+		if err := rows.Scan(&i.Archive, &i.Units); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const RecordedUnits = `-- name: RecordedUnits :many
@@ -51,11 +97,11 @@ FROM (
         (a.detail ->> 'rows')::bigint AS archived_rows, a.at, a.act = 'removed' AS is_removal
     FROM dlq.acts a
     WHERE a.subject LIKE 'archive unit %' AND a.act IN ('archived', 'removed')
-      AND a.detail ->> 'archive' = $1::text
+      AND a.detail ->> 'archive' = ANY ($1::text[])
     UNION ALL
     SELECT substr(a.subject, length('partition ') + 1), true, (a.detail ->> 'rows')::bigint, a.at, false
     FROM dlq.acts a
-    WHERE a.subject LIKE 'partition %' AND a.act = 'dropped' AND a.detail ->> 'archive' = $1::text
+    WHERE a.subject LIKE 'partition %' AND a.act = 'dropped' AND a.detail ->> 'archive' = ANY ($1::text[])
       AND (a.detail ->> 'rows')::bigint > 0
 ) r
 GROUP BY r.name, r.is_partition
@@ -74,8 +120,8 @@ type RecordedUnitsRow struct {
 // RecordedUnits returns what an archive contains according to the audit trail: units, and dropped partitions, each
 // with the number of rows. The archive may have several units of one partition. A unit is removed if the owner
 // of the schema has recorded its removal (act removed), for example after the end of a legal period.
-func (q *Queries) RecordedUnits(ctx context.Context, archive string) ([]RecordedUnitsRow, error) {
-	rows, err := q.db.Query(ctx, RecordedUnits, archive)
+func (q *Queries) RecordedUnits(ctx context.Context, spellings []string) ([]RecordedUnitsRow, error) {
+	rows, err := q.db.Query(ctx, RecordedUnits, spellings)
 	if err != nil {
 		return nil, err
 	}
