@@ -186,7 +186,11 @@ func (s *service) registerApprovals(api huma.API) {
 						&huma.ErrorDetail{Location: "query.entries", Message: "is not a UUID", Value: text})
 				}
 			}
-			approvals, err = s.Approvals.ListFor(ctx, ids)
+			if in.State == "" || in.State == approval.Requested {
+				approvals, err = s.Approvals.ListFor(ctx, ids, in.Limit)
+			} else { // the selected requests all wait
+				approvals = []*approval.Approval{}
+			}
 		} else {
 			approvals, err = s.Approvals.List(ctx, in.State, in.Limit)
 		}

@@ -200,8 +200,8 @@ func (s *Store) List(ctx context.Context, state string, limit int) ([]*Approval,
 	return s.find(ctx, dbsqlc.ApprovalsParams{State: state, Most: int32(limit)})
 }
 
-// ListFor returns the requests that wait and select one of the entries now, latest first.
-func (s *Store) ListFor(ctx context.Context, entries []uuid.UUID) ([]*Approval, error) {
+// ListFor returns the requests that wait and select one of the entries now, latest first, at most limit.
+func (s *Store) ListFor(ctx context.Context, entries []uuid.UUID, limit int) ([]*Approval, error) {
 	found, err := dbsqlc.New(s.Store.DB()).RequestsFor(ctx, entries)
 	if err != nil || len(found) == 0 {
 		return []*Approval{}, deadletter.AsMoveError(err)
@@ -214,7 +214,8 @@ func (s *Store) ListFor(ctx context.Context, entries []uuid.UUID) ([]*Approval, 
 	for _, a := range list {
 		a.Selects = selects[a.ID]
 	}
-	return slices.DeleteFunc(list, func(a *Approval) bool { return len(a.Selects) == 0 }), err
+	list = slices.DeleteFunc(list, func(a *Approval) bool { return len(a.Selects) == 0 })
+	return list[:min(len(list), limit)], err
 }
 
 // maxRequestsFor is above the number of requests that dlq.requests_for looks at.

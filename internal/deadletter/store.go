@@ -555,12 +555,16 @@ func (s *Store) Reveal(ctx context.Context, id uuid.UUID, act Act) (*Entry, []Tr
 const RevealFor = 10 * time.Minute
 
 // Revealed returns what [Store.Get] does. If the actor has revealed the entry within [RevealFor], the entry is
-// unmasked, and until is the end of that time; else until is zero. It writes no audit row: that of the reveal
+// unmasked, and until is the end of that time by the clock of this process; else until is zero. It writes no audit row: that of the reveal
 // covers this time.
 func (s *Store) Revealed(ctx context.Context, id uuid.UUID, actor string) (entry *Entry, trail []Transition,
 	until time.Time, err error,
 ) {
-	sql, args := s.TrailSQL(ctx, id, time.Now().Add(-RevealFor), maxTrail)
+	var now time.Time // of the database, whose clock the trail's times are from
+	if err := s.statements.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&now); err != nil {
+		return nil, nil, until, err
+	}
+	sql, args := s.TrailSQL(ctx, id, now.Add(-RevealFor), maxTrail)
 	rows, err := s.statements.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, nil, until, err
@@ -571,7 +575,7 @@ func (s *Store) Revealed(ctx context.Context, id uuid.UUID, actor string) (entry
 	}
 	for i := range recent {
 		if t := &recent[i]; t.Actor == actor && t.Reason != nil && *t.Reason == revealedReason {
-			until = t.At.Add(RevealFor)
+			until = time.Now().Add(RevealFor - now.Sub(t.At))
 		}
 	}
 	if !until.IsZero() {
