@@ -216,10 +216,10 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 		s.console.SignInFailed(w, r, http.StatusServiceUnavailable, access.ErrProvider.Error())
 	case errors.As(err, &retry):
 		w.Header().Set("Retry-After", door.Seconds(retry.After))
-		door.Problem(w, http.StatusTooManyRequests, err.Error())
+		s.unavailable(w, r, http.StatusTooManyRequests, err.Error())
 	case errors.Is(err, access.ErrProvider):
 		w.Header().Set("Retry-After", "5") // access.providerInterval: dlqd asks the provider at most once in that time
-		door.Problem(w, http.StatusServiceUnavailable,
+		s.unavailable(w, r, http.StatusServiceUnavailable,
 			access.ErrProvider.Error()+": the token cannot be verified now; tokens of dlqd still work")
 	case access.IsRefusal(err):
 		w.Header().Set("WWW-Authenticate", `Bearer realm="dlqd"`)
@@ -228,7 +228,7 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 	default:
 		if status, ok := errors.AsType[huma.StatusError](s.problem(r.Context(), err)); ok {
 			w.Header().Set("Retry-After", retryAfterSeconds)
-			door.Problem(w, status.GetStatus(), status.Error())
+			s.unavailable(w, r, status.GetStatus(), status.Error())
 		}
 	}
 }
@@ -246,24 +246,53 @@ func isForm(r *http.Request) bool {
 		strings.Contains(r.Header.Get("Accept"), "text/html")
 }
 
-// maxRefusedForm is the maximum size, in bytes, of a form that the sign-in page repeats. It is small,
-// because callers who are not signed in may send such forms.
+// maxRefusedForm is the maximum size, in bytes, of a form that was not handled and that a page repeats. It is
+// small, because callers who are not signed in may send such forms.
 const maxRefusedForm = 64 << 10
 
 // refuseForm answers a form with the sign-in page if the user is not signed in, or no longer. The page
 // repeats the form's fields, so that the user's input is not lost.
 func (s *service) refuseForm(w http.ResponseWriter, r *http.Request) {
+	why := "you are signed out, so nothing was done"
+	kept, done := s.keepForm(w, r)
+	defer done()
+	if !kept {
+		why += "; the form is too large to keep"
+	}
+	w.Header().Set("WWW-Authenticate", `Bearer realm="dlqd"`)
+	s.console.SignInFailed(w, r, http.StatusUnauthorized, why)
+}
+
+// keepForm reads a form that dlqd did not handle, so that a page can repeat its fields. It returns false, and leaves
+// no fields, if the form is too large, slow or incomplete. The caller must call done.
+func (s *service) keepForm(w http.ResponseWriter, r *http.Request) (kept bool, done func()) {
 	var form bytes.Buffer
 	done, err := s.bodies.Read(w, r, door.Peer(r), maxRefusedForm+1, &form)
-	defer done()
-	why := "you are signed out, so nothing was done"
-	if err != nil || form.Len() > maxRefusedForm {
-		why += "; the form is too large to keep"
+	kept = err == nil && form.Len() <= maxRefusedForm
+	if !kept {
 		form.Reset()
 	}
 	r.Body = io.NopCloser(&form)
-	w.Header().Set("WWW-Authenticate", `Bearer realm="dlqd"`)
-	s.console.SignInFailed(w, r, http.StatusUnauthorized, why)
+	return kept, done
+}
+
+// unavailable answers a request that dlqd did not handle: with a page if a browser asked for one or sent a form, and
+// otherwise with a problem. A form's page has the fields, so that what was typed is not lost.
+func (s *service) unavailable(w http.ResponseWriter, r *http.Request, status int, why string) {
+	switch {
+	case s.console != nil && isForm(r):
+		kept, done := s.keepForm(w, r)
+		defer done()
+		why += "; nothing was done"
+		if !kept {
+			why += ", and the form is too large to keep: go back in the browser, which may have it"
+		}
+		s.console.Unavailable(w, r, status, why)
+	case s.console != nil && isPage(r):
+		s.console.Unavailable(w, r, status, why)
+	default:
+		door.Problem(w, status, why)
+	}
 }
 
 // authorize refuses operations that the caller may not call, and limits the others to the caller's

@@ -158,6 +158,8 @@ type Console interface {
 
 	// SignInFailed answers a failed sign-in of a browser.
 	SignInFailed(w http.ResponseWriter, r *http.Request, status int, why string)
+	// Unavailable answers a browser's request for a page, or with a form, that dlqd did not handle.
+	Unavailable(w http.ResponseWriter, r *http.Request, status int, why string)
 	// Changed is called after an operation that may have changed what pages show, with the operation's tag.
 	Changed(tag string)
 }
@@ -178,6 +180,9 @@ func New(config Config) http.Handler {
 	}
 	config.Door.Refused = config.Metrics.Refused
 	s, mux, _ := build(config)
+	config.Door.TooMany = func(w http.ResponseWriter, r *http.Request, detail string) {
+		s.unavailable(w, r, http.StatusTooManyRequests, detail)
+	}
 	var served http.Handler = mux
 	if config.StatusOnly {
 		served = statusOnly(mux)

@@ -36,6 +36,7 @@ func (console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (console) SignInFailed(http.ResponseWriter, *http.Request, int, string) {}
+func (console) Unavailable(http.ResponseWriter, *http.Request, int, string)  {}
 
 var panics = regexp.MustCompile(`(?m)^dlqd_panics_total (\d+)$`)
 

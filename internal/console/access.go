@@ -1,6 +1,9 @@
 package console
 
 import (
+	"encoding/base64"
+	"encoding/json"
+	"net/http"
 	"strings"
 	"time"
 
@@ -21,7 +24,7 @@ type accessPage struct {
 	Grants   []policy.Grant // from the policy
 	Ways     []string       // of authentication
 	Tokens   []api.Token
-	Made     *api.MadeToken // the token that this request created, whose secret is shown once; otherwise nil
+	Made     *madeToken // the token that the request before created, whose secret is shown once; otherwise nil
 	Roles    []roleWords
 	Copies   []copyText
 }
@@ -111,7 +114,12 @@ func (c *Console) access(in *request) (*view, error) {
 		a.Grants, a.Ways = rules.Grants, rules.Authentication
 	}
 	a.Sentence = a.summary()
-	return &view{Template: "access", Title: "Access", Data: a, Interval: accessInterval}, nil
+	v := &view{Template: "access", Title: "Access", Data: a, Interval: accessInterval}
+	if a.Made = a.made(in.Request); a.Made != nil {
+		v.Secret = true
+		v.Interval = 0 // a rendering would remove the secret from the page
+	}
+	return v, nil
 }
 
 func (a *accessPage) summary() string {
@@ -175,14 +183,43 @@ func (c *Console) changeTokens(in *request) (*done, error) {
 	if err != nil {
 		return nil, err
 	}
-	v, err := c.access(in)
-	if err != nil {
-		return nil, err
+	return &done{To: "/access", Made: &madeToken{ID: made.ID, Secret: made.Secret}}, nil
+}
+
+// madeToken is a new token. A cookie takes its secret to the page that shows it, and that page deletes the cookie, so
+// that loading the page again neither shows the secret nor makes another token. The process that made the token may
+// be another than the one that shows the page.
+type madeToken struct {
+	ID     string `json:"i"`
+	Secret string `json:"s"`
+
+	Token api.Token `json:"-"`
+}
+
+const (
+	madeCookie = "-made"
+	// madeFor limits how long the cookie stays if the browser does not load the page.
+	madeFor = time.Minute
+)
+
+func (m *madeToken) keep(w http.ResponseWriter, r *http.Request) {
+	raw, err := json.Marshal(m)
+	if err == nil { // always
+		access.SetCookie(w, r, madeCookie, base64.RawURLEncoding.EncodeToString(raw), madeFor)
 	}
-	if page, ok := v.Data.(*accessPage); ok {
-		page.Made = made
+}
+
+// made returns the new token that a request leads to the page, or nil.
+func (a *accessPage) made(r *http.Request) *madeToken {
+	var m madeToken
+	raw, err := base64.RawURLEncoding.DecodeString(access.Cookie(r, madeCookie))
+	if err != nil || json.Unmarshal(raw, &m) != nil {
+		return nil
 	}
-	v.Secret = true
-	v.Interval = 0 // a rendering would remove the secret from the page
-	return &done{View: v}, nil
+	for i := range a.Tokens {
+		if m.Token = a.Tokens[i]; m.Token.ID == m.ID {
+			return &m
+		}
+	}
+	return nil
 }

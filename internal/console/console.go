@@ -198,6 +198,8 @@ type done struct {
 	Flash flash
 	// View, if not nil, is shown instead of a redirect, for example a preview.
 	View *view
+	// Made, if not nil, is a token that the page at To shows once.
+	Made *madeToken
 }
 
 // action registers a form action. An error of the client is shown on the page that sent the form.
@@ -218,14 +220,22 @@ func (c *Console) action(pattern string, do func(*request) (*done, error)) {
 			c.answer(w, in, d.View, nil)
 		case err == nil:
 			setFlash(w, r, d.Flash)
+			if d.Made != nil {
+				d.Made.keep(w, r)
+			}
 			http.Redirect(w, r, d.To, http.StatusSeeOther)
-		case is && problem.Status < http.StatusInternalServerError && access.LocalPath(r.PostFormValue("from")):
+		case is && !mayPass(problem.Status) && access.LocalPath(r.PostFormValue("from")):
 			setFlash(w, r, flash{Bad: true, Text: problem.Error()})
 			http.Redirect(w, r, r.PostFormValue("from"), http.StatusSeeOther) //nolint:gosec // access.LocalPath has checked it
 		default:
 			c.answer(w, in, nil, err)
 		}
 	})
+}
+
+// mayPass reports whether a request that was refused with this status may be answered later as it is.
+func mayPass(status int) bool {
+	return status == http.StatusTooManyRequests || status >= http.StatusInternalServerError
 }
 
 // maxFormBytes limits the body of a form: the largest payload, URL-encoded.
@@ -253,6 +263,9 @@ func (c *Console) answer(w http.ResponseWriter, in *request, v *view, err error)
 		markSeen(w, in.Request, v.Seen)
 		in.frame.Flash = takeFlash(w, in.Request)
 		in.frame.complete(in)
+		if v.Secret {
+			access.SetCookie(w, in.Request, madeCookie, "", 0)
+		}
 		err = c.templates.page(&page, in.frame)
 		if err == nil && in.Method == http.MethodGet && v.Status == 0 {
 			fillTyped(w, in.Request, &page)
@@ -290,7 +303,47 @@ func (c *Console) errorPage(in *request, err error) *view {
 	if problem.Status == http.StatusForbidden && in.me().Via != "" && !in.me().May(access.Reader) {
 		return c.noRole(in, &view{Title: heading(problem), Status: problem.Status})
 	}
-	return &view{Template: "error", Title: heading(problem), Status: problem.Status, Data: problem}
+	return &view{
+		Template: "error", Title: heading(problem), Status: problem.Status, Data: &failure{problem, refusedForm(in, problem)},
+	}
+}
+
+// failure is an error page.
+type failure struct {
+	*api.Problem
+
+	Again *again // nil if there is no form to send again
+}
+
+// again is a form that was not handled. The page shows what the user typed, and sends the whole form again.
+type again struct {
+	Action string
+	Typed  url.Values // to show
+	Fields url.Values // to send
+}
+
+// refusedForm returns the form in a request that a later one may do what this one did not; nil if there is none.
+func refusedForm(in *request, problem *api.Problem) *again {
+	if in.Method != http.MethodPost || !mayPass(problem.Status) {
+		return nil
+	}
+	t := typedIn(in.Request)
+	if len(in.PostForm) == 0 {
+		return nil
+	}
+	shown := url.Values{}
+	for name := range t.Fields {
+		shown[name] = []string{in.formText(name)}
+	}
+	return &again{Action: t.Action, Typed: shown, Fields: in.PostForm}
+}
+
+// Unavailable shows why a request of a browser was not handled. It reads nothing from the database. What the user
+// typed into the form of the request is on the page, which can send it again.
+func (c *Console) Unavailable(w http.ResponseWriter, r *http.Request, status int, why string) {
+	in := c.request(r)
+	in.frame.Bare = true
+	c.answer(w, in, nil, &api.Problem{Status: status, Title: http.StatusText(status), Detail: why})
 }
 
 func (c *Console) notFound(w http.ResponseWriter, r *http.Request) {

@@ -56,6 +56,8 @@ type Config struct {
 	Client func(*http.Request) string
 	// Refused, if not nil, is called with the reason of each refusal.
 	Refused func(reason string)
+	// TooMany, if not nil, answers a request above the limits in place of [Problem].
+	TooMany func(w http.ResponseWriter, r *http.Request, detail string)
 }
 
 // Check returns an error for an invalid host or origin.

@@ -21,6 +21,11 @@ func Limit(config Config, next http.Handler) http.Handler {
 	if config.Refused == nil {
 		config.Refused = func(string) {}
 	}
+	if config.TooMany == nil {
+		config.TooMany = func(w http.ResponseWriter, _ *http.Request, detail string) {
+			Problem(w, http.StatusTooManyRequests, detail)
+		}
+	}
 	quota := NewQuota(int64(cmp.Or(config.MaxRequests, DefaultMaxRequests)))
 	rates := newRates(config.Rate)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -34,14 +39,14 @@ func Limit(config Config, next http.Handler) http.Handler {
 			if wait > 0 {
 				config.Refused(RefusedRate)
 				w.Header().Set("Retry-After", Seconds(wait))
-				Problem(w, http.StatusTooManyRequests, "rate limit exceeded: "+config.Rate.String()+" requests; try again later")
+				config.TooMany(w, r, "rate limit exceeded: "+config.Rate.String()+" requests; try again later")
 				return
 			}
 		}
 		if !quota.Acquire(client, 1) {
 			config.Refused(RefusedRequests)
 			w.Header().Set("Retry-After", "1")
-			Problem(w, http.StatusTooManyRequests, "too many requests at once; try again later")
+			config.TooMany(w, r, "too many requests at once; try again later")
 			return
 		}
 		defer quota.Release(client, 1)

@@ -308,9 +308,9 @@ func TestConsole_OperatorPages(t *testing.T) {
 		has(t, page, "require access to every queue")
 	})
 	t.Run("access", func(t *testing.T) {
-		status, page, _ := b.send(admin, "/access/tokens", url.Values{
+		status, page := b.visitor()("POST", "/access/tokens", url.Values{
 			"name": {"ci"}, "role": {"sender"}, "queues": {"payments*, mail"}, "expires": {"30d"}, "from": {"/access"},
-		})
+		}, "Authorization", "Bearer "+admin)
 		require.Equal(t, http.StatusOK, status, page)
 		secret := regexp.MustCompile(`data-copy="(dlqd_[A-Za-z0-9]+)"`).FindStringSubmatch(page)
 		require.Len(t, secret, 2)

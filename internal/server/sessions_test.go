@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/door"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -231,32 +232,10 @@ func TestSessions_KeepWhatWasTyped(t *testing.T) {
 	secret, err := access.NewStore(b.pool, postgres.DefaultSchemas()).Create(t.Context(),
 		&access.Token{Name: "kim", Role: access.Admin}, "test")
 	require.NoError(t, err)
-	// browse returns a function that sends requests as a new browser does, and follows redirects.
-	browse := func() func(method, path string, form url.Values, headers ...string) (int, string) {
-		jar, err := cookiejar.New(nil)
-		require.NoError(t, err)
-		return func(method, path string, form url.Values, headers ...string) (int, string) {
-			t.Helper()
-			request, err := http.NewRequestWithContext(t.Context(), method, b.base+path, strings.NewReader(form.Encode()))
-			require.NoError(t, err)
-			request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-			request.Header.Set("Accept", "text/html")
-			request.Header.Set("Sec-Fetch-Site", "same-origin")
-			for i := 0; i < len(headers); i += 2 {
-				request.Header.Set(headers[i], headers[i+1])
-			}
-			response, err := (&http.Client{Jar: jar}).Do(request)
-			require.NoError(t, err)
-			defer response.Body.Close()
-			raw, err := io.ReadAll(response.Body)
-			require.NoError(t, err)
-			return response.StatusCode, string(raw)
-		}
-	}
 	form := url.Values{
 		"from": {"/access"}, "name": {`ci "bot"`}, "role": {"operator"}, "note": {"for the <pipeline>"},
 	}
-	send := browse()
+	send := b.visitor()
 	status, page := send("POST", "/access/tokens", form)
 	require.Equal(t, http.StatusUnauthorized, status)
 	has(t, page, `<input type="hidden" name="to" value="/access">`)
@@ -272,7 +251,7 @@ func TestSessions_KeepWhatWasTyped(t *testing.T) {
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.tokens WHERE name LIKE 'ci%'"))
 
 	// A text that no cookie can hold is shown on the sign-in page.
-	send = browse()
+	send = b.visitor()
 	form.Set("note", strings.Repeat("for the pipeline ", 500))
 	status, page = send("POST", "/access/tokens", form)
 	require.Equal(t, http.StatusUnauthorized, status)
@@ -285,7 +264,7 @@ func TestSessions_KeepWhatWasTyped(t *testing.T) {
 	_, page = send("POST", "/sign-in", url.Values{"token": {secret}, "to": {"/access"}})
 	require.NotContains(t, page, "nothing was done")
 
-	send = browse()
+	send = b.visitor()
 	status, page = send("POST", "/access/tokens", form, "Accept", "*/*")
 	require.Equal(t, http.StatusUnauthorized, status)
 	has(t, page, `"status":401`)
@@ -293,4 +272,131 @@ func TestSessions_KeepWhatWasTyped(t *testing.T) {
 	require.Equal(t, http.StatusForbidden, status)
 	_, page = send("POST", "/sign-in", url.Values{"token": {secret}, "to": {"/access"}})
 	require.NotContains(t, page, "nothing was done", "a page of another site typed into a form")
+}
+
+// visitor returns a function that sends requests as a new browser does, and follows redirects.
+func (b *bundle) visitor() func(method, path string, form url.Values, headers ...string) (int, string) {
+	b.Helper()
+	jar, err := cookiejar.New(nil)
+	require.NoError(b, err)
+	return func(method, path string, form url.Values, headers ...string) (int, string) {
+		b.Helper()
+		request, err := http.NewRequestWithContext(b.Context(), method, b.base+path, strings.NewReader(form.Encode()))
+		require.NoError(b, err)
+		request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		request.Header.Set("Accept", "text/html")
+		request.Header.Set("Sec-Fetch-Site", "same-origin")
+		for i := 0; i < len(headers); i += 2 {
+			request.Header.Set(headers[i], headers[i+1])
+		}
+		response, err := (&http.Client{Jar: jar}).Do(request)
+		require.NoError(b, err)
+		defer response.Body.Close()
+		raw, err := io.ReadAll(response.Body)
+		require.NoError(b, err)
+		return response.StatusCode, string(raw)
+	}
+}
+
+// setupAdmin returns a dlqd with sign-in by tokens, and the token of an admin.
+func setupAdmin(t *testing.T, change func(*server.Config)) (b *bundle, secret string) {
+	t.Helper()
+	b = setup(t, options{config: func(c *server.Config) {
+		c.Policy.Access.Authentication = []string{"tokens"}
+		c.Process, c.DLQWorkers = false, false
+		if change != nil {
+			change(c)
+		}
+	}})
+	secret, err := access.NewStore(b.pool, postgres.DefaultSchemas()).Create(t.Context(),
+		&access.Token{Name: "kim", Role: access.Admin}, "test")
+	require.NoError(t, err)
+	return b, secret
+}
+
+// A form that dlqd cannot handle now is answered with a page, which has what was typed and can send it again.
+func TestForms_KeepWhatWasTypedWhenRefused(t *testing.T) {
+	t.Parallel()
+	form := url.Values{
+		"from": {"/access"}, "name": {`ci "bot"`}, "role": {"operator"}, "note": {"for the <pipeline>\r\nof ann"},
+	}
+	isAgain := func(t *testing.T, page string) {
+		t.Helper()
+		has(t, page, `<form method="post" action="/access/tokens" class="form" id="again">`)
+		has(t, page, `<input type="hidden" name="from" value="/access">`)
+		has(t, page, `<input type="hidden" name="role" value="operator">`)
+		has(t, page, `name="note" value="for the &lt;pipeline&gt;`)
+		has(t, page, "<dt>note</dt>")
+	}
+	t.Run("rate", func(t *testing.T) {
+		t.Parallel()
+		b, secret := setupAdmin(t, func(c *server.Config) { c.Door.Rate = door.Rate{Requests: 20, Per: 24 * time.Hour} })
+		send := b.visitor()
+		_, _ = send("POST", "/sign-in", url.Values{"token": {secret}})
+		require.Eventually(t, func() bool {
+			status, page := send("GET", "/access", nil)
+			return status == http.StatusTooManyRequests && strings.Contains(page, "<h1>Too Many Requests</h1>")
+		}, time.Minute, time.Millisecond)
+		status, page := send("POST", "/access/tokens", form)
+		require.Equal(t, http.StatusTooManyRequests, status, page)
+		isAgain(t, page)
+		has(t, page, "rate limit exceeded")
+		big := url.Values{"note": {strings.Repeat("x", 100_000)}}
+		status, page = send("POST", "/access/tokens", big)
+		require.Equal(t, http.StatusTooManyRequests, status, page)
+		has(t, page, "too large to keep")
+		status, page = send("POST", "/access/tokens", form, "Accept", "*/*")
+		require.Equal(t, http.StatusTooManyRequests, status)
+		has(t, page, `"status":429`)
+	})
+	t.Run("database", func(t *testing.T) {
+		t.Parallel()
+		b, secret := setupAdmin(t, nil)
+		send := b.visitor()
+		_, _ = send("POST", "/sign-in", url.Values{"token": {secret}})
+		b.exec(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+			'BEGIN RAISE EXCEPTION ''no space left'' USING ERRCODE = ''disk_full''; END'`)
+		b.exec("CREATE TRIGGER refuse BEFORE INSERT ON dlq.tokens FOR EACH ROW EXECUTE FUNCTION refuse()")
+		status, page := send("POST", "/access/tokens", form)
+		require.Equal(t, http.StatusServiceUnavailable, status, page)
+		isAgain(t, page)
+		b.exec("ALTER TABLE dlq.sessions RENAME TO gone")
+		require.Eventually(t, func() bool { // the process caches sessions for some seconds
+			status, page = send("POST", "/access/tokens", form)
+			return strings.Contains(page, "nothing was done")
+		}, time.Minute, 50*time.Millisecond)
+		require.GreaterOrEqual(t, status, http.StatusInternalServerError)
+		isAgain(t, page)
+		status, page = send("GET", "/audit", nil)
+		require.GreaterOrEqual(t, status, http.StatusInternalServerError)
+		has(t, page, "<!doctype html>")
+		b.exec("ALTER TABLE dlq.gone RENAME TO sessions")
+		b.exec("DROP TRIGGER refuse ON dlq.tokens")
+		require.Eventually(t, func() bool {
+			status, page = send("POST", "/access/tokens", form)
+			return status == http.StatusOK && strings.Contains(page, "Token created")
+		}, time.Minute, 50*time.Millisecond)
+		require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.tokens WHERE name LIKE 'ci%'"))
+	})
+}
+
+// The page that shows a new token is a GET: loading it again makes no other token, and shows no secret.
+func TestTokens_ReloadMakesNoOther(t *testing.T) {
+	t.Parallel()
+	b, secret := setupAdmin(t, nil)
+	send := b.visitor()
+	_, _ = send("POST", "/sign-in", url.Values{"token": {secret}})
+	response, body := b.signIn("ann", access.Admin).asks("POST", "/access/tokens",
+		url.Values{"name": {"other"}, "role": {"reader"}}.Encode(), "Content-Type", "application/x-www-form-urlencoded")
+	require.Equal(t, http.StatusSeeOther, response.StatusCode, body)
+	require.Equal(t, "/access", response.Header.Get("Location"))
+
+	status, page := send("POST", "/access/tokens", url.Values{"name": {"ci"}, "role": {"sender"}, "from": {"/access"}})
+	require.Equal(t, http.StatusOK, status, page)
+	has(t, page, "Token created: ci")
+	has(t, page, `data-copy="dlqd_`)
+	_, page = send("GET", "/access", nil)
+	require.NotContains(t, page, `data-copy="dlqd_`)
+	require.NotContains(t, page, "Token created")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.tokens WHERE name = 'ci'"))
 }
