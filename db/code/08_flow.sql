@@ -164,7 +164,7 @@ BEGIN
         IF dlq.is_undone(v_first.job_id, v_first.job_created_at) THEN
             RETURN v_first.job_id;
         END IF;
-        PERFORM dlq.leave_order(v_first.job_id, v_first.job_created_at);
+        PERFORM dlq.forget_place(v_first.job_id, v_first.job_created_at);
     END LOOP;
     RETURN NULL;
 END
@@ -203,9 +203,30 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET 
 $$;
 COMMENT ON FUNCTION dlq.leave_order IS 'Deletes a job''s place in the order of its key.';
 
+-- forget_place is for readers, which see work that is done but hold no lock on its entry: an operator may reopen it at
+-- the same time. dlq.order_again and forget_place lock the place. The lock is taken in one statement, and the work is
+-- checked in the next one, whose snapshot has what the lock's last holder committed.
+CREATE OR REPLACE FUNCTION dlq.forget_place(p_job bigint, p_created_at timestamptz) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
+BEGIN
+    PERFORM FROM dlq.ordered_jobs o WHERE o.job_id = p_job AND o.job_created_at = p_created_at FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND OR dlq.is_undone(p_job, p_created_at) THEN
+        RETURN false;
+    END IF;
+    PERFORM dlq.leave_order(p_job, p_created_at);
+    RETURN true;
+END
+$$;
+COMMENT ON FUNCTION dlq.forget_place IS
+    'Deletes a job''s place in the order of its key if its work is done, unless another session has locked the place. '
+    'Returns whether it did.';
+
 CREATE OR REPLACE FUNCTION dlq.order_again(p_queue text, p_key text, p_place bigint, p_job bigint,
     p_created_at timestamptz) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    -- A place that is still there is locked, so that no reader deletes it; one that a reader is deleting is gone then.
+    SELECT FROM dlq.ordered_jobs o WHERE o.job_id = p_job AND o.job_created_at = p_created_at FOR UPDATE;
     INSERT INTO dlq.ordered_jobs (queue, ordering_key, place, job_id, job_created_at) OVERRIDING SYSTEM VALUE
     SELECT p_queue, p_key, p_place, p_job, p_created_at WHERE p_place IS NOT NULL
     ON CONFLICT DO NOTHING
@@ -247,7 +268,7 @@ BEGIN
             OR dlq.is_undone(v_first.job_id, v_first.job_created_at) THEN
             RETURN false;
         END IF;
-        PERFORM dlq.leave_order(v_first.job_id, v_first.job_created_at);
+        PERFORM dlq.forget_place(v_first.job_id, v_first.job_created_at);
         v_place := v_first.place;
     END LOOP;
     RETURN false;
@@ -321,13 +342,15 @@ CREATE OR REPLACE FUNCTION dlq.forget_ordered(p_limit integer DEFAULT 10000) RET
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$
 DECLARE
-    v_count integer;
+    v_done  record;
+    v_count integer := 0;
 BEGIN
-    DELETE FROM dlq.ordered_jobs o
-    WHERE (o.queue, o.ordering_key, o.place) IN (
-        SELECT s.queue, s.ordering_key, s.place FROM dlq.ordered_jobs s
-        WHERE NOT dlq.is_undone(s.job_id, s.job_created_at) LIMIT p_limit FOR UPDATE SKIP LOCKED);
-    GET DIAGNOSTICS v_count = ROW_COUNT;
+    FOR v_done IN
+        SELECT s.job_id, s.job_created_at FROM dlq.ordered_jobs s
+        WHERE NOT dlq.is_undone(s.job_id, s.job_created_at) LIMIT p_limit
+    LOOP
+        v_count := v_count + dlq.forget_place(v_done.job_id, v_done.job_created_at)::integer;
+    END LOOP;
     RETURN v_count;
 END
 $$;

@@ -255,6 +255,43 @@ func TestOrder_KeepsPlaceOfSkippedFailure(t *testing.T) {
 	require.Zero(t, before())
 }
 
+// An operator reopens an entry right after its closing, in a transaction that is still open, while a reader deletes
+// the places of finished work.
+func TestOrder_KeepsPlaceOfEntryBeingReopened(t *testing.T) {
+	t.Parallel()
+	for name, read := range map[string]string{
+		"order_predecessor": "SELECT dlq.order_predecessor('default', 'a', id, created_at) FROM river_job ORDER BY id DESC LIMIT 1",
+		"wake_ordered":      "SELECT dlq.wake_ordered(10)",
+		"forget_ordered":    "SELECT dlq.forget_ordered()",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			b.exec(`INSERT INTO river_job (kind, args, queue, state, attempt, max_attempts) SELECT 'dlqd_message',
+				'{"kind": "k", "orderingKey": "a"}', 'default', 'running', 1, 1 FROM generate_series(1, 2)`)
+			first := b.count("SELECT min(id) FROM river_job")
+			b.exec(`INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at) SELECT 'default', 'a', id,
+				created_at FROM river_job ORDER BY id`)
+			b.endJob(first, "discarded")
+			b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
+			b.exec("SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_open")
+			tx, err := b.pool.Begin(t.Context())
+			require.NoError(t, err)
+			defer func() { _ = tx.Rollback(t.Context()) }()
+			_, err = tx.Exec(t.Context(), "SELECT dlq.reopen(id, 'kim') FROM dlq.dead_letter_queue")
+			require.NoError(t, err)
+			b.exec(read)
+			require.NoError(t, tx.Commit(t.Context()))
+			require.Equal(t, int64(2), b.count("SELECT count(*) FROM dlq.ordered_jobs"), "the reopened entry lost its place")
+			require.Equal(t, "false", b.text("SELECT dlq.forget_place(id, created_at)::text FROM river_job WHERE id = $1", first))
+			require.Equal(t, first, b.count(`SELECT coalesce(dlq.order_predecessor('default', 'a', id, created_at), 0)
+				FROM river_job WHERE id <> $1`, first))
+			b.exec("SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_open")
+			require.Equal(t, int64(1), b.count("SELECT dlq.forget_ordered()"))
+		})
+	}
+}
+
 // A marker that an application copied to another job, or forged, creates and closes no entry.
 func TestApply_IgnoresCopiedMarker(t *testing.T) {
 	t.Parallel()
