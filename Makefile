@@ -53,6 +53,10 @@ riverdlq-matrix: install-postgres ## test riverdlq with River 0.39, 0.42, 0.45 a
 trial-capture: install-postgres ## disturb an application at random for a while (TRIAL=10m), and check that each failure has one dead letter
 	DLQD_TRIAL=$(or $(TRIAL),10m) go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestHost_SurvivesRandomFaults ./internal/host
 
+.PHONY: trial-team
+trial-team: install-postgres ## have four operators decide about dead letters in the console (TRIAL=10m); count refusals and contradictions
+	DLQD_TRIAL=$(or $(TRIAL),10m) go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestTeam_FourOperators ./internal/server
+
 .PHONY: model
 model: ## check the protocol model with two jobs (TRIAL=1h, at most STATES=20000000); see docs/protocol.md
 	DLQD_MODEL=$(or $(TRIAL),1h) DLQD_MODEL_STATES=$(STATES) go test -count=1 -timeout 0 -v -run 'TestProtocol_KeepsInvariantsForLong$$' ./internal/protocol

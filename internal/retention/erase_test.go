@@ -390,6 +390,42 @@ func TestErase_RunbookListsEveryColumn(t *testing.T) {
 	})
 }
 
+// Notes name the person otherwise than the filter does, and the rows that have them chose the entry by its queue. Each
+// note is gone, or the answer lists its row.
+func TestErase_ListsNotesThatNameOtherwise(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state)
+		VALUES ('k', '{"customer": "cus_81"}', 'payments', 1, 'running')`)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb],
+		metadata = '{"dlq:error": {"attempt": 1, "type": "Zaphod is unknown"}}' WHERE state = 'running'`)
+	b.exec("SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim', 'about Zaphod')")
+	b.exec("UPDATE dlq.dead_letter_queue SET fingerprint = 'f00d', move = '{\"actor\": \"worker:1\", \"reason\": \"judged\"}'")
+	b.exec("SELECT dlq.refresh_rollups()")
+	const filter = `{"queue": ["payments"]}`
+	b.exec("SELECT dlq.act_where('note', $1, 'kim', 'about Zaphod')", filter)
+	b.exec("SELECT dlq.replay_cancel(dlq.replay_start($1, 'kim', 'about Zaphod', p_force => true))", filter)
+	request := `dlq.request_approval('bulk', jsonb_build_object('do', 'discard', 'filter', $1::jsonb), 'about Zaphod', $2)`
+	b.exec("SELECT dlq.refuse_approval("+request+", 'said Zaphod', 'ann')", filter, "kim")
+	b.exec("SELECT dlq.approve("+request+", 1, 'said Zaphod', 'ann')", filter, "lee")
+	b.exec("SELECT dlq.end_approval(id, 0) FROM dlq.approvals WHERE state = 'approved'")
+	b.exec("SELECT dlq.set_group('payments', 'f00d', '{\"owner\": \"kim\", \"note\": \"about Zaphod\"}', 'kim')")
+	e := b.erase(`{"payload": {"customer": "cus_81"}}`)
+	require.NotNil(t, e.FinishedAt)
+	rows, err := b.pool.Query(t.Context(), "SELECT table_name, row_count FROM dlq.traces('{Zaphod}') WHERE table_name <> 'dlq.acts'")
+	require.NoError(t, err)
+	for rows.Next() {
+		var table string
+		var n int64
+		require.NoError(t, rows.Scan(&table, &n))
+		at := slices.IndexFunc(e.Leaves, func(l deadletter.Leaves) bool { return "dlq."+l.Table == table })
+		require.GreaterOrEqual(t, at, 0, "the answer does not name %s", table)
+		require.LessOrEqual(t, n, e.Leaves[at].Rows, "the answer's query does not find all rows of %s", table)
+		require.EqualValues(t, e.Leaves[at].Rows, b.count("SELECT count(*) FROM ("+e.Leaves[at].Query+") q"))
+	}
+	require.NoError(t, rows.Err())
+}
+
 // plantEverywhere creates a closed dead letter, and acts of operators about it, that have a word in each column
 // that a sender, a receiver or an operator fills.
 func (b *bundle) plantEverywhere(word string) {
