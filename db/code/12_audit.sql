@@ -542,10 +542,12 @@ BEGIN
         ('replay_runs', '{filter,patch,merge_patch,note}', format(
             'SELECT t.* FROM dlq.replay_runs t WHERE t.filter ->> ''erased'' IS NULL AND t.id IN (SELECT n.run_id '
             'FROM dlq.replay_run_entries n WHERE n.entry_id IN (%s))', v_entries)),
+        -- A request has its entries from its approval on. Before, and if it was refused, it has their queues.
         ('approvals', '{request,note,decision,problem}', format(
             'SELECT t.* FROM dlq.approvals t WHERE (t.request ->> ''erased'' IS NULL OR coalesce(t.note, t.decision, '
-            't.problem) IS NOT NULL) AND t.id IN (SELECT n.approval_id FROM dlq.approval_entries n '
-            'WHERE n.entry_id IN (%s))', v_entries))
+            't.problem) IS NOT NULL) AND (t.id IN (SELECT n.approval_id FROM dlq.approval_entries n '
+            'WHERE n.entry_id IN (%s)) OR t.frozen IS NULL AND t.by_queue ?| ARRAY(SELECT m.queue FROM %s))',
+            v_entries, v_moves))
     LOOP
         EXECUTE format('SELECT count(*) FROM (%s) q', query) INTO row_count;
         IF row_count > 0 THEN
