@@ -57,6 +57,15 @@ trial-capture: install-postgres ## disturb an application at random for a while 
 trial-team: install-postgres ## have four operators decide about dead letters in the console (TRIAL=10m); count refusals and contradictions
 	DLQD_TRIAL=$(or $(TRIAL),10m) go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestTeam_FourOperators ./internal/server
 
+.PHONY: trial-proxy
+trial-proxy: install-postgres ## use the console through a real nginx, as docs/proxies.md configures it
+	@scripts/install.sh nginx
+	go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -v -run TestProxy_Nginx ./internal/server
+
+.PHONY: trial-archive
+trial-archive: install-postgres ## fill a small file system with the archive, as root; then list, verify, erase and restore
+	DLQD_TRIAL=1 go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -v -run TestArchive_SurvivesFullDisk ./internal/retention
+
 .PHONY: model
 model: ## check the protocol model with two jobs (TRIAL=1h, at most STATES=20000000); see docs/protocol.md
 	DLQD_MODEL=$(or $(TRIAL),1h) DLQD_MODEL_STATES=$(STATES) go test -count=1 -timeout 0 -v -run 'TestProtocol_KeepsInvariantsForLong$$' ./internal/protocol

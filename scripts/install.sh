@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs missing programs with the system's package manager:
-#   install.sh postgres|prometheus|alertmanager|pgbouncer|cc|curl|chromium|debootstrap|rpm ...
+#   install.sh postgres|prometheus|alertmanager|pgbouncer|nginx|cc|curl|chromium|debootstrap|rpm ...
 set -eu
 
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
@@ -10,7 +10,7 @@ have() {
 		[ -x "${DLQD_TEST_CHROMIUM:-}" ] || command -v chromium-headless-shell || command -v chromium || command -v chromium-browser || command -v google-chrome
 		return
 	fi >/dev/null
-	[ "$1" = pgbouncer ] && [ -x /usr/sbin/pgbouncer ] && return # not on the PATH of other users
+	case "$1" in pgbouncer | nginx) [ -x "/usr/sbin/$1" ] && return ;; esac # not on the PATH of other users
 	[ "$1" = alertmanager ] && command -v prometheus-alertmanager >/dev/null && return # Debian's name
 	[ "$1" != postgres ] && { command -v "$1" >/dev/null; return; }
 	for dir in $(echo "$PATH" | tr ':' ' ') /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebrew/opt/postgresql@*/bin; do
@@ -28,6 +28,7 @@ package() { # prints the packages of a program ($1) for a package manager ($2)
 	alertmanager/apt-get) echo prometheus-alertmanager ;;
 	chromium/apt-get) # Ubuntu has no headless shell
 		if apt-cache show chromium-headless-shell >/dev/null 2>&1; then echo chromium-headless-shell; else echo chromium; fi ;;
+	nginx/apt-get) echo nginx-light ;;
 	cc/apt-get) echo gcc libc6-dev ;;
 	cc/apk) echo gcc musl-dev ;;
 	cc/*) echo gcc ;;
@@ -52,7 +53,7 @@ for thing; do
 		prometheus | alertmanager) # Debian also starts them as services; dlqd needs only the programs.
 			as_root systemctl disable --quiet --now prometheus prometheus-alertmanager prometheus-node-exporter 2>/dev/null || true
 			;;
-		pgbouncer) as_root systemctl disable --quiet --now pgbouncer 2>/dev/null || true ;;
+		pgbouncer | nginx) as_root systemctl disable --quiet --now "$thing" 2>/dev/null || true ;;
 		esac
 	elif command -v dnf >/dev/null; then as_root dnf install -y -q $(package "$thing" dnf)
 	elif command -v apk >/dev/null; then as_root apk add -q $(package "$thing" apk)

@@ -347,7 +347,7 @@ func (a *authority) issue(name string) (cert, key []byte) {
 	require.NoError(a, err)
 	raw, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
-		NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"localhost", proxyHost}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 	}, a.cert, &k.PublicKey, a.key)
 	require.NoError(a, err)
 	rawKey, err := x509.MarshalECPrivateKey(k)
