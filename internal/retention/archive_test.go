@@ -221,3 +221,20 @@ func TestErase_ContinuesAfterDamagedUnit(t *testing.T) {
 	require.ErrorContains(t, err, unit)
 	require.EqualValues(t, 2, done.Entries)
 }
+
+// The trail also has each sign-in and each change of a queue: units are looked up by an index.
+func TestArchive_FindsUnitsByIndex(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec(`INSERT INTO dlq.acts (subject, act, actor, detail) SELECT 'sessions', 'signed in', 'kim', '{}'
+		FROM generate_series(1, 20000)`)
+	b.exec("ANALYZE dlq.acts")
+	b.createClosed(2, "mails", "dlq_resolved")
+	b.now = b.now.Add(8 * 24 * time.Hour)
+	require.Equal(t, 2, b.run().Deleted)
+	b.scan()
+	require.Eventually(t, func() bool {
+		b.exec("SELECT pg_stat_force_next_flush()")
+		return b.count("SELECT coalesce(sum(idx_scan), 0) FROM pg_stat_user_indexes WHERE indexrelname = 'acts_archive'") >= 4
+	}, time.Minute, 50*time.Millisecond)
+}

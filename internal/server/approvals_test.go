@@ -314,8 +314,9 @@ func TestApprovals_AreListedForEntries(t *testing.T) {
 	kim, lee := b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root")
 	ids := strings.Split(b.text("SELECT string_agg(id::text, ',' ORDER BY queue DESC, id) FROM dlq.dead_letter_queue"),
 		",")
+	more := "" // of the query
 	list := func(token string, of ...string) (found map[string]int) {
-		status, out := b.as(token, "GET", "/api/dlq/approvals?entries="+strings.Join(of, ","), "")
+		status, out := b.as(token, "GET", "/api/dlq/approvals?entries="+strings.Join(of, ",")+more, "")
 		require.Equal(t, http.StatusOK, status, out)
 		var answer struct{ Approvals []approval.Approval }
 		require.NoError(t, json.Unmarshal([]byte(out), &answer))
@@ -331,6 +332,13 @@ func TestApprovals_AreListedForEntries(t *testing.T) {
 	require.Equal(t, map[string]int{all: 2, one: 1}, list(lee, ids...))
 	require.Equal(t, map[string]int{all: 1}, list(lee, ids[0]))
 	require.Empty(t, list(lee, ids[2]))
+	for query, want := range map[string]map[string]int{
+		"&limit=1": {one: 1}, "&state=requested": {all: 2, one: 1}, "&state=refused": {},
+	} {
+		more = query
+		require.Equal(t, want, list(lee, ids...), query)
+	}
+	more = ""
 	require.Empty(t, list(b.named("limited", access.Operator, "root", "payments"), ids...),
 		"requests of everything are outside the scope")
 	status, _ := b.as(lee, "GET", "/api/dlq/approvals?entries=x", "")

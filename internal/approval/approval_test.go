@@ -1,0 +1,184 @@
+package approval_test
+
+import (
+	"encoding/json"
+	"log/slog"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/approval"
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+// testBundle is a database with three parked dead letters of the queue payments.
+type testBundle struct {
+	*testing.T
+
+	pool   *pgxpool.Pool
+	store  *approval.Store
+	runner *approval.Runner
+}
+
+func setup(t *testing.T) *testBundle {
+	t.Helper()
+	pool := postgrestest.Pool(t)
+	entries := deadletter.NewStore(pool, postgres.DefaultSchemas())
+	b := &testBundle{
+		T: t, pool: pool, store: &approval.Store{Store: entries},
+		runner: &approval.Runner{Store: entries, Logger: slog.New(slog.DiscardHandler)},
+	}
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', jsonb_build_object('n', i),
+		'payments', 1, 'running' FROM generate_series(1, 3) i`)
+	b.exec("UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY['{\"error\": \"x\"}'::jsonb]")
+	b.exec("SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'test')")
+	return b
+}
+
+func (b *testBundle) exec(sql string, args ...any) {
+	b.Helper()
+	_, err := b.pool.Exec(b.Context(), sql, args...)
+	require.NoError(b, err)
+}
+
+func (b *testBundle) ids() (ids []uuid.UUID) {
+	b.Helper()
+	require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT array_agg(id ORDER BY id) FROM dlq.dead_letter_queue").Scan(&ids))
+	return ids
+}
+
+func by(name string) approval.Person {
+	return approval.Person{Act: deadletter.Act{Actor: name, Note: name + "'s note"}}
+}
+
+// request asks for a bulk action on the entries that a filter selects.
+func (b *testBundle) request(do, filter, actor string) *approval.Approval {
+	b.Helper()
+	a, existing, err := b.store.Request(b.Context(), approval.Bulk,
+		map[string]any{"do": do, "filter": json.RawMessage(filter)}, by(actor))
+	require.NoError(b, err)
+	require.False(b, existing)
+	return a
+}
+
+func (b *testBundle) state(id uuid.UUID) string {
+	b.Helper()
+	a, err := b.store.Get(b.Context(), id)
+	require.NoError(b, err)
+	return a.State
+}
+
+const payments = `{"queue": ["payments"]}`
+
+// A request is carried out once another person has approved it, in the name of the requester.
+func TestStore_RequiresASecondPerson(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a := b.request("discard", payments, "kim")
+	require.Equal(t, approval.Requested, a.State)
+	require.EqualValues(t, 3, a.Entries)
+	require.Equal(t, "discard", a.Do())
+	require.True(t, a.RequestedBy("KIM", ""))
+	require.True(t, a.RequestedBy("lee", "kim"), "a token that the requester created")
+	require.False(t, a.RequestedBy("lee", ""))
+
+	again, existing, err := b.store.Request(t.Context(), approval.Bulk,
+		map[string]any{"do": "discard", "filter": json.RawMessage(payments)}, by("ann"))
+	require.NoError(t, err)
+	require.True(t, existing)
+	require.Equal(t, a.ID, again.ID)
+
+	require.ErrorIs(t, b.store.Approve(t.Context(), a.ID, 3, by("kim")), deadletter.ErrForbidden)
+	require.ErrorIs(t, b.store.Approve(t.Context(), a.ID, 2, by("lee")), deadletter.ErrUnhealthy, "more than were seen")
+	worked, err := b.runner.RunOnce(t.Context())
+	require.NoError(t, err)
+	require.False(t, worked, "it is not approved")
+	require.NoError(t, b.store.Approve(t.Context(), a.ID, 3, by("lee")))
+	worked, err = b.runner.RunOnce(t.Context())
+	require.NoError(t, err)
+	require.True(t, worked)
+	a, err = b.store.Get(t.Context(), a.ID)
+	require.NoError(t, err)
+	require.Equal(t, "done", a.State)
+	require.EqualValues(t, 3, *a.Changed)
+	var actors string
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT string_agg(DISTINCT actor, ',') FROM dlq.dead_letter_transitions
+		WHERE to_status = 'dlq_archived'`).Scan(&actors))
+	require.Equal(t, "kim", actors)
+}
+
+// A request ends by a refusal, by its requester's withdrawal, or with its time.
+func TestStore_EndsRequests(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	refused := b.request("discard", payments, "kim")
+	require.NoError(t, b.store.Refuse(t.Context(), refused.ID, by("lee").Act))
+	require.Equal(t, "refused", b.state(refused.ID))
+	require.ErrorIs(t, b.store.Approve(t.Context(), refused.ID, 3, by("lee")), deadletter.ErrNotAllowed)
+
+	withdrawn := b.request("discard", payments, "kim")
+	require.Error(t, b.store.Withdraw(t.Context(), withdrawn.ID, by("lee").Act), "only the requester withdraws")
+	require.NoError(t, b.store.Withdraw(t.Context(), withdrawn.ID, by("kim").Act))
+	require.Equal(t, "withdrawn", b.state(withdrawn.ID))
+
+	late := b.request("discard", payments, "kim")
+	b.exec("UPDATE dlq.approvals SET expires_at = now() WHERE id = $1", late.ID)
+	require.Equal(t, approval.Expired, b.state(late.ID), "before the runner has written it")
+	_, err := b.runner.RunOnce(t.Context())
+	require.NoError(t, err)
+	expired, err := b.store.List(t.Context(), approval.Expired, 10)
+	require.NoError(t, err)
+	require.Len(t, expired, 1)
+	_, err = b.store.Get(t.Context(), uuid.New())
+	require.ErrorIs(t, err, deadletter.ErrNotFound)
+}
+
+// Requests are listed for the entries that they select now, latest first, up to a limit.
+func TestStore_ListsRequestsForEntries(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	ids := b.ids()
+	first := b.request("discard", payments, "kim")
+	second := b.request("resolve", payments, "kim")
+	b.request("discard", `{"queue": ["mails"]}`, "kim")
+	list, err := b.store.ListFor(t.Context(), ids[:2], 50)
+	require.NoError(t, err)
+	require.Len(t, list, 2)
+	require.Equal(t, []uuid.UUID{second.ID, first.ID}, []uuid.UUID{list[0].ID, list[1].ID})
+	require.ElementsMatch(t, ids[:2], list[0].Selects)
+	list, err = b.store.ListFor(t.Context(), ids, 1)
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+	require.Equal(t, second.ID, list[0].ID)
+}
+
+// A request that was written by SQL and cannot be decoded fails, and does not stop the next one. A process that died
+// loses its request to another one when its lease ends.
+func TestRunner_GoesOnAfterAFailure(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	bad := b.request("discard", payments, "kim")
+	require.NoError(t, b.store.Approve(t.Context(), bad.ID, 3, by("lee")))
+	b.exec("SELECT FROM dlq.take_approval('1 hour')")
+	good := b.request("resolve", payments, "kim")
+	require.NoError(t, b.store.Approve(t.Context(), good.ID, 3, by("lee")))
+	worked, err := b.runner.RunOnce(t.Context())
+	require.NoError(t, err)
+	require.True(t, worked)
+	require.Equal(t, "done", b.state(good.ID))
+	require.Equal(t, approval.Approved, b.state(bad.ID), "another process has it")
+	b.exec("UPDATE dlq.approvals SET taken_until = now(), request = '{\"do\": 7}' WHERE id = $1", bad.ID)
+	worked, err = b.runner.RunOnce(t.Context())
+	require.NoError(t, err)
+	require.True(t, worked)
+	failed, err := b.store.Get(t.Context(), bad.ID)
+	require.NoError(t, err)
+	require.Equal(t, "failed", failed.State)
+	require.Contains(t, failed.Problem, "cannot be decoded")
+}
