@@ -80,7 +80,9 @@ func TestArchive_Commands(t *testing.T) {
 	// The location may be spelled otherwise. One that the database does not name is no reason to compare nothing.
 	link := filepath.Join(t.TempDir(), "link")
 	require.NoError(t, os.Symlink(dir, link))
-	for _, location := range []string{"file://" + dir, "file://" + dir + "/", dir + "/../" + filepath.Base(dir) + "/", link} {
+	for _, location := range []string{
+		"file://" + dir, "file://" + dir + "/", dir + "/../" + filepath.Base(dir) + "/", link,
+	} {
 		out, stderr, code = run(t, "archive", "verify", "--database-url", url, "--archive", location)
 		require.Equal(t, 1, code, location)
 		require.Contains(t, out, "BAD", location)

@@ -49,7 +49,8 @@ func (b *testBundle) exec(sql string, args ...any) {
 
 func (b *testBundle) ids() (ids []uuid.UUID) {
 	b.Helper()
-	require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT array_agg(id ORDER BY id) FROM dlq.dead_letter_queue").Scan(&ids))
+	require.NoError(b, b.pool.QueryRow(b.Context(),
+		"SELECT array_agg(id ORDER BY id) FROM dlq.dead_letter_queue").Scan(&ids))
 	return ids
 }
 

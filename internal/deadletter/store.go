@@ -555,8 +555,8 @@ func (s *Store) Reveal(ctx context.Context, id uuid.UUID, act Act) (*Entry, []Tr
 const RevealFor = 10 * time.Minute
 
 // Revealed returns what [Store.Get] does. If the actor has revealed the entry within [RevealFor], the entry is
-// unmasked, and until is the end of that time by the clock of this process; else until is zero. It writes no audit row: that of the reveal
-// covers this time.
+// unmasked, and until is the end of that time by the clock of this process; else until is zero. It writes no audit
+// row: that of the reveal covers this time.
 func (s *Store) Revealed(ctx context.Context, id uuid.UUID, actor string) (entry *Entry, trail []Transition,
 	until time.Time, err error,
 ) {

@@ -283,7 +283,8 @@ func TestOrder_KeepsPlaceOfEntryBeingReopened(t *testing.T) {
 			b.exec(read)
 			require.NoError(t, tx.Commit(t.Context()))
 			require.Equal(t, int64(2), b.count("SELECT count(*) FROM dlq.ordered_jobs"), "the reopened entry lost its place")
-			require.Equal(t, "false", b.text("SELECT dlq.forget_place(id, created_at)::text FROM river_job WHERE id = $1", first))
+			require.Equal(t, "false",
+				b.text("SELECT dlq.forget_place(id, created_at)::text FROM river_job WHERE id = $1", first))
 			require.Equal(t, first, b.count(`SELECT coalesce(dlq.order_predecessor('default', 'a', id, created_at), 0)
 				FROM river_job WHERE id <> $1`, first))
 			b.exec("SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_open")

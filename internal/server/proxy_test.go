@@ -64,8 +64,8 @@ func startNginx(t *testing.T, b *bundle, version string) *http.Client {
 		paths += kind + "_temp_path " + dir + "/" + kind + ";\n"
 	}
 	config := filepath.Join(dir, "nginx.conf")
-	require.NoError(t, os.WriteFile(config, []byte("daemon off;\nmaster_process off;\npid "+dir+"/pid;\nerror_log stderr;\n"+
-		"events {}\nhttp {\naccess_log off;\n"+paths+block+"}\n"), 0o600))
+	require.NoError(t, os.WriteFile(config, []byte("daemon off;\nmaster_process off;\npid "+dir+
+		"/pid;\nerror_log stderr;\nevents {}\nhttp {\naccess_log off;\n"+paths+block+"}\n"), 0o600))
 	nginx := exec.CommandContext(context.WithoutCancel(t.Context()), program, "-p", dir, "-c", config)
 	var log strings.Builder
 	nginx.Stderr = &log
@@ -93,7 +93,8 @@ func startNginx(t *testing.T, b *bundle, version string) *http.Client {
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		},
-		TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: proxyHost}, ForceAttemptHTTP2: true, DisableCompression: true,
+		TLSClientConfig:   &tls.Config{RootCAs: roots, ServerName: proxyHost},
+		ForceAttemptHTTP2: true, DisableCompression: true,
 	}
 	t.Cleanup(transport.CloseIdleConnections)
 	// nginx buffers the header of a stream, too, so the request would never return.
@@ -157,7 +158,8 @@ func testNginx(t *testing.T, version string) {
 
 	// Events come one by one. With HTTP/1.0 and nginx's default buffering, they would stop after the first.
 	const run = "0198a0b0-0000-7000-8000-000000000000"
-	b.exec("INSERT INTO dlq.replay_runs (id, filter, actor, total, status) VALUES ('" + run + "', '{}', 'kim', 1, 'paused')")
+	b.exec("INSERT INTO dlq.replay_runs (id, filter, actor, total, status) " +
+		"VALUES ('" + run + "', '{}', 'kim', 1, 'paused')")
 	var live *http.Response
 	for _, path := range []string{"/api/dlq/replays/" + run + "/events", "/events?page=/groups"} {
 		live = send("GET", path, nil, "Accept", "text/event-stream")
