@@ -62,7 +62,7 @@ func ingestBench(b *bench, scale float64) error {
 			}
 		}
 		of := func(subject string, value func(load) float64) float64 {
-			var values []float64
+			values := make([]float64, 0, len(results[subject]))
 			for _, l := range results[subject] {
 				values = append(values, value(l))
 			}
@@ -236,7 +236,7 @@ func postgresCPU(postmaster int) time.Duration {
 // serve runs a server until its standard input ends.
 func serve(ctx context.Context, subject, url, profile string, withToken bool) error {
 	if profile != "" {
-		file, err := os.Create(profile) //nolint:gosec // named on the command line
+		file, err := os.Create(profile)
 		if err != nil {
 			return err
 		}
@@ -356,7 +356,7 @@ func limitHandler(ctx context.Context, pool *pgxpool.Pool) (http.Handler, func()
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusAccepted)
-		_ = json.NewEncoder(w).Encode(map[string]string{"messageId": submitted.args.MessageID})
+		_, _ = fmt.Fprintf(w, `{"messageId": %q}`, submitted.args.MessageID)
 	})
 	return handler, func() { close(queue); flushers.Wait() }, nil
 }

@@ -148,12 +148,22 @@ var (
 	// originParts are the interface, the address and the program of an origin; see api.origin and dlq.origin.
 	originParts = regexp.MustCompile(`^(API|SQL), from (.*?)(?: \((.*?)\))?(, on behalf of .*)?$`)
 	browsers    = [][2]string{
-		{"Edg/", "Edge"}, {"OPR/", "Opera"}, {"Firefox/", "Firefox"}, {"Chrome/", "Chrome"}, {"CriOS/", "Chrome"},
-		{"FxiOS/", "Firefox"}, {"Safari/", "Safari"},
+		{"Edg/", "Edge"},
+		{"OPR/", "Opera"},
+		{"Firefox/", "Firefox"},
+		{"Chrome/", "Chrome"},
+		{"CriOS/", "Chrome"},
+		{"FxiOS/", "Firefox"},
+		{"Safari/", "Safari"},
 	}
 	systems = [][2]string{
-		{"iPhone", "iPhone"}, {"iPad", "iPad"}, {"Android", "Android"}, {"Macintosh", "Mac"}, {"Windows", "Windows"},
-		{"CrOS", "ChromeOS"}, {"Linux", "Linux"},
+		{"iPhone", "iPhone"},
+		{"iPad", "iPad"},
+		{"Android", "Android"},
+		{"Macintosh", "Mac"},
+		{"Windows", "Windows"},
+		{"CrOS", "ChromeOS"},
+		{"Linux", "Linux"},
 	}
 )
 
@@ -210,7 +220,8 @@ type audit struct {
 func auditTabs(in *request) []auditTab {
 	day := func(ago int) string { return in.now.UTC().AddDate(0, 0, -ago).Format(time.DateOnly) }
 	tabs := []auditTab{
-		{Name: "By people", Path: "/audit"}, {Name: "Mine", Path: "/audit?people=true&actor=" + url.QueryEscape(in.actor())},
+		{Name: "By people", Path: "/audit"},
+		{Name: "Mine", Path: "/audit?people=true&actor=" + url.QueryEscape(in.actor())},
 		{Name: "Today", Path: "/audit?people=true&day=" + day(0)},
 		{Name: "Yesterday", Path: "/audit?people=true&day=" + day(1)},
 		{Name: "dlqd, too", Path: "/audit?each=true"},

@@ -385,12 +385,12 @@ func (i *Ingester) job(ctx context.Context, msg *message.Message, trace Trace) (
 	}
 	out := job{
 		metadata:    "{}",
-		maxAttempts: int16(min(cmp.Or(queue.MaxAttempts, river.MaxAttemptsDefault), math.MaxInt16)), //nolint:gosec // bounded
+		maxAttempts: int16(min(cmp.Or(queue.MaxAttempts, river.MaxAttemptsDefault), math.MaxInt16)),
 		priority:    message.DefaultPriority,
 		uniqueKey:   message.UniqueKey(msg.MessageID),
 	}
 	if msg.Priority > 0 {
-		out.priority = int16(msg.Priority) //nolint:gosec // 1 to 4
+		out.priority = int16(msg.Priority) // 1 to 4
 	}
 	if msg.ScheduledAt != nil {
 		out.scheduledAt = *msg.ScheduledAt
@@ -552,15 +552,12 @@ func (i *Ingester) store(ctx context.Context, db postgres.DB, group []*submissio
 		if _, committed := db.(*pgxpool.Pool); err != nil && !committed {
 			return err
 		}
-		// The new jobs are committed, so only these messages fail: the next submission sees their outcome. In the other
-		// case their jobs are deleted before they can be compared, or a trigger of the application drops them.
+		// The new jobs are committed, so only the other messages fail: their next submission sees the outcome. Without an
+		// error their jobs were deleted before they could be compared, or a trigger of the application drops them.
 		if err != nil || attempt == maxAttempts {
-			for n := range entries {
-				waiting = append(waiting, n)
-			}
-			for _, n := range waiting {
-				if outcomes[n].receipt.JobID == 0 {
-					outcomes[n].err = cmp.Or(outcomes[n].err, ErrUncertain)
+			for n := range outcomes {
+				if outcomes[n] == (outcome{}) {
+					outcomes[n].err = ErrUncertain
 				}
 			}
 			return nil
@@ -652,13 +649,13 @@ func (i *Ingester) shouldNotify(queue string) bool {
 }
 
 // findDuplicates fills the outcomes of messages that have an open entry or a job already. It returns the indexes of
-// those whose job was deleted meanwhile and, with an error, of all that were to be compared with a job.
+// those whose job was deleted meanwhile.
 func findDuplicates(ctx context.Context, queries *dbsqlc.Queries, group []*submission, entries map[int]uuid.UUID,
 	indexes []int, outcomes []outcome,
 ) (gone []int, err error) {
 	for n, entry := range entries {
 		if outcomes[n], err = duplicateOfEntry(ctx, queries, group[n], entry); err != nil {
-			return indexes, err
+			return nil, err
 		}
 	}
 	if len(indexes) == 0 {
@@ -668,14 +665,14 @@ func findDuplicates(ctx context.Context, queries *dbsqlc.Queries, group []*submi
 	for _, n := range indexes {
 		args, err := json.Marshal(group[n].message)
 		if err != nil {
-			return indexes, err
+			return nil, err
 		}
 		params.UniqueKeys = append(params.UniqueKeys, group[n].job.uniqueKey)
 		params.Args = append(params.Args, args)
 	}
 	rows, err := queries.CompareJobs(ctx, params)
 	if err != nil {
-		return indexes, err
+		return nil, err
 	}
 	found := make(map[string]dbsqlc.CompareJobsRow, len(rows))
 	for _, row := range rows {

@@ -193,7 +193,7 @@ func TestSubmit_NotifiesQueueAsRiverDoes(t *testing.T) {
 	require.NoError(t, err)
 	got, err := conn.Conn().WaitForNotification(ctx)
 	require.NoError(t, err)
-	require.Equal(t, `{"queue": "default"}`, got.Payload)
+	require.JSONEq(t, `{"queue": "default"}`, got.Payload)
 
 	client, err := river.NewClient(riverpgxv5.New(b.pool), &river.Config{Schema: "public"})
 	require.NoError(t, err)

@@ -46,7 +46,8 @@ func (r *release) writeImage(programs []*program) error {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, p := range programs {
 		top, err := r.layer([]file{
-			{path: "/usr/bin/dlqd", body: p.body, mode: 0o755}, licence,
+			{path: "/usr/bin/dlqd", body: p.body, mode: 0o755},
+			licence,
 			{path: "/usr/share/doc/dlqd/LICENSES", body: p.licences},
 			{path: "/usr/share/doc/dlqd/NOTICE", body: append(slices.Clone(p.notice), rootsNotice...)},
 		})

@@ -363,7 +363,8 @@ import (
 func main() { fmt.Println((&riverdlq.Error{Type: "CardDeclined"}).Type) }
 `), 0o600))
 	for _, args := range [][]string{
-		{"mod", "init", "example.com/application"}, {"get", "github.com/dlqd/dlqd/riverdlq@v0.2.0"},
+		{"mod", "init", "example.com/application"},
+		{"get", "github.com/dlqd/dlqd/riverdlq@v0.2.0"},
 		{"build", "-o", "application", "."},
 	} {
 		_, err := output(t.Context(), application, env, "go", args...)
