@@ -55,15 +55,16 @@ type GroupChanged struct {
 
 // GroupsInput selects failure groups.
 type GroupsInput struct {
-	Status     []string `query:"status" enum:"open,fixed,regressed,muted" doc:"Only groups in these states: several values are separated by commas, or the parameter is repeated."`
-	Queue      string   `query:"queue" maxLength:"127" doc:"Only groups of this queue."`
-	ErrorClass string   `query:"errorClass" enum:"transient,rate_limited,outage,validation,malformed,unauthorized,not_found,business,code_bug,unknown" doc:"Only groups of this class."`
-	Owner      string   `query:"owner" maxLength:"255" doc:"Only groups of this owner; \"nobody\" for groups without an owner." example:"kim"`
-	HasOpen    string   `query:"hasOpen" enum:"true,false" doc:"Only groups with open entries (true), or without (false)."`
-	Order      string   `query:"order" enum:"latest,open,failures" default:"latest" doc:"First the groups with the latest failure, the most open entries, or the most failures."`
-	Over       string   `query:"over" default:"24h" doc:"Length of the trend, such as 24h or 30d." example:"24h"`
-	Cursor     string   `query:"cursor" maxLength:"2000" doc:"next of the previous page."`
-	Limit      int      `query:"limit" minimum:"1" maximum:"200" default:"50" doc:"Groups in a page."`
+	Status      []string `query:"status" enum:"open,fixed,regressed,muted" doc:"Only groups in these states: several values are separated by commas, or the parameter is repeated."`
+	Queue       string   `query:"queue" maxLength:"127" doc:"Only groups of this queue."`
+	Fingerprint string   `query:"fingerprint" maxLength:"255" doc:"Only the group with this fingerprint."`
+	ErrorClass  string   `query:"errorClass" enum:"transient,rate_limited,outage,validation,malformed,unauthorized,not_found,business,code_bug,unknown" doc:"Only groups of this class."`
+	Owner       string   `query:"owner" maxLength:"255" doc:"Only groups of this owner; \"nobody\" for groups without an owner." example:"kim"`
+	HasOpen     string   `query:"hasOpen" enum:"true,false" doc:"Only groups with open entries (true), or without (false)."`
+	Order       string   `query:"order" enum:"latest,open,failures" default:"latest" doc:"First the groups with the latest failure, the most open entries, or the most failures."`
+	Over        string   `query:"over" default:"24h" doc:"Length of the trend, such as 24h or 30d." example:"24h"`
+	Cursor      string   `query:"cursor" maxLength:"2000" doc:"next of the previous page."`
+	Limit       int      `query:"limit" minimum:"1" maximum:"200" default:"50" doc:"Groups in a page."`
 }
 
 // GroupInput names a failure group.
@@ -142,7 +143,7 @@ func (s *service) listGroups(ctx context.Context, in *GroupsInput) (*GroupPage, 
 		return nil, err
 	}
 	f := group.Filter{
-		Queue: in.Queue, ErrorClass: in.ErrorClass, Statuses: in.Status,
+		Queue: in.Queue, Fingerprint: in.Fingerprint, ErrorClass: in.ErrorClass, Statuses: in.Status,
 		Order: in.Order, Over: w.Over, Cursor: in.Cursor, Limit: in.Limit,
 	}
 	if in.Owner != "" {

@@ -42,6 +42,9 @@ type deadLetterPage struct {
 	Hidden   bool   // the viewer may not see payloads
 	RiverUI  string // address of River UI; "" if not configured
 	Asked    askedFor
+	Cause    headline
+	Exchange *exchange // nil if the job sent nothing over HTTP
+	Like     *likeness // nil if nothing is known of its failure group, and on a live page, which keeps what it shows
 }
 
 // IsMessage reports whether the job was created for a message.
@@ -74,6 +77,7 @@ type attempt struct {
 	Error  string
 	OK     bool
 	Due    bool
+	Wait   time.Duration // since the attempt before; 0 for the first, and below a second
 }
 
 // verb is a move of an entry.
@@ -89,8 +93,13 @@ func (c *Console) deadLetter(in *request) (*view, error) {
 		return nil, err
 	}
 	l := newDeadLetterPage(in, detail)
+	if _, live := isLive(in.Context()); !live {
+		if l.Like, err = in.likeOf(detail); err != nil {
+			return nil, err
+		}
+	}
 	return &view{
-		Template: "deadletter", Title: firstLine(detail.Kind) + " " + short(detail.ID),
+		Template: "deadletter", Title: clip(80, cmp.Or(l.Cause.String(), firstLine(detail.Kind))) + " · " + short(detail.ID),
 		Data: l, Interval: deadLetterInterval, Section: "/dead-letters",
 	}, nil
 }
@@ -113,6 +122,8 @@ func newDeadLetterPage(in *request, detail *api.EntryDetail) *deadLetterPage {
 	l.Masked = bytes.Contains(detail.OriginalEvent, []byte("***")) || bytes.Contains(detail.EditedEvent, []byte("***")) ||
 		strings.Contains(fmt.Sprint(deref(detail.ErrorMessage)), "***")
 	l.Curl = l.curl(in.console.Policy())
+	l.Cause = headlineOf(detail.ErrorMessage, detail.ErrorType, detail.ErrorCode)
+	l.Exchange = l.exchangeOf()
 	l.RiverUI = in.console.RiverUI
 	l.Asked = in.askedFor(detail.ID)
 	id := detail.ID.String()
@@ -288,6 +299,11 @@ func attemptsOf(e *deadletter.Entry) []attempt {
 	if e.Status == deadletter.Pending && e.NextRetryAt != nil {
 		list = append([]attempt{{At: *e.NextRetryAt, Title: nextStepTitle(e), Due: true}}, list...)
 	}
+	for i := range list[1:] {
+		if wait := list[i].At.Sub(list[i+1].At); wait >= time.Second {
+			list[i].Wait = wait
+		}
+	}
 	return list
 }
 
@@ -424,16 +440,20 @@ func (l *deadLetterPage) curl(p *policy.Policy) string {
 	if destination == nil {
 		return ""
 	}
-	headers := []header{
-		{"Content-Type", "application/json"},
-		{"Webhook-Id", fmt.Sprint(deref(l.EventID))},
-		{"Dlqd-Kind", l.Kind},
-		{"Dlqd-Queue", l.Queue},
-		{"Dlqd-Entry-Id", l.ID.String()},
-	}
 	lines := []string{"curl -X POST " + shellQuoted(destination.ShownURL())}
+	headers := append(l.deliveryHeaders(), header{"Dlqd-Entry-Id", l.ID.String()})
 	for _, h := range slices.Concat(l.Headers, headers) {
 		lines = append(lines, "-H "+shellQuoted(h.Name+": "+h.Value))
 	}
 	return strings.Join(append(lines, "--data-binary "+shellQuoted(string(l.Payload))), " \\\n  ")
+}
+
+// deliveryHeaders returns the headers that dlqd adds to a delivery.
+func (l *deadLetterPage) deliveryHeaders() []header {
+	return []header{
+		{"Content-Type", "application/json"},
+		{"Webhook-Id", fmt.Sprint(deref(l.EventID))},
+		{"Dlqd-Kind", l.Kind},
+		{"Dlqd-Queue", l.Queue},
+	}
 }

@@ -1,0 +1,247 @@
+package console
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/cause"
+	"github.com/dlqd/dlqd/internal/filter"
+	"github.com/dlqd/dlqd/internal/group"
+	"github.com/dlqd/dlqd/internal/replay"
+)
+
+// headline is the cause of a failure in one line: "402 Payment Required · INSUFFICIENT_FUNDS: card declined".
+type headline struct {
+	Status string // of an HTTP answer; "" for other failures
+	Name   string // code or type; "" if the text has it, or if it says only that something failed
+	Text   string
+}
+
+func (h headline) String() string {
+	text := h.Text
+	switch {
+	case h.Name != "" && text != "":
+		text = h.Name + ": " + text
+	case h.Name != "":
+		text = h.Name
+	}
+	if h.Status != "" && text != "" {
+		return h.Status + " · " + text
+	}
+	return h.Status + text
+}
+
+var (
+	// codeAtEnd is how a delivery's error ends if the answer has a code: "card declined (INSUFFICIENT_FUNDS)".
+	codeAtEnd = regexp.MustCompile(`^(?:(.*) )?\(([^()\s]+)\)$`)
+	// urlAtStart is how errors of deliveries began before destinations were stored.
+	urlAtStart = regexp.MustCompile(`^POST \S+: `)
+	statusType = regexp.MustCompile(`^HTTP_([1-5][0-9]{2})$`)
+)
+
+// headlineOf returns the headline of an error. The message may be nil or "", if the viewer may not see it.
+func headlineOf(message, errorType, code any) headline {
+	h := headline{Text: urlAtStart.ReplaceAllString(firstLine(message), "")}
+	kind, name := fmt.Sprint(deref(errorType)), fmt.Sprint(deref(code))
+	if digits, rest := h.Text[:min(3, len(h.Text))], h.Text[min(3, len(h.Text)):]; cause.IsStatus(digits) {
+		status, _ := strconv.Atoi(digits)
+		reason := ""
+		if words := http.StatusText(status); words != "" {
+			reason = " " + words
+		}
+		if rest, ok := strings.CutPrefix(rest, reason); ok && (rest == "" || strings.HasPrefix(rest, ": ")) {
+			h.Status, h.Text = digits+reason, strings.TrimPrefix(rest, ": ")
+		}
+	}
+	if of := statusType.FindStringSubmatch(kind); of != nil && h.Text == "" && h.Status == "" {
+		status, _ := strconv.Atoi(of[1])
+		h.Status = strings.TrimSpace(of[1] + " " + http.StatusText(status))
+	}
+	if h.Status != "" {
+		if found := codeAtEnd.FindStringSubmatch(h.Text); found != nil {
+			h.Text, h.Name = found[1], found[2]
+			return h
+		}
+		if !cause.IsGeneric(name) && !cause.IsStatus(name) && !strings.Contains(h.Text, name) {
+			h.Name = name
+		}
+		return h
+	}
+	if !cause.IsGeneric(kind) && !statusType.MatchString(kind) && !strings.HasPrefix(h.Text, kind) {
+		h.Name = kind
+	}
+	return h
+}
+
+// exchange is what a failed delivery sent, and what came back.
+type exchange struct {
+	Method, URL string
+	Sent        []header
+	Body        string // what was sent; "" if the viewer may not see it
+	BodyHidden  bool
+	Status      string // of the answer; "" if there was none
+	Received    []header
+	Reply       []piecePart // the answer's body
+	Cut         bool        // only the beginning of the body is stored or shown
+	Problem     string      // why there was no answer
+}
+
+// piecePart is a part of an answer's body. Marked is the part that states the reason.
+type piecePart struct {
+	Text   string
+	Marked bool
+}
+
+// maxReply limits how much of a body the exchange shows, in bytes. The payload and the context show all of it.
+const maxReply = 4 << 10
+
+// exchangeOf returns the exchange of the last failed delivery; nil for a job that sent nothing over HTTP.
+func (l *deadLetterPage) exchangeOf() *exchange {
+	if !l.IsMessage() || l.Destination == nil {
+		return nil
+	}
+	x := &exchange{Method: http.MethodPost, URL: fmt.Sprint(deref(l.DestinationURL)), BodyHidden: l.Hidden}
+	x.Sent = append(l.deliveryHeaders(), l.Headers...)
+	if !l.Hidden {
+		x.Body = clipBytes(pretty(l.Payload), maxReply)
+	}
+	var context struct {
+		Status     json.Number       `json:"status"`
+		Body       *string           `json:"body"`
+		Problem    json.RawMessage   `json:"problem"`
+		RetryAfter json.Number       `json:"retryAfterSeconds"`
+		Headers    map[string]string `json:"headers"`
+	}
+	_ = json.Unmarshal(l.ErrorContext, &context) // a context that is masked as a whole has no fields
+	cause := headlineOf(l.ErrorMessage, l.ErrorType, l.ErrorCode)
+	if x.Status = cause.Status; x.Status == "" && context.Status != "" {
+		x.Status = context.Status.String()
+	}
+	if x.Status == "" {
+		x.Problem = cause.String()
+		return x
+	}
+	raw, _ := json.Marshal(context.Headers)
+	x.Received = headersOf(raw)
+	if context.RetryAfter != "" && context.Headers["Retry-After"] == "" {
+		x.Received = append(x.Received, header{"Retry-After", context.RetryAfter.String()})
+	}
+	reply := ""
+	switch {
+	case len(context.Problem) > 0:
+		reply = pretty(context.Problem)
+	case context.Body != nil && json.Valid([]byte(*context.Body)):
+		reply = pretty(json.RawMessage(*context.Body))
+	case context.Body != nil:
+		reply = *context.Body
+	}
+	shown := clipBytes(reply, maxReply)
+	x.Cut = len(shown) < len(reply)
+	x.Reply = markReason(shown, cause)
+	return x
+}
+
+// markReason splits the body of an answer at the texts that its headline took from it.
+func markReason(body string, cause headline) []piecePart {
+	if body == "" {
+		return nil
+	}
+	var reasons []string
+	for _, text := range append([]string{cause.Name, cause.Text}, strings.Split(cause.Text, ": ")...) {
+		if text = strings.TrimSuffix(text, "…"); len(text) > 2 && text != "***" {
+			reasons = append(reasons, regexp.QuoteMeta(text))
+		}
+	}
+	if reasons == nil {
+		return []piecePart{{Text: body}}
+	}
+	var parts []piecePart
+	from := 0
+	for _, at := range regexp.MustCompile(strings.Join(reasons, "|")).FindAllStringIndex(body, -1) {
+		parts = append(parts, piecePart{Text: body[from:at[0]]}, piecePart{Text: body[at[0]:at[1]], Marked: true})
+		from = at[1]
+	}
+	return append(parts, piecePart{Text: body[from:]})
+}
+
+// clipBytes returns at most limit bytes of a text, without a broken character at the end.
+func clipBytes(text string, limit int) string {
+	if len(text) <= limit {
+		return text
+	}
+	return strings.ToValidUTF8(text[:limit], "") + "…"
+}
+
+// likeness is what is known of the failure group of an entry, from rollups and replay runs.
+type likeness struct {
+	Group *group.Group
+	Runs  []string // newest first
+}
+
+// likeOf reads the failure group of an entry, and the replay runs that selected the group.
+func (in *request) likeOf(e *api.EntryDetail) (*likeness, error) {
+	if e.Fingerprint == nil || *e.Fingerprint == "" {
+		return nil, nil //nolint:nilnil // an entry that is not classified has no group
+	}
+	like := &likeness{}
+	err := inParallel(
+		func() error {
+			page, _, err := callIfAllowed(in, api.ListGroups,
+				api.GroupsInput{Queue: e.Queue, Fingerprint: *e.Fingerprint, Over: "7d", Limit: 1})
+			if err == nil && len(page.Groups) > 0 {
+				like.Group = &page.Groups[0]
+			}
+			return err
+		},
+		func() error {
+			runs, _, err := callIfAllowed(in, api.ListReplays, api.None{})
+			if err == nil {
+				like.Runs = runsOfGroup(runs.Runs, e.Queue, *e.Fingerprint)
+			}
+			return err
+		},
+	)
+	if err != nil || like.Group == nil && like.Runs == nil {
+		return nil, err
+	}
+	return like, nil
+}
+
+// maxRunsShown limits the replay runs of a group that an entry's page shows.
+const maxRunsShown = 3
+
+// runsOfGroup describes the runs whose filter names a failure group.
+func runsOfGroup(runs []*replay.Run, queue, fingerprint string) (list []string) {
+	for _, run := range runs {
+		var chosen filter.Filter
+		if json.Unmarshal(run.Filter, &chosen) != nil || run.Succeeded+run.Failed == 0 || len(list) == maxRunsShown {
+			continue
+		}
+		names := false
+		for _, of := range chosen.Fingerprint {
+			names = names || of != "" && strings.HasPrefix(fingerprint, of)
+		}
+		for _, of := range chosen.Queue {
+			names = names && (of == queue || len(chosen.Queue) > 1)
+		}
+		if names {
+			list = append(list, fmt.Sprintf("%s replayed %s of this group on %s: %s recovered, %s failed again.", run.Actor,
+				number(run.Replayed), dayOf(run.CreatedAt), number(run.Succeeded), number(run.Failed)))
+		}
+	}
+	return list
+}
+
+// dayOf names a day: the weekday if it is within a week, otherwise the date.
+func dayOf(at time.Time) string {
+	if time.Since(at) < 6*24*time.Hour {
+		return at.UTC().Format("Monday, 15:04 UTC")
+	}
+	return at.UTC().Format("2 Jan 2006")
+}
