@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/background"
@@ -21,8 +22,9 @@ func heading(p *api.Problem) string {
 		return "Permission denied"
 	case http.StatusConflict:
 		return "Changed meanwhile"
-	case http.StatusServiceUnavailable:
-		return "Temporarily unavailable"
+	}
+	if p.Status == http.StatusServiceUnavailable && strings.Contains(p.Detail, "database") {
+		return "The database does not answer"
 	}
 	return cmp.Or(p.Title, http.StatusText(p.Status))
 }

@@ -82,6 +82,7 @@ func New(config Config) *Console {
 	c.action("/undo/{operation}", c.undo)
 	c.page("/operations/{id}", c.operation)
 	c.page("/groups", c.groups)
+	c.action("/groups", c.actOnGroups)
 	c.page("/groups/{queue}/{fingerprint}", c.group)
 	c.action("/groups/{queue}/{fingerprint}", c.setGroup)
 	c.page("/review", c.review)

@@ -11,6 +11,7 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/filter"
 )
 
 const (
@@ -40,11 +41,68 @@ type list struct {
 
 	Otherwise string // address of the list in the other order
 	Verbs     []bulkVerb
+	Acts      []bulkVerb // those of Verbs that the states of the matching entries may allow
+	Tabs      []quickView
 	Operator  bool
 	Copies    []copyText
 	Searched  *time.Time // time to which a text search has looked back
 	Views     []deadletter.SavedView
 	Me        string // the viewer, who may delete views of their own
+}
+
+// quickView is a tab of the list.
+type quickView struct {
+	Name, Query string
+	Entries     *int64 // nil if unknown
+	Current     bool
+}
+
+// quickViews returns the tabs for a query, with counts of open entries.
+func quickViews(query string, stats *api.Stats) []quickView {
+	tabs := []quickView{
+		{Name: "All"},
+		{Name: "Needs a person", Query: "status:manual"},
+		{Name: "Pending", Query: "status:pending"},
+		{Name: "Processing", Query: "status:processing"},
+		{Name: "Failed", Query: "status:failed"},
+		{Name: "Resolved", Query: "status:resolved"},
+	}
+	for i := range tabs {
+		tabs[i].Current = strings.TrimSpace(query) == tabs[i].Query
+	}
+	if stats.ByStatus != nil {
+		for i, status := range []deadletter.Status{deadletter.Manual, deadletter.Pending, deadletter.Processing} {
+			tabs[i+1].Entries = new(stats.ByStatus[string(status)])
+		}
+	}
+	return tabs
+}
+
+// possibleActs returns the actions that the states of the matching entries may allow. If the page has all of them,
+// these are their states; otherwise those that the filter names, without those that no open entry has.
+func (l *list) possibleActs(stats *api.Stats, me string) (acts []bulkVerb) {
+	has := func(status deadletter.Status) bool {
+		n, known := stats.ByStatus[string(status)]
+		return !known && !status.Open() || stats.ByStatus == nil || n > 0
+	}
+	if l.Next == "" && l.First == "" {
+		has = func(status deadletter.Status) bool {
+			return slices.ContainsFunc(l.Entries, func(e deadletter.Summary) bool { return e.Status == status })
+		}
+	} else if chosen, err := filter.Parse(l.Query, me); err == nil && len(chosen.Status) > 0 {
+		has = func(status deadletter.Status) bool { return slices.Contains(chosen.Status, string(status)) }
+	}
+	for _, verb := range l.Verbs {
+		if slices.ContainsFunc(verb.From, has) {
+			acts = append(acts, verb)
+		}
+	}
+	return acts
+}
+
+// CurrentView reports whether the list shows a saved view.
+func (l *list) CurrentView(v deadletter.SavedView) bool {
+	return v.Query == l.Query && v.Order == l.Order
 }
 
 // ViewPath returns the address of the list with a saved view.
@@ -119,9 +177,15 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 		}
 		l.Views, l.Me = views.Views, in.actor()
 	}
-	page, err := call(in, api.ListEntries, api.ListInput{
-		Q: l.Query, Order: l.Order, Cursor: params.Get("cursor"), Limit: listPage, Count: true,
-	})
+	var page *api.EntryPage
+	var stats api.Stats
+	err := inParallel(func() (err error) {
+		page, err = call(in, api.ListEntries, api.ListInput{
+			Q: l.Query, Order: l.Order, Cursor: params.Get("cursor"), Limit: listPage, Count: true,
+		})
+		return err
+	}, readIfAllowed(in, api.GetStats, api.None{}, &stats))
+	l.Tabs = quickViews(l.Query, &stats)
 	if problem, ok := errors.AsType[*api.Problem](err); ok && problem.Status == http.StatusUnprocessableEntity {
 		l.Problem, v.Status, v.Interval = problem, problem.Status, 0
 		return v, nil
@@ -138,6 +202,7 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 		l.First = in.with("cursor", "")
 		v.Interval = 0 // older pages do not change on their own
 	}
+	l.Acts = l.possibleActs(&stats, in.actor())
 	l.Copies = in.listCopies(l.Query, l.Order == "oldest", listPage)
 	return v, nil
 }

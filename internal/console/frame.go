@@ -9,6 +9,7 @@ import (
 	"math"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -253,12 +254,27 @@ func warningsOf(health *api.Health) (list []warning) {
 	for i := range health.Queues {
 		if q := &health.Queues[i]; len(q.Reasons) > 0 {
 			list = append(list, warning{
-				"queue " + q.Queue + ": " + strings.Join(q.Reasons, ", "),
+				q.Queue + ": " + reasonsInWords(q.Reasons),
 				"/dead-letters?q=" + url.QueryEscape(query("status", "open", "queue", q.Queue)),
 			})
 		}
 	}
 	return list
+}
+
+// sizeReason is how the API says that a queue has too many dead letters.
+var sizeReason = regexp.MustCompile(`^size (\d+) exceeds (\d+)$`)
+
+// reasonsInWords describes why a queue is down: "100,387 dead letters (limit 1,000)".
+func reasonsInWords(reasons []string) string {
+	words := make([]string, len(reasons))
+	for i, reason := range reasons {
+		words[i] = reason
+		if found := sizeReason.FindStringSubmatch(reason); found != nil {
+			words[i] = plural(found[1], "dead letter") + " (limit " + number(found[2]) + ")"
+		}
+	}
+	return strings.Join(words, ", ")
 }
 
 func anyOn(switches []automatic.Switch) bool {

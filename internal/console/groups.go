@@ -29,6 +29,13 @@ type groups struct {
 	Problem  *api.Problem
 	Copies   []copyText
 	AsOf     time.Time
+	Operator bool
+	Sorted   map[string]string // addresses of the page in each order
+}
+
+// GroupPath returns the part of a group's address that names it.
+func (g *groups) GroupPath(of group.Group) string {
+	return url.PathEscape(of.Queue) + "/" + of.Fingerprint
 }
 
 func (c *Console) groups(in *request) (*view, error) {
@@ -36,6 +43,10 @@ func (c *Console) groups(in *request) (*view, error) {
 	g := &groups{
 		Status: params.Get("status"), Order: params.Get("order"),
 		Queue: params.Get("queue"), Owner: params.Get("owner"), Over: params.Get("over"),
+	}
+	g.Operator, g.Sorted = in.me().May(access.Operator), map[string]string{}
+	for _, order := range []string{"latest", "open", "failures"} {
+		g.Sorted[order] = in.with("order", order)
 	}
 	v := &view{Template: "groups", Title: "Groups", Data: g, Interval: groupsInterval}
 	input := api.GroupsInput{
@@ -215,4 +226,59 @@ func (c *Console) setGroup(in *request) (*done, error) {
 		text += " " + plural(changed.Assigned, "dead letter is", "dead letters are") + " assigned, too."
 	}
 	return &done{To: groupPath(in.PathValue("queue"), in.PathValue("fingerprint")), Flash: flash{Text: text}}, nil
+}
+
+// maxChosenGroups limits a selection of groups: those of one page.
+const maxChosenGroups = 50
+
+// actOnGroups acts on several groups: on their dead letters, with a preview, or on the groups.
+func (c *Console) actOnGroups(in *request) (*done, error) {
+	refused := func(text string) (*done, error) {
+		return nil, &api.Problem{Status: http.StatusUnprocessableEntity, Detail: text}
+	}
+	var inputs []api.GroupInput
+	for _, path := range in.PostForm["group"] {
+		queue, fingerprint, _ := strings.Cut(path, "/")
+		name, err := url.PathUnescape(queue)
+		if err != nil || fingerprint == "" {
+			return refused("there is no group " + path)
+		}
+		inputs = append(inputs, api.GroupInput{Queue: name, Fingerprint: fingerprint})
+	}
+	if len(inputs) == 0 || len(inputs) > maxChosenGroups {
+		return refused("select from 1 to " + strconv.Itoa(maxChosenGroups) + " groups")
+	}
+	change, text := api.GroupChange{}, ""
+	switch do := in.PostFormValue("do"); do {
+	case "replay", "resolve", "discard":
+		prints := make([]string, len(inputs))
+		for i := range inputs {
+			if inputs[i].Queue != inputs[0].Queue { // a filter of two queues and two groups selects four groups
+				return refused("select groups of one queue to act on their dead letters")
+			}
+			prints[i] = quoted(inputs[i].Fingerprint)
+		}
+		chosen := query("queue", inputs[0].Queue) + " group:" + strings.Join(prints, ",")
+		return &done{To: "/bulk?" + url.Values{"all": {"1"}, "do": {do}, "q": {chosen}}.Encode()}, nil
+	case "fixed", "open":
+		change.Status = do
+		text = map[string]string{"fixed": "Marked as fixed", "open": "Reopened"}[do]
+	case "mute":
+		change.Status, change.MuteUntil = group.Muted, new(in.now.Add(24*time.Hour))
+		text = "Muted for 24 hours"
+	case "assign":
+		change.Owner = new(in.PostFormValue("owner"))
+		text = "Assigned to " + in.PostFormValue("owner")
+		if in.PostFormValue("owner") == "" {
+			text = "Unassigned"
+		}
+	default:
+		return refused("unknown action: choose replay, resolve, discard, assign, fixed, open or mute")
+	}
+	for i := range inputs {
+		if _, err := call(in, api.SetGroup, api.SetGroupInput{GroupInput: inputs[i], Body: change}); err != nil {
+			return nil, err
+		}
+	}
+	return &done{To: "/groups", Flash: flash{Text: text + ": " + plural(len(inputs), "group") + "."}}, nil
 }

@@ -262,7 +262,7 @@ func (o *overview) countWaiting(in *request) error {
 	}
 	if left > 0 && exact {
 		o.Waiting = append(o.Waiting, waiting{
-			What: "their due time, or a first decision", Entries: left, Query: "status:pending",
+			What: "the next try", Entries: left, Query: "status:pending",
 		})
 	}
 	return nil
@@ -270,6 +270,14 @@ func (o *overview) countWaiting(in *request) error {
 
 // Manual returns the number of entries that need a person.
 func (o *overview) Manual() int64 { return o.Stats.NeedsPerson }
+
+// Most returns the group with the most failures; nil if there is none.
+func (o *overview) Most() *analytics.TopGroup {
+	if len(o.Groups) == 0 {
+		return nil
+	}
+	return &o.Groups[0]
+}
 
 // summary describes what needs attention.
 func (o *overview) summary() string {

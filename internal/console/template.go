@@ -378,6 +378,17 @@ func isHidden(r rune) bool {
 	return r != '\n' && r != '\t' && unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp)
 }
 
+// joinsEmoji reports whether a character is a zero-width joiner between two parts of an emoji.
+func joinsEmoji(text []rune, at int) bool {
+	const joiner, style, firstTone, lastTone = '\u200d', '\ufe0f', '\U0001f3fb', '\U0001f3ff'
+	if text[at] != joiner || at == 0 || at == len(text)-1 {
+		return false
+	}
+	before := text[at-1]
+	return unicode.Is(unicode.So, text[at+1]) &&
+		(unicode.Is(unicode.So, before) || before == style || before >= firstTone && before <= lastTone)
+}
+
 // visible splits a text at control characters, invisible characters and those that change the
 // direction of text, so that one message cannot look like another.
 func visible(value any) []run {
@@ -389,8 +400,9 @@ func visible(value any) []run {
 			plain.Reset()
 		}
 	}
-	for _, r := range fmt.Sprint(deref(value)) {
-		if !isHidden(r) {
+	text := []rune(fmt.Sprint(deref(value)))
+	for i, r := range text {
+		if !isHidden(r) || joinsEmoji(text, i) {
 			plain.WriteRune(r)
 			continue
 		}

@@ -246,6 +246,7 @@ func TestBulk_ConfirmsLargeNumbers(t *testing.T) {
 	require.Equal(t, 100, o.count("SELECT count(*) FROM dlq.dead_letter_open"))
 
 	b.open("/dead-letters")
+	b.click("#act-on summary")
 	b.follow(b.button("Discard …"))
 	b.waitForText("all dead letters")
 	b.fill("input[name=expect]", "10,100")

@@ -31,7 +31,7 @@ var consoleRequests = map[string][]string{
 	"undo":               {"POST /undo/{id}"},
 	"list-groups":        {"GET /groups"},
 	"get-group":          {"GET /groups/{id}/same"},
-	"set-group":          {"POST /groups/{id}/same?do=open"},
+	"set-group":          {"POST /groups/{id}/same?do=open", "POST /groups?do=open&group={id}/same"},
 	"save-view":          {"POST /views?name=of+the+walk&q=status:manual"},
 	"order-views":        {"POST /views/of%20the%20walk/move?to=up"},
 	"delete-view":        {"POST /views/none/delete"},

@@ -166,6 +166,7 @@ function show(html, name = "page") {
 		const open = all("details[open] > summary", old).map((summary) => summary.textContent);
 		const focused = old.contains(document.activeElement) ? document.activeElement?.getAttribute("href") : null;
 		old.replaceChildren(...document.importNode(part, true).childNodes);
+		if (name === "page") endFlash();
 		for (const summary of all("details > summary", old)) {
 			if (open.includes(summary.textContent)) /** @type {HTMLDetailsElement} */ (summary.parentElement).open = true;
 		}
@@ -174,6 +175,14 @@ function show(html, name = "page") {
 	}
 	updateTimes();
 	showWaiting();
+}
+
+// The result of an action is shown until the page shows a later state, for ten seconds at least; one that can be undone
+// stays.
+const flashedAt = Date.now();
+function endFlash() {
+	const flash = one(".flash.ok[role=status]");
+	if (flash && !one("form", flash) && Date.now() - flashedAt > 10_000) flash.remove();
 }
 
 // The number of requests that wait for the viewer's approval is also in the title and the icon of the tab.
@@ -225,6 +234,8 @@ function showRows(old, fresh) {
 			const pick = /** @type {HTMLInputElement | null} */ (one("input[name=id]", there)), now = /** @type {HTMLInputElement | null} */ (one("input[name=id]", row));
 			if (pick && now) pick.dataset.status = now.dataset.status;
 			const cells = all("[data-cell]", row);
+			const state = one(".mark .hide", row)?.textContent;
+			if (state && state !== one(".mark .hide", there)?.textContent) announcement.textContent = `${one("a", row)?.textContent?.trim() ?? "a row"}: ${state}`;
 			all("[data-cell]", there).forEach((cell, i) => {
 				if (cells[i] && cell.innerHTML !== cells[i].innerHTML) cell.replaceChildren(...document.importNode(cells[i], true).childNodes);
 			});
@@ -253,6 +264,7 @@ function announceRows(rows) {
 	const more = document.getElementById("new-rows");
 	if (!more) return;
 	more.hidden = rows === 0;
+	if (rows > 0 && more.textContent !== `${rows} new`) announcement.textContent = `${rows} new in the list`;
 	more.textContent = `${rows} new`;
 }
 
@@ -631,7 +643,7 @@ document.addEventListener("keydown", (event) => {
 		case "k": move(-1); break;
 		case "x": if (row) /** @type {HTMLElement | null} */ (one("input[type=checkbox]", row))?.click(); break;
 		case "Enter": if (!row || target !== document.body) return; /** @type {HTMLElement | null} */ (one("a", row))?.click(); break;
-		case ".": /** @type {HTMLElement | null} */ (one("#act button:not(:disabled), #selection button:not(:disabled)"))?.focus(); break;
+		case ".": /** @type {HTMLElement | null} */ (one("#act button:not(:disabled), #selection:not([hidden]) button:not(:disabled), #act-on summary"))?.focus(); break;
 		case "u": /** @type {HTMLElement | null} */ (one(".flash button"))?.click(); break;
 		default: if (event.key.length !== 1 || !press(event.key)) return;
 	}
