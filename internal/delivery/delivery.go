@@ -509,12 +509,31 @@ func answerError(
 	}
 	mediaType, _, err := mime.ParseMediaType(answer.ContentType)
 	hidden := hide(string(body))
+	if headers := shownHeaders(response.Header, hide); len(headers) > 0 {
+		failure.Context["headers"] = headers
+	}
 	if err == nil && mediaType == "application/problem+json" && json.Valid([]byte(hidden)) {
 		failure.Context["problem"] = json.RawMessage(hidden)
 	} else {
 		failure.Context["body"] = excerpt(hidden)
 	}
 	return failure
+}
+
+// maxHeader limits the value of an answer's header that an entry stores, in bytes.
+const maxHeader = 200
+
+// shownHeaders returns the headers of an answer that help to find its cause. Others may be secret (Set-Cookie).
+func shownHeaders(of http.Header, hide func(string) string) map[string]string {
+	shown := map[string]string{}
+	for _, name := range []string{
+		"Content-Type", "Retry-After", "Server", "Via", "X-Request-Id", "Request-Id", "X-Correlation-Id", "Allow",
+	} {
+		if value := excerpt(hide(of.Get(name))); value != "" {
+			shown[name] = strings.ToValidUTF8(value[:min(len(value), maxHeader)], "")
+		}
+	}
+	return shown
 }
 
 // isStopped reports whether the delivery was cut off because the process is stopping or an operator

@@ -1,0 +1,136 @@
+package console
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/message"
+	"github.com/dlqd/dlqd/internal/replay"
+)
+
+// TestHeadline_PutsTheCauseFirst shows status and code of an answer before its text, and repeats no part.
+func TestHeadline_PutsTheCauseFirst(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ message, kind, code, want string }{
+		{
+			"402 Payment Required: card declined (INSUFFICIENT_FUNDS)", "card_error", "INSUFFICIENT_FUNDS",
+			"402 Payment Required · INSUFFICIENT_FUNDS: card declined",
+		},
+		{"422 Unprocessable Entity: price is missing", "HTTP_422", "422", "422 Unprocessable Entity · price is missing"},
+		{"400 Bad Request: invalid_grant: expired", "", "invalid_grant", "400 Bad Request · invalid_grant: expired"},
+		{"404 Not Found", "HTTP_404", "404", "404 Not Found"},
+		{"500 Internal Server Error: (E17)", "", "", "500 Internal Server Error · E17"},
+		{"POST https://bank.example/v1: 503 Service Unavailable", "HTTP_503", "", "503 Service Unavailable"},
+		{"dial tcp: connection refused", "CONNECTION_REFUSED", "", "CONNECTION_REFUSED: dial tcp: connection refused"},
+		{"no such report\nsecond line", "", "", "no such report"},
+		{"500 rows are locked", "*errors.errorString", "", "500 rows are locked"},
+		{"", "HTTP_402", "402", "402 Payment Required"}, // the viewer may not see the message
+		{"", "", "", ""},
+	} {
+		require.Equal(t, test.want, headlineOf(test.message, test.kind, test.code).String(), test.message)
+	}
+}
+
+// TestExchange_MarksTheReason splits the body of an answer at what the headline took from it.
+func TestExchange_MarksTheReason(t *testing.T) {
+	t.Parallel()
+	var text, marked strings.Builder
+	for _, part := range markReason(`{"code": "E17", "message": "card declined"}`, headline{Name: "E17", Text: "card declined"}) {
+		text.WriteString(part.Text)
+		if part.Marked {
+			marked.WriteString("<" + part.Text + ">")
+		}
+	}
+	require.Equal(t, `{"code": "E17", "message": "card declined"}`, text.String())
+	require.Equal(t, "<E17><card declined>", marked.String())
+	require.Equal(t, []piecePart{{Text: "***"}}, markReason("***", headline{Text: "***"}))
+}
+
+// TestExchange_KeepsHiddenPayloads shows no payload to viewers who may not see it.
+func TestExchange_KeepsHiddenPayloads(t *testing.T) {
+	t.Parallel()
+	text := func(value string) *string { return &value }
+	l := &deadLetterPage{EntryDetail: api.EntryDetail{Entry: deadletter.Entry{
+		Summary: deadletter.Summary{
+			Destination: text("bank"), DestinationURL: text("https://bank.example"),
+			ErrorMessage: text("402 Payment Required: declined"),
+		},
+		JobKind: message.JobKind, ErrorContext: []byte(`{"status": 402, "body": "{\"detail\": \"declined\"}"}`),
+	}}, Hidden: true, Payload: []byte(`{"secret": 1}`)}
+	x := l.exchangeOf()
+	require.True(t, x.BodyHidden)
+	require.Empty(t, x.Body)
+	require.Equal(t, "402 Payment Required", x.Status)
+	require.Equal(t, "{\n  \"detail\": \"", x.Reply[0].Text)
+	require.Equal(t, piecePart{"declined", true}, x.Reply[1])
+
+	l.ErrorContext, l.ErrorMessage = nil, nil // hidden by the policy
+	require.Empty(t, l.exchangeOf().Reply)
+	l.JobKind = "report.daily"
+	require.Nil(t, l.exchangeOf(), "a job of an application sends nothing that dlqd knows")
+}
+
+// TestLike_DescribesRunsOfTheGroup names the runs whose filter selects the group, and no others.
+func TestLike_DescribesRunsOfTheGroup(t *testing.T) {
+	t.Parallel()
+	run := func(filter string, succeeded int64) *replay.Run {
+		return &replay.Run{
+			ID: uuid.New(), Filter: []byte(filter), Replayed: succeeded + 1, Succeeded: succeeded, Failed: 1, Actor: "kim",
+			CreatedAt: time.Date(2026, 3, 3, 9, 0, 0, 0, time.UTC),
+		}
+	}
+	require.Equal(t, []string{"kim replayed 17 of this group on 3 Mar 2026: 16 recovered, 1 failed again."}, runsOfGroup(
+		[]*replay.Run{
+			run(`{"fingerprint": ["abcd"], "queue": ["payments"]}`, 16), run(`{"fingerprint": ["abcd"], "queue": ["orders"]}`, 2),
+			run(`{"queue": ["payments"]}`, 3), run(`{"fingerprint": ["ffff"]}`, 4),
+		}, "payments", "abcdef"))
+}
+
+// TestAttempts_ShowWaits gives the time since the attempt before.
+func TestAttempts_ShowWaits(t *testing.T) {
+	t.Parallel()
+	list := attemptsOf(&deadletter.Entry{RetryHistory: []byte(`[{"at": "2026-01-01T00:00:00Z", "attempt": 1, "error": "a"},
+		{"at": "2026-01-01T00:05:00Z", "attempt": 2, "error": "b"}]`)})
+	require.Len(t, list, 2)
+	require.Equal(t, 5*time.Minute, list[0].Wait)
+	require.Zero(t, list[1].Wait)
+}
+
+// TestList_OffersWhatStatesAllow offers only the actions that the states of the matching entries allow.
+func TestList_OffersWhatStatesAllow(t *testing.T) {
+	t.Parallel()
+	names := func(l *list, stats *api.Stats) (names []string) {
+		l.Verbs = bulkVerbs()
+		for _, verb := range l.possibleActs(stats, "kim") {
+			names = append(names, verb.Name)
+		}
+		return names
+	}
+	always := []string{"assign", "tag", "note"}
+	entry := deadletter.Summary{Status: deadletter.Archived}
+	require.Equal(t, append(always, "reopen"), names(&list{Entries: []deadletter.Summary{entry}}, &api.Stats{}))
+	stats := &api.Stats{ByStatus: map[string]int64{"dlq_manual": 4, "dlq_pending": 0}}
+	require.NotContains(t, names(&list{Next: "more"}, stats), "park")
+	require.Contains(t, names(&list{Next: "more"}, stats), "resolve")
+	require.Equal(t, []string{"replay", "assign", "tag", "note", "park", "discard"},
+		names(&list{Next: "more", Query: "status:pending"}, &api.Stats{}))
+}
+
+// TestVisible_KeepsEmoji leaves the joiner of an emoji, and shows others.
+func TestVisible_KeepsEmoji(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, []run{{Text: "a 👩‍💻 b"}}, visible("a 👩‍💻 b"))
+	require.Equal(t, []run{{Text: "a"}, {Text: "U+200D", Hidden: true}, {Text: "b"}}, visible("a\u200db"))
+}
+
+// TestWarnings_SayLimits reads the API's reasons.
+func TestWarnings_SayLimits(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "100\u202f387 dead letters (limit 1\u202f000), oldest 3h", reasonsInWords([]string{"size 100387 exceeds 1000", "oldest 3h"}))
+}
