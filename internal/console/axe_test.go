@@ -12,9 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestAxe checks that npm's axe-core finds no problem on any page, in light and dark, at desktop
-// and phone width. DLQD_TEST_AXE is the directory where npm has installed it (npm install --prefix
-// DIR axe-core); .ci/run sets it. Without it, TestPages and TestKeyboard check part of the same.
+// TestAxe checks that npm's axe-core finds no problem on any page, in light and dark, at the widths of a desktop, a
+// tablet and a phone, with every part open. DLQD_TEST_AXE is the directory where npm has installed it (npm install
+// --prefix DIR axe-core); .ci/run sets it. Without it, TestPages and TestKeyboard check part of the same.
 func TestAxe(t *testing.T) {
 	t.Parallel()
 	installed := os.Getenv("DLQD_TEST_AXE")
@@ -31,12 +31,15 @@ func TestAxe(t *testing.T) {
 	b.allow("status of 4")
 	for _, path := range pages(o, id, group) {
 		b.open(path)
-		b.value(string(axe) + "; 0")
+		b.value(string(axe) + `; document.querySelectorAll("main details").forEach(d => d.open = true); 0`)
 		for _, look := range []struct {
 			theme string
 			width int64
 			rules string
-		}{{"light", 1440, ""}, {"dark", 1440, `runOnly: ["color-contrast", "link-in-text-block"], `}, {"light", 390, ""}} {
+		}{
+			{"light", 1440, ""}, {"dark", 1440, `runOnly: ["color-contrast", "link-in-text-block"], `},
+			{"light", 820, `runOnly: ["color-contrast", "target-size"], `}, {"light", 390, ""},
+		} {
 			b.theme(look.theme)
 			b.size(look.width, 900)
 			var found string

@@ -49,14 +49,12 @@ var (
 func headlineOf(message, errorType, code any) headline {
 	h := headline{Text: urlAtStart.ReplaceAllString(firstLine(message), "")}
 	kind, name := fmt.Sprint(deref(errorType)), fmt.Sprint(deref(code))
-	if digits, rest := h.Text[:min(3, len(h.Text))], h.Text[min(3, len(h.Text)):]; cause.IsStatus(digits) {
-		status, _ := strconv.Atoi(digits)
-		reason := ""
-		if words := http.StatusText(status); words != "" {
-			reason = " " + words
-		}
-		if rest, ok := strings.CutPrefix(rest, reason); ok && (rest == "" || strings.HasPrefix(rest, ": ")) {
-			h.Status, h.Text = digits+reason, strings.TrimPrefix(rest, ": ")
+	text := h.Text
+	if status, rest, ok := cutStatus(text); ok {
+		h.Status, h.Text = status, rest
+	} else if before, after, _ := strings.Cut(text, ": "); !strings.Contains(before, " ") { // River's error: the type first
+		if status, rest, ok := cutStatus(after); ok {
+			h.Status, h.Text = status, rest
 		}
 	}
 	if of := statusType.FindStringSubmatch(kind); of != nil && h.Text == "" && h.Status == "" {
@@ -77,6 +75,20 @@ func headlineOf(message, errorType, code any) headline {
 		h.Name = kind
 	}
 	return h
+}
+
+// cutStatus splits a text that begins with the status line of an HTTP answer: "402 Payment Required: card declined".
+func cutStatus(text string) (status, rest string, ok bool) {
+	digits := text[:min(3, len(text))]
+	if !cause.IsStatus(digits) {
+		return "", "", false
+	}
+	status = digits
+	if code, _ := strconv.Atoi(digits); http.StatusText(code) != "" {
+		status += " " + http.StatusText(code)
+	}
+	rest, ok = strings.CutPrefix(text, status)
+	return status, strings.TrimPrefix(rest, ": "), ok && (rest == "" || strings.HasPrefix(rest, ": "))
 }
 
 // exchange is what a failed delivery sent, and what came back.

@@ -100,7 +100,7 @@ func (c *Console) review(in *request) (*view, error) {
 	}
 	free := slices.IndexFunc(r.Entries, func(e deadletter.Summary) bool { return e.Review == nil })
 	listed := slices.ContainsFunc(r.Entries, func(e deadletter.Summary) bool { return e.ID == at })
-	r.summarize(free < 0)
+	r.summarize(free < 0, in.console.sidebar.get(in).Counts["review"])
 	switch {
 	case mine != uuid.Nil:
 		at = mine
@@ -140,8 +140,9 @@ func (c *Console) review(in *request) (*view, error) {
 	return v, nil
 }
 
-// summarize sets the sentence. taken reports that other operators have all listed entries in review.
-func (r *review) summarize(taken bool) {
+// summarize sets the sentence. taken reports that other operators have all listed entries in review. all is the number
+// of entries that wait for a person, which the navigation shows; "" if unknown.
+func (r *review) summarize(taken bool, all string) {
 	switch n := len(r.Entries); {
 	case n == 0:
 		r.Sentence = map[string]string{
@@ -149,6 +150,8 @@ func (r *review) summarize(taken bool) {
 			"nobody": "All dead letters that wait for a person are assigned.",
 		}[r.Whose]
 		return
+	case r.More && r.Whose == "" && all != "":
+		r.Sentence = fmt.Sprintf("%s dead letters wait for a person, the oldest captured %s.", all, ago(r.Entries[0].CreatedAt))
 	case r.More:
 		r.Sentence = fmt.Sprintf("More than %d dead letters wait for a person, the oldest captured %s.", n,
 			ago(r.Entries[0].CreatedAt))

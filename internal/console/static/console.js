@@ -643,7 +643,7 @@ document.addEventListener("keydown", (event) => {
 		case "k": move(-1); break;
 		case "x": if (row) /** @type {HTMLElement | null} */ (one("input[type=checkbox]", row))?.click(); break;
 		case "Enter": if (!row || target !== document.body) return; /** @type {HTMLElement | null} */ (one("a", row))?.click(); break;
-		case ".": /** @type {HTMLElement | null} */ (one("#act button:not(:disabled), #selection:not([hidden]) button:not(:disabled), #act-on summary"))?.focus(); break;
+		case ".": /** @type {HTMLElement | null} */ (one("#act button:not(:disabled), #selection:not([hidden]) button:not(:disabled)") ?? one("#act-on summary"))?.focus(); break;
 		case "u": /** @type {HTMLElement | null} */ (one(".flash button"))?.click(); break;
 		default: if (event.key.length !== 1 || !press(event.key)) return;
 	}
