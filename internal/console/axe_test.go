@@ -37,8 +37,10 @@ func TestAxe(t *testing.T) {
 			width int64
 			rules string
 		}{
-			{"light", 1440, ""}, {"dark", 1440, `runOnly: ["color-contrast", "link-in-text-block"], `},
-			{"light", 820, `runOnly: ["color-contrast", "target-size"], `}, {"light", 390, ""},
+			{"light", 1440, ""},
+			{"dark", 1440, `runOnly: ["color-contrast", "link-in-text-block"], `},
+			{"light", 820, `runOnly: ["color-contrast", "target-size"], `},
+			{"light", 390, ""},
 		} {
 			b.theme(look.theme)
 			b.size(look.width, 900)

@@ -3,8 +3,10 @@ package console
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -52,7 +54,8 @@ func headlineOf(message, errorType, code any) headline {
 	text := h.Text
 	if status, rest, ok := cutStatus(text); ok {
 		h.Status, h.Text = status, rest
-	} else if before, after, _ := strings.Cut(text, ": "); !strings.Contains(before, " ") { // River's error: the type first
+	} else if before, after, _ := strings.Cut(text, ": "); !strings.Contains(before, " ") {
+		// River's text of a structured error begins with the type.
 		if status, rest, ok := cutStatus(after); ok {
 			h.Status, h.Text = status, rest
 		}
@@ -139,8 +142,9 @@ func (l *deadLetterPage) exchangeOf() *exchange {
 		x.Problem = cause.String()
 		return x
 	}
-	raw, _ := json.Marshal(context.Headers)
-	x.Received = headersOf(raw)
+	for _, name := range slices.Sorted(maps.Keys(context.Headers)) {
+		x.Received = append(x.Received, header{name, context.Headers[name]})
+	}
 	if context.RetryAfter != "" && context.Headers["Retry-After"] == "" {
 		x.Received = append(x.Received, header{"Retry-After", context.RetryAfter.String()})
 	}

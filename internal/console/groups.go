@@ -248,7 +248,8 @@ func (c *Console) actOnGroups(in *request) (*done, error) {
 	if len(inputs) == 0 || len(inputs) > maxChosenGroups {
 		return refused("select from 1 to " + strconv.Itoa(maxChosenGroups) + " groups")
 	}
-	change, text := api.GroupChange{}, ""
+	var change api.GroupChange
+	var text string
 	switch do := in.PostFormValue("do"); do {
 	case "replay", "resolve", "discard":
 		prints := make([]string, len(inputs))

@@ -151,7 +151,8 @@ func (r *review) summarize(taken bool, all string) {
 		}[r.Whose]
 		return
 	case r.More && r.Whose == "" && all != "":
-		r.Sentence = fmt.Sprintf("%s dead letters wait for a person, the oldest captured %s.", all, ago(r.Entries[0].CreatedAt))
+		r.Sentence = fmt.Sprintf("%s dead letters wait for a person, the oldest captured %s.", all,
+			ago(r.Entries[0].CreatedAt))
 	case r.More:
 		r.Sentence = fmt.Sprintf("More than %d dead letters wait for a person, the oldest captured %s.", n,
 			ago(r.Entries[0].CreatedAt))
