@@ -57,7 +57,6 @@ type GroupChanged struct {
 type GroupsInput struct {
 	Status      []string `query:"status" enum:"open,fixed,regressed,muted" doc:"Only groups in these states: several values are separated by commas, or the parameter is repeated."`
 	Queue       string   `query:"queue" maxLength:"127" doc:"Only groups of this queue."`
-	Fingerprint string   `query:"fingerprint" maxLength:"255" doc:"Only the group with this fingerprint."`
 	ErrorClass  string   `query:"errorClass" enum:"transient,rate_limited,outage,validation,malformed,unauthorized,not_found,business,code_bug,unknown" doc:"Only groups of this class."`
 	Owner       string   `query:"owner" maxLength:"255" doc:"Only groups of this owner; \"nobody\" for groups without an owner." example:"kim"`
 	HasOpen     string   `query:"hasOpen" enum:"true,false" doc:"Only groups with open entries (true), or without (false)."`
@@ -65,6 +64,7 @@ type GroupsInput struct {
 	Over        string   `query:"over" default:"24h" doc:"Length of the trend, such as 24h or 30d." example:"24h"`
 	Cursor      string   `query:"cursor" maxLength:"2000" doc:"next of the previous page."`
 	Limit       int      `query:"limit" minimum:"1" maximum:"200" default:"50" doc:"Groups in a page."`
+	Fingerprint string   `query:"fingerprint" maxLength:"255" doc:"Only the group with this fingerprint."`
 }
 
 // GroupInput names a failure group.

@@ -1,6 +1,8 @@
 package console_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/chromedp/chromedp/kb"
@@ -112,4 +114,66 @@ func TestDeadLetter_SenderAndAttempts(t *testing.T) {
 		require.NotContains(t, b.texts("#facts, #attempts"), unknown+"\n")
 	}
 	require.NotRegexp(t, "CPU|strategy", b.texts("#attempts"))
+}
+
+// TestDeadLetter_ShowsTheCause checks the cause in the list, as the title of the entry and its group, and on the
+// overview, and what was sent and came back on the entry's page.
+func TestDeadLetter_ShowsTheCause(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	o.submit("payments", "m1", "payment.captured", map[string]any{
+		"answer": 402, "says": `{"error": {"code": "INSUFFICIENT_FUNDS", "message": "card declined"}}`, "amount": 4200,
+	})
+	id := o.entry("m1", "dlq_manual")
+	o.exec("SELECT dlq.refresh_rollups()")
+	const cause = "402 Payment Required · INSUFFICIENT_FUNDS: card declined"
+	b := o.tab()
+	b.open("/dead-letters/" + id)
+	require.Contains(t, b.texts("h1"), cause)
+	require.Contains(t, b.texts(".exchange"), "4200")
+	require.Contains(t, b.texts(".exchange"), "402 Payment Required")
+	require.Equal(t, "INSUFFICIENT_FUNDS\ncard declined", b.texts(".exchange mark"))
+	require.Contains(t, b.texts("#like"), "1 failure since")
+	b.open("/dead-letters")
+	require.Contains(t, b.texts("[data-row]"), cause)
+	b.open("/")
+	require.Contains(t, b.texts("#groups"), cause)
+	b.open(o.text("SELECT '/groups/' || queue || '/' || fingerprint FROM dlq.dead_letter_queue WHERE id = $1", id))
+	require.Contains(t, b.texts("h1"), cause)
+}
+
+// TestGroups_ActOnSeveral selects groups, marks them as fixed, and previews a replay of their entries; those of two
+// queues are refused.
+func TestGroups_ActOnSeveral(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	o.submit("payments", "m1", "payment.captured", map[string]any{"answer": 422, "says": "amount is missing"})
+	o.submit("payments", "m2", "payment.captured", map[string]any{"answer": 404, "says": "no such customer"})
+	o.submit("orders", "m3", "order.placed", map[string]any{"answer": 400, "says": "price is missing"})
+	o.eventually(3, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
+	o.exec("SELECT dlq.refresh_rollups()")
+	b := o.tab()
+	b.allow("status of 422")
+	pick := func(queue string) {
+		for _, group := range []int{0, 1, 2} {
+			row := fmt.Sprintf("[data-row]:nth-child(%d)", group+1)
+			if strings.Contains(b.texts(row+" .row-meta"), queue) {
+				b.click(row + " input")
+			}
+		}
+	}
+	b.open("/groups")
+	require.Equal(t, false, b.value(`document.querySelector(".selection").checkVisibility()`))
+	pick("payments")
+	b.follow(".selection [value=replay]")
+	b.waitForText("Replay 2 dead letters")
+	b.open("/groups")
+	pick("payments")
+	b.follow(".selection [value=fixed]")
+	b.waitForText("Marked as fixed: 2 groups.")
+	require.Equal(t, 2, o.count("SELECT count(*) FROM dlq.group_marks WHERE fixed_by IS NOT NULL"))
+	pick("payments")
+	pick("orders")
+	b.follow(".selection [value=discard]")
+	b.waitForText("select groups of one queue")
 }
