@@ -248,14 +248,14 @@ func runsOfGroup(runs []*replay.Run, queue, fingerprint string) (list []string) 
 		}
 		if names {
 			list = append(list, fmt.Sprintf("%s replayed %s of this group on %s: %s recovered, %s failed again.", run.Actor,
-				number(run.Replayed), dayOf(run.CreatedAt), number(run.Succeeded), number(run.Failed)))
+				number(run.Replayed), weekdayOf(run.CreatedAt), number(run.Succeeded), number(run.Failed)))
 		}
 	}
 	return list
 }
 
-// dayOf names a day: the weekday if it is within a week, otherwise the date.
-func dayOf(at time.Time) string {
+// weekdayOf names a day: the weekday if it is within a week, otherwise the date.
+func weekdayOf(at time.Time) string {
 	if time.Since(at) < 6*24*time.Hour {
 		return at.UTC().Format("Monday, 15:04 UTC")
 	}

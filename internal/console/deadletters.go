@@ -65,6 +65,7 @@ func quickViews(query string, stats *api.Stats) []quickView {
 		{Name: "Pending", Query: "status:pending"},
 		{Name: "Processing", Query: "status:processing"},
 		{Name: "Failed", Query: "status:failed"},
+		{Name: "Mine", Query: "assigned:me"},
 		{Name: "Resolved", Query: "status:resolved"},
 	}
 	for i := range tabs {
