@@ -11,11 +11,11 @@ import (
 )
 
 // concurrently begins the section of a migration whose indexes are built outside its transaction,
-// without blocking writes. The section has one CREATE INDEX per line and ends at the migration's
-// Down.
+// without blocking writes. The section has only CREATE INDEX, each of which ends with a line, and
+// itself ends at the migration's Down.
 const concurrently = "-- +dlqd concurrently\n"
 
-var createIndex = regexp.MustCompile(`(?m)^CREATE INDEX (\w+) ON (\S+) (.+);$`)
+var createIndex = regexp.MustCompile(`(?ms)^CREATE INDEX (\w+) ON (\S+) (.+?);$`)
 
 // withoutIndexes returns a migration without that section, as goose runs it.
 func withoutIndexes(migration string) string {
