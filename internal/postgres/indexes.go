@@ -11,8 +11,8 @@ import (
 )
 
 // concurrently begins the section of a migration whose indexes are built outside its transaction,
-// without blocking writes. The section has only CREATE INDEX, each of which ends with a line, and
-// itself ends at the migration's Down.
+// without blocking writes. The section consists of CREATE INDEX statements, each of which ends its
+// line, and it ends at the migration's Down.
 const concurrently = "-- +dlqd concurrently\n"
 
 var createIndex = regexp.MustCompile(`(?ms)^CREATE INDEX (\w+) ON (\S+) (.+?);$`)
