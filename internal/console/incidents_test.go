@@ -83,7 +83,7 @@ func TestIncident_Outage(t *testing.T) {
 	})
 	b.click(b.button("Reset …"))
 	b.follow(b.button("Reset default"))
-	b.follow("#queues a[href*='payments']")
+	b.follow("#queues a[href*='dead-letters'][href*='payments']")
 	b.click("#act-on summary")
 	b.follow("#act-on a[href*='do=replay']")
 	b.waitForText("Replay 10 dead letters")
