@@ -193,7 +193,7 @@ func missingUnits(cmd *cobra.Command, flag *archiveFlag, database *databaseFlags
 		named := flag.value == "" || cmd.Flags().Changed("data-dir")
 		if _, err := os.Stat(filepath.Join(database.dataDir, "pgdata")); err != nil || !named {
 			_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "not compared with the database: --database-url or --data-dir names it")
-			return nil, nil
+			return nil, nil //nolint:nilerr // there is no database to compare with
 		}
 	}
 	err = database.withMigrator(cmd, func(mig *postgres.Migrator) error {

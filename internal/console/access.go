@@ -203,8 +203,8 @@ const (
 )
 
 func (m *madeToken) keep(w http.ResponseWriter, r *http.Request) {
-	raw, err := json.Marshal(m)
-	if err == nil { // always
+	raw, err := json.Marshal(m) //nolint:gosec // its user sees the secret
+	if err == nil {             // always
 		access.SetCookie(w, r, madeCookie, base64.RawURLEncoding.EncodeToString(raw), madeFor)
 	}
 }

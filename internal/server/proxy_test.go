@@ -57,7 +57,7 @@ func startNginx(t *testing.T, b *bundle, version string) *http.Client {
 			"proxy_busy_buffers_size 512k;"},
 	} {
 		require.Contains(t, block, change[0], "docs/proxies.md")
-		block = strings.Replace(block, change[0], change[1], -1)
+		block = strings.ReplaceAll(block, change[0], change[1])
 	}
 	paths := ""
 	for _, kind := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
