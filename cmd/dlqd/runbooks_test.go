@@ -40,8 +40,8 @@ type scenario struct {
 	check  func(*deployment)
 }
 
-// step is an event before the block that contains a text: another side repairs its fault, or time
-// passes.
+// step is what happens just before the runbook's block that contains the text before: the receiver is
+// repaired, the policy is reverted, dlqd starts again, or time passes.
 type step struct {
 	before string
 	do     func(*deployment)

@@ -362,7 +362,8 @@ func urlNames(t *testing.T) (names []string) {
 	return names
 }
 
-// jobNames lists kinds, metadata keys and headers.
+// jobNames lists metadata keys of jobs, headers of deliveries, and literals such as dlqd_message: the
+// kind of dlqd's jobs, and some names of metrics and labels.
 func jobNames(t *testing.T) (names []string) {
 	t.Helper()
 	key := regexp.MustCompile(`\b(?:dlq|river):[a-z_]+\b`)

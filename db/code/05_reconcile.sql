@@ -71,9 +71,9 @@ COMMENT ON FUNCTION dlq.remember_taken IS
 
 -- look_for_failures advances a scan by one batch:
 --   1. Read the batch without locks.
---   2. Lock the jobs that have no entry, until the end of the transaction. Jobs that another
---      session has locked are left for the next scan.
---   3. With a new snapshot, append the jobs that still have no entry to the inbox, as dlq.capture
+--   2. Lock the jobs whose failure dlqd does not know (dlq.known_failure), until the end of the
+--      transaction. Jobs that another session has locked are left for the next scan.
+--   3. With a new snapshot, append to the inbox the failures that are still unknown, as dlq.capture
 --      would have.
 --
 -- A job is a failure if dlq.is_failure(job, NULL) says so: its previous state is unknown here.

@@ -1,5 +1,6 @@
--- Analytics: rollups of the audit trail, and the functions that read the rollups. Only
--- dlq.oldest_entries and dlq.by_rule read entries instead, and a limited number of them.
+-- Analytics: rollups of the audit trail, and the reports that read them. Three reports read other
+-- tables: dlq.oldest_entries and dlq.by_rule a limited number of entries, dlq.policy_changes the acts on
+-- the policy.
 
 -- moves_between finds the moves of transactions that began after the first snapshot, and of those
 -- that were in progress in it. The rows of the trail are nearly in the order of their transaction

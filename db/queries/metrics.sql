@@ -116,8 +116,8 @@ CROSS JOIN LATERAL (SELECT count(*) AS jobs
 ORDER BY 1, 2;
 
 -- name: RiverOldest :many
--- RiverOldest returns since when the oldest available job of each queue has been waiting: the first
--- one of each priority in the index.
+-- RiverOldest returns, for each queue, the scheduled_at of the available job that has waited longest.
+-- It reads only the first job of each priority in River's index.
 SELECT q.queue::text AS queue, min(o.scheduled_at)::timestamptz AS since
 FROM unnest(@queues::text[]) q (queue) CROSS JOIN generate_series(1, 4) p (priority)
 CROSS JOIN LATERAL (SELECT j.scheduled_at FROM river.river_job j WHERE j.state = 'available' AND j.queue = q.queue

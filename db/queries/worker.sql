@@ -138,8 +138,8 @@ WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual');
 
 -- name: Postpone :exec
 -- Postpone makes entries wait longer, or for something else. It sets a missing class or rule, because
--- waiting entries are grouped by both (WaitingGroups), and an undecided entry that an operator
--- unparked has none.
+-- waiting entries are grouped by both (WaitingGroups). An entry that an operator parked and unparked
+-- before a worker decided it has the rule unparked and no class.
 UPDATE dlq.dead_letter_queue e SET
     error_class = coalesce(e.error_class, 'unknown'),
     rule = coalesce(e.rule, 'none'),

@@ -606,7 +606,8 @@ func TestLoops_CancelHangingRefresh(t *testing.T) {
 	}, 3*time.Minute, 50*time.Millisecond)
 }
 
-// Runs in which another process refreshes do not shorten the pause after a slow refresh.
+// Turns that do nothing, because another process is refreshing, do not shorten the pause after a slow
+// refresh.
 func TestLoops_PauseAfterSlowRefresh(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

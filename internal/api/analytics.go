@@ -19,8 +19,8 @@ type Report[T any] struct {
 	Rows []T       `json:"rows" doc:"Rows of the report."`
 }
 
-// WindowInput is the time range of a query. Windows end now and consist of whole minutes, hours or
-// days.
+// WindowInput is the time range of a query. A window ends now and begins at the start of a minute,
+// hour, day or week.
 type WindowInput struct {
 	Over  string `query:"over" default:"7d" doc:"Length of the window, such as 90m, 24h or 30d." example:"24h"`
 	Queue string `query:"queue" maxLength:"127" doc:"Only this queue."`

@@ -133,7 +133,7 @@ func TestSwitches(t *testing.T) {
 	} {
 		tx, err := pool.Begin(t.Context())
 		require.NoError(t, err)
-		// If the test fails, the pool would wait for tx.
+		// Without this rollback, closing the pool would wait for tx if the test fails.
 		t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
 		db := postgres.DefaultSchemas().Rendered(tx)
 		q := dbsqlc.New(db)

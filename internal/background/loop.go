@@ -71,7 +71,8 @@ type Config struct {
 	// WhenIdle runs the loop also while the group is idle, to find out whether the others may
 	// continue.
 	WhenIdle bool
-	// Failing is the log message of a failed turn: what failed, and the effect until a turn succeeds.
+	// Failing is the log message of a failed turn: what failed and, if the operator would not expect it,
+	// the effect until a turn succeeds.
 	Failing string
 	// Once runs one turn. It returns the delay from its end to the next turn: 0 for the interval,
 	// More for none.

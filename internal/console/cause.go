@@ -55,7 +55,7 @@ func headlineOf(message, errorType, code any) headline {
 	if status, rest, ok := cutStatus(text); ok {
 		h.Status, h.Text = status, rest
 	} else if before, after, _ := strings.Cut(text, ": "); !strings.Contains(before, " ") {
-		// River's text of a structured error begins with the type.
+		// The text of a riverdlq.Error, which River stores, begins with the error's type.
 		if status, rest, ok := cutStatus(after); ok {
 			h.Status, h.Text = status, rest
 		}

@@ -331,7 +331,7 @@ func (o *testServer) tab() *tab {
 			go func() { _ = chromedp.Run(ctx, page.HandleJavaScriptDialog(false)) }()
 		}
 	})
-	// the tab ends with the context of its first run
+	// chromedp closes the tab when the context of its first Run ends, so this one has no timeout
 	require.NoError(t, chromedp.Run(ctx, log.Enable(), runtime.Enable(), page.Enable()))
 	b.size(1440, 900)
 	return b

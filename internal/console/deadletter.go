@@ -235,8 +235,9 @@ func sentenceOf(e *deadletter.Entry) string {
 	return strings.Join(sentences, " ")
 }
 
-// nextNamesRule reports whether the next step of a pending entry (dlq.next_step) names the entry's rule. It
-// does if it is a time, and not if it is a decision, an order or a condition.
+// nextNamesRule reports whether the next step of a pending entry (dlq.next_step) names the entry's rule
+// while automatic redelivery is on. It does if the entry waits for a time, its place in the pace, or
+// automatic redelivery, and not if it is undecided, or waits for a condition or its ordering key.
 func nextNamesRule(e *deadletter.Entry) bool {
 	return e.Strategy != nil && (e.WaitingFor == nil || *e.WaitingFor == "pace" || *e.WaitingFor == "automatic")
 }

@@ -19,7 +19,8 @@ const maxClicks = 10
 // machines that run these tests may be busy.
 const maxIncident = time.Minute
 
-// incident opens the page_url of an alert, as its rule renders it for labels, and begins to count.
+// incident opens the page_url of an alert, as its rule renders it for labels, and starts the count of
+// clicks and the clock.
 func (b *tab) incident(alert string, labels map[string]string) {
 	b.Helper()
 	raw, err := os.ReadFile("../../deploy/prometheus/rules.yaml")

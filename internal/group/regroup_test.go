@@ -23,7 +23,8 @@ const find = "SELECT count(*) FROM dlq.find_ids(jsonb_build_object('fingerprint'
 // formerFingerprint returns the fingerprint of a group of method 1.
 func formerFingerprint(n int) string { return fmt.Sprintf("%016x", 0xf000+n) }
 
-// currentFingerprint returns the fingerprint of an application's message by the current method.
+// currentFingerprint returns the fingerprint of an error message of an application's job, by the
+// current method.
 func currentFingerprint(message string) string {
 	return strategy.Fingerprint(&strategy.Failure{Message: message})
 }

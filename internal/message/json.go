@@ -10,13 +10,14 @@ import (
 	"unicode/utf8"
 )
 
-// maxExponent is the largest exponent of a number, and the most characters of a number. It is far
-// below the limits of Postgres' numeric, which jsonb uses (131,072 digits before the point, 16,383
-// after it): such numbers have no use here, and jsonb writes out all of their digits.
+// maxExponent is the largest exponent of a number, positive or negative, and the largest length of a
+// number in characters. Larger numbers have no use here, and jsonb writes out all of their digits. The
+// limits of Postgres' numeric, which jsonb uses, are far higher: 131,072 digits before the point,
+// 16,383 after it.
 const maxExponent = 1000
 
-// maxGrowth bounds by which factor a document may grow when jsonb writes its numbers out: 1e1000 is
-// six bytes that become a thousand. Small documents may grow by minGrowth bytes.
+// maxGrowth limits the bytes that a document may gain when jsonb writes its numbers out, as a multiple
+// of its length: 1e1000 is six bytes that become 1,001. A document may always gain minGrowth bytes.
 const (
 	maxGrowth = 4
 	minGrowth = 64 << 10

@@ -201,7 +201,8 @@ func (m *Metrics) ObserveDelivery(d delivery.Delivered) {
 	}
 }
 
-// ObserveWorker counts entries that a worker moved; it is a worker.Observer.
+// ObserveWorker counts the entries of a worker's action and, if took is not 0, records the duration of
+// its transaction; it is a worker.Observer.
 func (m *Metrics) ObserveWorker(action string, entries int, took time.Duration) {
 	m.moves.WithLabelValues(action).Add(float64(entries))
 	if took > 0 {

@@ -39,7 +39,8 @@ type Policy struct {
 	warnings    []string
 }
 
-// RetryPolicies is retry-policies.yaml: queues, and the destinations of their messages.
+// RetryPolicies is retry-policies.yaml: queues, the destinations of their messages, the retention of
+// the audit trail, and sensitive data.
 type RetryPolicies struct {
 	Defaults            Queue                   `json:"defaults"     jsonschema:"description=Defaults for every queue."`
 	Queues              map[string]*Queue       `json:"queues"       jsonschema:"description=Queues by name: lower-case letters and digits\\, in words joined by - or _."`

@@ -1,5 +1,5 @@
-// Package process registers the dlqd processes that serve a database and the queues that each
-// delivers messages of, and rescues the messages of dead processes.
+// Package process registers each dlqd process of a database, with the queues whose messages it
+// delivers. It also rescues the messages of dead processes.
 package process
 
 import (
@@ -21,7 +21,8 @@ const (
 	Interval = 5 * time.Second
 	// LiveFor is how long a silent process counts as live, so that several heartbeats may fail.
 	LiveFor = time.Minute
-	// awayFor is how long a stopped or dead process is expected back: a restart, a deploy.
+	// awayFor is how long after its last heartbeat a process may return, from a restart or a deploy. Until
+	// then its queues count as Away, then as Unworked.
 	awayFor = 15 * time.Minute
 	// forgetAfter is how long dlq.processes shows a process that is gone.
 	forgetAfter = 24 * time.Hour

@@ -91,8 +91,8 @@ func TestWatchServer_DetectsBackupWithoutServerRecord(t *testing.T) {
 	require.True(t, held)
 }
 
-// Processes that start concurrently on a restored database hold once, and none may send before or
-// meanwhile.
+// If several processes start at once on a restored database, dlqd records one hold, and no process may
+// send before the hold or during it.
 func TestGuard_HoldsOnceForConcurrentProcesses(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)

@@ -386,8 +386,9 @@ func hostOf(t *testing.T, c *cluster) string {
 	return config.Host
 }
 
-// Besides the timeline, a restore shows in another server, another database, a dump, or the loss of
-// a process's last write. An operator's stop stays in force.
+// Besides a new timeline, dlqd detects a restore by another server, by another database, by tables
+// that come from a dump, and by the loss of a process's last write. An operator's stop of automatic
+// redelivery stays in force.
 func TestRestored_DetectsAndReportsARestore(t *testing.T) {
 	t.Parallel()
 	for name, becomes := range map[string]struct{ sql, note string }{

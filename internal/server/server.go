@@ -62,7 +62,7 @@ const (
 	maxHeaderBytes = 64 << 10
 	// idleTimeout is how long an unused connection is kept.
 	idleTimeout = 2 * time.Minute
-	// forgetTimeout limits one run of the loop that deletes the places of ordered messages.
+	// forgetTimeout limits one turn of the loop that deletes the places of completed ordered messages.
 	forgetTimeout = 10 * time.Minute
 )
 

@@ -52,8 +52,9 @@ type gate struct {
 	claim func(ctx context.Context, tx transaction, most int) ([]uuid.UUID, error)
 }
 
-// Gates checks once the gate of each queue with entries that wait for a condition, and the gates of
-// smart retries in progress. A gate whose conditions are met releases entries.
+// Gates advances, by one step, the gate of each queue with entries that wait for a condition, and the
+// gates of smart retries in progress. A step sends probes, evaluates them, or releases the other
+// entries.
 func (w *Worker) Gates(ctx context.Context) error {
 	var queues, smart []string
 	_, err := inTx(ctx, w.config.Store, func(tx transaction) (err error) {

@@ -263,7 +263,7 @@ func TestWorkerLost_DoesNotApplyToMessages(t *testing.T) {
 	require.Equal(t, 3, j.inStatus(deadletter.Processing), "together")
 }
 
-// TestWorkerLost_UnparkedEntriesRunOneAtATime unparks all such entries at once.
+// TestWorkerLost_UnparkedEntriesRunOneAtATime unparks all entries with the rule worker-lost at once.
 func TestWorkerLost_UnparkedEntriesRunOneAtATime(t *testing.T) {
 	t.Parallel()
 	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "smartRetry: {enabled: true, errorRate: 5, over: 1h, " +

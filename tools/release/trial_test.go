@@ -318,7 +318,7 @@ func (b *trial) image(t *testing.T) {
 	}
 }
 
-// archive unpacks the archive, and checks size and linking of its program.
+// archive checks the size of dlqd, and that each archive has its licences and its manual page.
 func (b *trial) archive(t *testing.T) {
 	const maxSize = 40_000_000
 	for _, variant := range []string{"dlqd", "dlqd-s3"} {

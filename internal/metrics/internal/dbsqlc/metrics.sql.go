@@ -497,8 +497,8 @@ type RiverOldestRow struct {
 	Since time.Time
 }
 
-// RiverOldest returns since when the oldest available job of each queue has been waiting: the first
-// one of each priority in the index.
+// RiverOldest returns, for each queue, the scheduled_at of the available job that has waited longest.
+// It reads only the first job of each priority in River's index.
 func (q *Queries) RiverOldest(ctx context.Context, queues []string) ([]RiverOldestRow, error) {
 	rows, err := q.db.Query(ctx, RiverOldest, queues)
 	if err != nil {

@@ -1073,8 +1073,8 @@ type PostponeParams struct {
 }
 
 // Postpone makes entries wait longer, or for something else. It sets a missing class or rule, because
-// waiting entries are grouped by both (WaitingGroups), and an undecided entry that an operator
-// unparked has none.
+// waiting entries are grouped by both (WaitingGroups). An entry that an operator parked and unparked
+// before a worker decided it has the rule unparked and no class.
 func (q *Queries) Postpone(ctx context.Context, arg PostponeParams) error {
 	_, err := q.db.Exec(ctx, Postpone,
 		arg.ConfigVersion,
