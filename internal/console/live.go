@@ -337,7 +337,7 @@ var parameters = func() []string {
 	}
 	return slices.Concat(names, []string{
 		"q", "order", "cursor", "column", "outcome", "status", "queue", "owner", "over",
-		"hasOpen", "whose", "at", "people",
+		"hasOpen", "whose", "at", "people", "state", "each", "day",
 	})
 }()
 
