@@ -49,6 +49,9 @@ UNION ALL
 SELECT 0, '', pg_notify('river.river_insert', n.payload)::text, NULL
 FROM (SELECT unnest(@notifications::text[]) AS payload) n;
 
+-- name: NotifyWorkers :exec
+SELECT pg_notify('river.river_insert', n.payload) FROM (SELECT unnest(@notifications::text[]) AS payload) n;
+
 -- name: CompareEntry :one
 -- CompareEntry returns whether a dead letter's message equals the given one as jsonb: the
 -- payload's formatting is ignored.

@@ -75,6 +75,10 @@ var (
 	ErrUncertain = errors.New("the database did not answer; send the message again with the same messageId")
 )
 
+// errChangedKey means that a trigger of the application changed a job's unique key. The job may be committed, and a
+// repeated insert would store another one.
+var errChangedKey = errors.New("the job has another unique key than its message")
+
 // UnknownQueueError reports a message for a queue that the policy does not have.
 type UnknownQueueError struct {
 	Index int // in the batch
@@ -496,8 +500,8 @@ func (i *Ingester) insertWithRetries(group []*submission, allOrNone bool) ([]out
 		cancel()
 		i.config.Observe(len(group), start.Sub(group[0].at), time.Since(start), err)
 		var conflict *ConflictError
-		if err == nil || postgres.IsRefusal(err) || errors.As(err, &conflict) || attempt == maxAttempts ||
-			i.inserts.Err() != nil {
+		if err == nil || postgres.IsRefusal(err) || errors.As(err, &conflict) || errors.Is(err, errChangedKey) ||
+			attempt == maxAttempts || i.inserts.Err() != nil {
 			return outcomes, err
 		}
 		i.config.Logger.Warn("inserting messages failed; retrying", "messages", len(group), "try", attempt, "error", err)
@@ -505,15 +509,18 @@ func (i *Ingester) insertWithRetries(group []*submission, allOrNone bool) ([]out
 	}
 }
 
-// insert stores a group. An outcome's error concerns one message; if insert returns an error, nothing was stored, or
-// the connection was lost and the messages may be stored.
+// insert stores a group. An outcome's error concerns one message. If insert returns a refusal, nothing was stored; after
+// any other error, messages may be stored.
 func (i *Ingester) insert(ctx context.Context, group []*submission, allOrNone bool) ([]outcome, error) {
 	outcomes := make([]outcome, len(group))
+	var noticed notices
 	if !allOrNone && !i.hasOrder(group) { // one statement, which commits itself
-		return outcomes, i.store(ctx, i.config.Pool, group, outcomes)
+		err := i.store(ctx, i.config.Pool, group, outcomes, &noticed)
+		i.settle(noticed, err)
+		return outcomes, err
 	}
 	err := postgres.BeginFunc(ctx, i.config.Pool, func(tx pgx.Tx) error {
-		if err := i.store(ctx, tx, group, outcomes); err != nil {
+		if err := i.store(ctx, tx, group, outcomes, &noticed); err != nil {
 			return err
 		}
 		if allOrNone {
@@ -528,13 +535,17 @@ func (i *Ingester) insert(ctx context.Context, group []*submission, allOrNone bo
 		}
 		return i.insertOrdered(ctx, tx, group, outcomes)
 	})
+	i.settle(noticed, err)
 	return outcomes, err
 }
 
 // store inserts the jobs of messages that have none, and fills the outcomes of the group. If db is the pool, the
 // insert is committed before the duplicates are looked up.
-func (i *Ingester) store(ctx context.Context, db postgres.DB, group []*submission, outcomes []outcome) error {
+func (i *Ingester) store(ctx context.Context, db postgres.DB, group []*submission, outcomes []outcome,
+	noticed *notices,
+) error {
 	queries := dbsqlc.New(i.config.Schemas.Rendered(db))
+	_, committed := db.(*pgxpool.Pool)
 	waiting := make([]int, len(group)) // indexes in group
 	for n := range group {
 		waiting[n] = n
@@ -544,23 +555,32 @@ func (i *Ingester) store(ctx context.Context, db postgres.DB, group []*submissio
 		return strings.Compare(group[a].message.MessageID, group[b].message.MessageID)
 	})
 	for attempt := 1; len(waiting) > 0; attempt++ {
-		entries, missing, err := i.storeOnce(ctx, queries, group, waiting, outcomes)
-		if err != nil {
+		entries, missing, err := i.storeOnce(ctx, queries, group, waiting, outcomes, noticed)
+		if err != nil && (!committed || attempt == 1 || errors.Is(err, errChangedKey)) {
 			return err
 		}
-		waiting, err = findDuplicates(ctx, queries, group, entries, missing, outcomes)
-		if _, committed := db.(*pgxpool.Pool); err != nil && !committed {
+		if err == nil {
+			err = findDuplicates(ctx, queries, group, entries, missing, outcomes)
+		}
+		if err != nil && !committed {
 			return err
 		}
+		waiting = slices.DeleteFunc(waiting, func(n int) bool { return outcomes[n] != (outcome{}) })
 		// The new jobs are committed, so only the other messages fail: their next submission sees the outcome. Without an
 		// error their jobs were deleted before they could be compared, or a trigger of the application drops them.
-		if err != nil || attempt == maxAttempts {
-			for n := range outcomes {
-				if outcomes[n] == (outcome{}) {
-					outcomes[n].err = ErrUncertain
+		if attempt == maxAttempts || ctx.Err() != nil {
+			for _, n := range waiting {
+				outcomes[n].err = ErrUncertain
+				if err != nil {
+					outcomes[n].err = fmt.Errorf("%w (%w)", ErrUncertain, err)
 				}
 			}
 			return nil
+		}
+		if err != nil {
+			i.config.Logger.Warn("looking up duplicates failed; retrying", "messages", len(waiting), "try", attempt,
+				"error", err)
+			time.Sleep(time.Duration(attempt*attempt) * 50 * time.Millisecond)
 		}
 	}
 	return nil
@@ -569,7 +589,7 @@ func (i *Ingester) store(ctx context.Context, db postgres.DB, group []*submissio
 // storeOnce executes the insert for the messages at these indexes. It returns the open entries of messages by index,
 // and the indexes of the messages that have a job already.
 func (i *Ingester) storeOnce(ctx context.Context, queries *dbsqlc.Queries, group []*submission, indexes []int,
-	outcomes []outcome,
+	outcomes []outcome, noticed *notices,
 ) (entries map[int]uuid.UUID, missing []int, err error) {
 	now := time.Now().UTC() // of this program, as in River's client
 	params := dbsqlc.InsertMessagesParams{CreatedAt: now, Kind: message.JobKind, Notifications: []string{}}
@@ -603,7 +623,10 @@ func (i *Ingester) storeOnce(ctx context.Context, queries *dbsqlc.Queries, group
 	}
 	for _, queue := range due {
 		if i.shouldNotify(queue) {
-			params.Notifications = append(params.Notifications, fmt.Sprintf(`{"queue": %q}`, queue))
+			params.Notifications = append(params.Notifications, notification(queue))
+			noticed.sent = append(noticed.sent, queue)
+		} else {
+			noticed.held = append(noticed.held, queue)
 		}
 	}
 	rows, err := queries.InsertMessages(ctx, params)
@@ -620,7 +643,7 @@ func (i *Ingester) storeOnce(ctx context.Context, queries *dbsqlc.Queries, group
 		case row.JobID != 0:
 			n, ok := index[string(row.UniqueKey)]
 			if !ok {
-				return nil, nil, fmt.Errorf("job %d has an unexpected unique key", row.JobID)
+				return nil, nil, fmt.Errorf("job %d: %w", row.JobID, errChangedKey)
 			}
 			delete(index, string(row.UniqueKey))
 			outcomes[n] = outcome{receipt: Receipt{
@@ -648,31 +671,71 @@ func (i *Ingester) shouldNotify(queue string) bool {
 	return true
 }
 
-// findDuplicates fills the outcomes of messages that have an open entry or a job already. It returns the indexes of
-// those whose job was deleted meanwhile.
+// notices are the queues whose workers an insert notified, and those that it did not because of the cooldown.
+type notices struct{ sent, held []string }
+
+func notification(queue string) string { return fmt.Sprintf(`{"queue": %q}`, queue) }
+
+// settle ends the notifications of an insert. Those of a failed insert were not sent, so they start no cooldown. Queues
+// that were held back are notified after the cooldown, unless an insert that began after this one's commit does that:
+// their workers may have looked before the commit.
+func (i *Ingester) settle(noticed notices, err error) {
+	ended := time.Now()
+	if err != nil {
+		i.notifyMu.Lock()
+		for _, queue := range noticed.sent {
+			delete(i.notified, queue)
+		}
+		i.notifyMu.Unlock()
+	}
+	if len(noticed.held) == 0 {
+		return
+	}
+	time.AfterFunc(notifyCooldown, func() {
+		var late []string
+		i.notifyMu.Lock()
+		for _, queue := range noticed.held {
+			if i.notified[queue].Before(ended) {
+				i.notified[queue] = time.Now()
+				late = append(late, notification(queue))
+			}
+		}
+		i.notifyMu.Unlock()
+		if len(late) == 0 {
+			return
+		}
+		ctx, cancel := context.WithTimeout(i.inserts, flushTimeout)
+		defer cancel()
+		// If this fails, the workers find the messages with their next poll.
+		_ = dbsqlc.New(i.config.Schemas.Rendered(i.config.Pool)).NotifyWorkers(ctx, late)
+	})
+}
+
+// findDuplicates fills the outcomes of messages that have an open entry or a job already, unless their job was deleted
+// meanwhile.
 func findDuplicates(ctx context.Context, queries *dbsqlc.Queries, group []*submission, entries map[int]uuid.UUID,
 	indexes []int, outcomes []outcome,
-) (gone []int, err error) {
+) (err error) {
 	for n, entry := range entries {
 		if outcomes[n], err = duplicateOfEntry(ctx, queries, group[n], entry); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if len(indexes) == 0 {
-		return nil, nil
+		return nil
 	}
 	params := dbsqlc.CompareJobsParams{}
 	for _, n := range indexes {
 		args, err := json.Marshal(group[n].message)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		params.UniqueKeys = append(params.UniqueKeys, group[n].job.uniqueKey)
 		params.Args = append(params.Args, args)
 	}
 	rows, err := queries.CompareJobs(ctx, params)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	found := make(map[string]dbsqlc.CompareJobsRow, len(rows))
 	for _, row := range rows {
@@ -681,7 +744,6 @@ func findDuplicates(ctx context.Context, queries *dbsqlc.Queries, group []*submi
 	for _, n := range indexes {
 		row, ok := found[string(group[n].job.uniqueKey)]
 		if !ok {
-			gone = append(gone, n)
 			continue
 		}
 		id := group[n].message.MessageID
@@ -690,7 +752,7 @@ func findDuplicates(ctx context.Context, queries *dbsqlc.Queries, group []*submi
 			outcomes[n].err = &ConflictError{MessageID: id, JobID: row.ID}
 		}
 	}
-	return gone, nil
+	return nil
 }
 
 // hasOrder reports whether a group has messages whose order is stored.

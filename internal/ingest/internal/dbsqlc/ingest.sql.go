@@ -280,3 +280,12 @@ func (q *Queries) MessageJob(ctx context.Context, uniqueKey []byte) (MessageJobR
 	)
 	return i, err
 }
+
+const NotifyWorkers = `-- name: NotifyWorkers :exec
+SELECT pg_notify('river.river_insert', n.payload) FROM (SELECT unnest($1::text[]) AS payload) n
+`
+
+func (q *Queries) NotifyWorkers(ctx context.Context, notifications []string) error {
+	_, err := q.db.Exec(ctx, NotifyWorkers, notifications)
+	return err
+}
