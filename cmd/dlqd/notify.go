@@ -48,6 +48,9 @@ func (v *supervisor) watch(ctx context.Context, ready func(context.Context) erro
 			case <-time.After(readyInterval):
 			}
 		}
+		if ctx.Err() != nil {
+			return // READY must not follow STOPPING
+		}
 		v.send("READY=1")
 		for v.watchdog > 0 {
 			v.send("WATCHDOG=1")
@@ -71,6 +74,6 @@ func (v *supervisor) send(state string) {
 		_ = conn.Close()
 	}
 	if err != nil {
-		v.logger.Warn("systemd was not notified", "state", state, "error", err)
+		v.logger.Warn("systemd was not notified", "reason", state, "error", err)
 	}
 }

@@ -55,10 +55,13 @@ DECLARE
     v_key   text;
     v_where text := 'true';
     v_acts  boolean := NOT p_filter ?| '{entryId,queue,kind,from,to,operation}'; -- acts do not have these columns
-    v_group boolean := v_acts AND NOT p_filter ? 'configVersion' AND coalesce((p_filter ->> 'grouped')::boolean, false);
     v_from  timestamptz := '-infinity';
     v_until timestamptz := 'infinity';
     v_scope jsonb := dlq.scope();
+    -- The row of an operation shows only to callers whose scope is at least as wide as the operation's. So
+    -- callers with a scope get every move.
+    v_group boolean := v_scope IS NULL AND v_acts AND NOT p_filter ? 'configVersion'
+        AND coalesce((p_filter ->> 'grouped')::boolean, false);
     v_mask  jsonb := dlq.mask(false);
     v_note  text := CASE WHEN 'notes' = ANY (dlq.hidden_columns()) THEN 'NULL::text'
         WHEN v_mask IS NULL THEN 't.note' ELSE 'dlq.masked_text(t.note, $8)' END;

@@ -62,8 +62,13 @@ SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     v_scope constant jsonb := dlq.scope();
     v_whole constant boolean := dlq.in_scope(p_queue, NULL, v_scope);
+    v_some  constant boolean := v_scope IS NULL OR dlq.in_scope(p_queue, NULL,
+        coalesce((SELECT jsonb_agg(g - 'kinds') FROM jsonb_array_elements(v_scope) g), '[]'));
     v_down  constant boolean := p_state IN ('cancelled', 'completed', 'discarded');
 BEGIN
+    IF NOT v_some THEN -- the caller sees no kind of the queue: the place of a job would tell that it exists
+        RETURN;
+    END IF;
     RETURN QUERY EXECUTE format(
         'SELECT w.id, w.scheduled_at, CASE WHEN $6 THEN true
              ELSE dlq.in_scope($1, CASE w.kind WHEN ''dlqd_message'' THEN w.args ->> ''kind'' ELSE w.kind END, $7) END
@@ -99,7 +104,7 @@ DECLARE
 BEGIN
     RETURN QUERY SELECT j.id, j.state::text, j.queue::text, k.kind, CASE j.kind WHEN 'dlqd_message'
             THEN j.args ->> 'messageId' END, j.priority::integer, j.attempt::integer, j.max_attempts::integer,
-        j.created_at, j.scheduled_at, j.attempted_at, j.finalized_at,
+        j.created_at, j.scheduled_at, j.attempted_at, nullif(j.finalized_at, 'infinity'),
         j.attempted_by[cardinality(j.attempted_by)]::text,
         CASE WHEN j.state = 'scheduled' THEN j.metadata ->> 'dlq:held' END, j.metadata ? 'cancel_attempted_at',
         dlq.to_uuid(j.metadata ->> 'dlq:entry_id'), e.errors,
@@ -107,7 +112,9 @@ BEGIN
     FROM river.river_job j
     CROSS JOIN LATERAL (SELECT CASE j.kind WHEN 'dlqd_message' THEN j.args ->> 'kind' ELSE j.kind END AS kind) k
     CROSS JOIN LATERAL (
-        SELECT jsonb_agg(jsonb_build_object('at', f.failure -> 'at', 'attempt', f.failure -> 'attempt', 'error',
+        SELECT jsonb_agg(jsonb_build_object('at', dlq.to_timestamptz(f.failure ->> 'at'),
+            'attempt', CASE jsonb_typeof(f.failure -> 'attempt') WHEN 'number' THEN f.failure -> 'attempt' ELSE '0' END,
+            'error',
             dlq.masked_text(f.failure ->> 'error', v_mask,
                 dlq.sensitive_values(j.args, NULL, j.metadata, j.kind, v_mask))) ORDER BY f.place) AS errors
         FROM unnest(j.errors) WITH ORDINALITY f (failure, place)

@@ -67,5 +67,9 @@ SELECT j.id::bigint AS id, j.state::text AS state, j.queue::text AS queue, coale
 FROM dlq.show_jobs(@ids::bigint[], @everything::boolean) j;
 
 -- name: LockJob :one
--- LockJob locks a job unless another session has locked it, and returns its state.
-SELECT state::text AS state FROM river.river_job WHERE id = @id FOR NO KEY UPDATE SKIP LOCKED;
+-- LockJob locks a job as River does to change it, unless another session has locked it. It returns the
+-- job's state, whether its failure has a dead letter, and whether it is a message with an ordering key.
+SELECT j.state::text AS state,
+    (j.metadata ? 'dlq:entry_id' OR dlq.is_failure(to_jsonb(j) - 'args'))::boolean AS has_entry,
+    (j.kind = 'dlqd_message' AND coalesce(j.args ->> 'orderingKey', '') <> '')::boolean AS has_order
+FROM river.river_job j WHERE j.id = @id FOR UPDATE SKIP LOCKED;

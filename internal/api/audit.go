@@ -34,7 +34,7 @@ type AuditInput struct {
 	Before        string `query:"before" format:"date-time" doc:"Only acts before this time."`
 	Limit         int    `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Acts in a page."`
 	Cursor        string `query:"cursor" pattern:"^[0-9]{1,17}-[0-9]{1,18}$" doc:"next of the previous page."`
-	Grouped       bool   `query:"grouped" doc:"One act for each operation of a user, in place of one for each of its entries: reason is its action, detail has its filter and the number of its entries (entries) and of those that it changed (changed). A replay run has only its own acts. Ignored with entryId, queue, kind, from, to or configVersion."`
+	Grouped       bool   `query:"grouped" doc:"One act for each operation of a user, in place of one for each of its entries: reason is its action, detail has its filter and the number of its entries (entries) and of those that it changed (changed). A replay run has only its own acts. Ignored with entryId, queue, kind, from, to or configVersion, and for callers with a scope."`
 }
 
 // AuditPage is a page of the audit trail.

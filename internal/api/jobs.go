@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
@@ -104,7 +106,8 @@ func (s *service) registerJobs(api huma.API) {
 		{
 			CancelJob, "cancel", "cancelled", "Cancel a job that has not ended",
 			"A job that is cancelled gets no dead letter. A running job is asked to end; if its worker does not heed that, " +
-				"the attempt goes on, and no other follows.", "available, pending, retryable, running and scheduled",
+				"the attempt goes on, and no other follows. A redelivery that is cancelled counts as failed: its dead letter is " +
+				"pending again, and the policy may redeliver it.", "available, pending, retryable, running and scheduled",
 			[]string{"available", "pending", "retryable", "running", "scheduled"},
 			func(ctx context.Context, tx pgx.Tx, id int64) (*rivertype.JobRow, error) {
 				return s.River.JobCancelTx(ctx, tx, id)
@@ -114,7 +117,7 @@ func (s *service) registerJobs(api huma.API) {
 			RetryJob, "retry", "retried", "Run a waiting job now",
 			"The next attempt begins as soon as a worker is free. A message whose destination's circuit breaker is open, or " +
 				"that waits for an earlier message with its ordering key, is held again. A cancelled job without a dead " +
-				"letter is put back.", "retryable, scheduled and cancelled",
+				"letter and without an ordering key is put back.", "retryable, scheduled and cancelled",
 			[]string{"retryable", "scheduled", "cancelled"},
 			func(ctx context.Context, tx pgx.Tx, id int64) (*rivertype.JobRow, error) {
 				return s.River.JobRetryTx(ctx, tx, id)
@@ -140,29 +143,49 @@ func (s *service) registerJobs(api huma.API) {
 			act := fmt.Sprintf("%s job %d", verb.done, in.ID)
 			err = s.Store.Record(ctx, "queue "+before.Queue, act, in.Body.act(ctx), func(tx pgx.Tx) error {
 				// The lock is on the row that River changes next, so the state is the one that River finds.
-				state, err := delivery.LockJob(ctx, s.Store.In(tx), in.ID)
+				job, err := delivery.LockJob(ctx, s.Store.In(tx), in.ID)
 				switch {
 				case err != nil:
 					return err
-				case state == "":
+				case job == nil:
 					return &deadletter.MoveError{
 						Kind: deadletter.ErrNotAllowed, Detail: fmt.Sprintf("job %d: is locked by another session, or just ended", in.ID),
 						Hint: "Try again.",
 					}
-				case !slices.Contains(verb.states, state):
+				case !slices.Contains(verb.states, job.State):
 					return &deadletter.MoveError{
 						Kind: deadletter.ErrNotAllowed,
-						Detail: fmt.Sprintf("job %d: cannot %s from %s (allowed: %s)", in.ID, verb.name, state,
+						Detail: fmt.Sprintf("job %d: cannot %s from %s (allowed: %s)", in.ID, verb.name, job.State,
 							strings.Join(verb.states, ", ")),
+					}
+				case job.State == "cancelled" && job.HasEntry:
+					return &deadletter.MoveError{
+						Kind: deadletter.ErrNotAllowed, Detail: fmt.Sprintf("job %d: has a dead letter; replay that", in.ID),
+					}
+				case job.State == "cancelled" && job.HasOrder:
+					return &deadletter.MoveError{
+						Kind:   deadletter.ErrNotAllowed,
+						Detail: fmt.Sprintf("job %d: later messages with its ordering key no longer wait for it", in.ID),
+						Hint:   "Submit the message again, with another messageId.",
 					}
 				}
 				_, err = verb.run(ctx, tx, in.ID)
+				if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "23505" {
+					return &deadletter.MoveError{
+						Kind: deadletter.ErrNotAllowed, Detail: fmt.Sprintf("job %d: another job has its unique key", in.ID),
+					}
+				}
 				return err
 			})
 			if err != nil {
 				return nil, s.problem(ctx, err)
 			}
-			return s.getJob(ctx, &in.JobInput)
+			after, err := s.getJob(ctx, &in.JobInput)
+			if problem, ok := errors.AsType[huma.StatusError](err); ok && problem.GetStatus() == http.StatusNotFound {
+				before.State = verb.done // the job of a redelivery may be deleted once it has ended
+				return before, nil
+			}
+			return after, err
 		})
 	}
 }
@@ -203,6 +226,9 @@ func (s *service) getJob(ctx context.Context, in *JobInput) (*JobDetail, error) 
 	found, err := s.Store.Search(ctx, page, searchBudget)
 	if err != nil {
 		return nil, s.problem(ctx, err)
+	}
+	if len(found.Entries) == 0 && !found.SearchedTo.IsZero() {
+		return nil, huma.Error503ServiceUnavailable("the database did not answer; try again")
 	}
 	if len(found.Entries) > 0 {
 		out.DeadLetter = ingest.LinkTo(found.Entries[0].ID, string(found.Entries[0].Status))

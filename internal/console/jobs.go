@@ -111,7 +111,7 @@ func (c *Console) jobs(in *request) (*view, error) {
 			}
 		}
 	}
-	for _, m := range jobStates[:7] {
+	for _, m := range jobStates {
 		tab := jobsTab{mark: m, Path: "/jobs?" + jobsQuery(j.Queue, m.Name), Current: m.Name == j.State.Name}
 		if n, counted := counts[m.Name]; counted {
 			tab.Count = number(n)
@@ -328,6 +328,8 @@ func (j *jobPage) state() string {
 			return "Held: the circuit breaker of its destination is open."
 		case "redirected":
 			return "Held: the circuit breaker of the destination to which an operator sent it is open."
+		case "restored":
+			return "Held: the database was restored from a backup."
 		case "order":
 			return "Held: an earlier message with its ordering key is not done."
 		}
@@ -355,6 +357,9 @@ func (j *jobPage) actions(me *access.Principal) []jobAction {
 	}
 	retry := jobAction{"retry", "Try now", "the next attempt begins as soon as a worker is free", role}
 	stop := jobAction{"cancel", "Cancel", "no attempt follows, and the " + j.noun() + " gets no dead letter", role}
+	if j.EntryID != nil {
+		stop.Consequence = "the redelivery ends as failed, and the policy decides about its dead letter again"
+	}
 	switch {
 	case role != "":
 	case j.State == "cancelled" && j.DeadLetter == nil:

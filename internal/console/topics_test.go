@@ -107,6 +107,8 @@ func TestLive_LimitsPagesPerUser(t *testing.T) {
 		"/replays?n=1": "/replays", "/dead-letters?x=1&q=a%3Ab&order=oldest#rows": "/dead-letters?order=oldest&q=a%3Ab",
 		"/dead-letters?column=queue&column=class": "/dead-letters?column=queue&column=class",
 		"/audit?entryId=1&utm=2":                  "/audit?entryId=1", "/%61ccess": "/%61ccess",
+		"/jobs?queue=a&state=completed":   "/jobs?queue=a&state=completed",
+		"/audit?day=2026-11-24&each=true": "/audit?day=2026-11-24&each=true",
 	} {
 		require.Equal(t, want, canonical(address))
 	}

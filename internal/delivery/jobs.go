@@ -28,7 +28,7 @@ type Job struct {
 	AttemptedAt *time.Time `json:"attemptedAt,omitempty" doc:"When the last attempt began."`
 	AttemptedBy string     `json:"attemptedBy,omitempty" doc:"River client of the last attempt."`
 	FinalizedAt *time.Time `json:"finalizedAt,omitempty" doc:"When the job ended."`
-	HeldFor     string     `json:"heldFor,omitempty" doc:"Why the message is held: breaker, order or redirected; see GET /api/messages/{messageId}."`
+	HeldFor     string     `json:"heldFor,omitempty" doc:"Why the message is held: breaker, order, redirected or restored; see GET /api/messages/{messageId}."`
 	Cancelling  bool       `json:"cancelling,omitempty" doc:"Whether its cancellation was requested. A running job ends as cancelled if its worker heeds that."`
 	EntryID     *uuid.UUID `json:"entryId,omitempty" doc:"Dead letter whose redelivery this is."`
 	Error       string     `json:"error,omitempty" doc:"Error of the last failed attempt."`
@@ -112,14 +112,17 @@ func FindJob(ctx context.Context, db postgres.DB, id int64) (*Job, []Failure, js
 	return job, failures, rows[0].Args, err
 }
 
-// LockJob locks a job until the end of the transaction, and returns its state; "" if another session has locked the
-// job, or if it does not exist. It does not wait.
-func LockJob(ctx context.Context, tx postgres.DB, id int64) (state string, err error) {
-	state, err = dbsqlc.New(tx).LockJob(ctx, id)
+// LockedJob is a job that the transaction has locked.
+type LockedJob = dbsqlc.LockJobRow
+
+// LockJob locks a job until the end of the transaction; nil if another session has locked the job, or if it does not
+// exist. It does not wait.
+func LockJob(ctx context.Context, tx postgres.DB, id int64) (*LockedJob, error) {
+	job, err := dbsqlc.New(tx).LockJob(ctx, id)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return "", nil
+		return nil, nil //nolint:nilnil // documented above
 	}
-	return state, err
+	return &job, err
 }
 
 func jobOf(row *dbsqlc.ShowJobsRow) (*Job, []Failure, error) {

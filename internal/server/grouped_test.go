@@ -57,7 +57,7 @@ func TestAudit_GroupsByOperation(t *testing.T) {
 	require.Len(t, list(admin, "text=ticket"), 1)
 	limited := list(b.token(access.Admin, access.Scope{{Queues: []string{"pay_eu"}}}), "")
 	for _, r := range limited {
-		require.NotEqual(t, rows[0].Operation, r.Operation, "its scope is wider than the caller's")
+		require.True(t, r.Operation == "" || r.EntryID != nil, "a caller with a scope sees each move: %v", r)
 	}
 	require.True(t, slices.ContainsFunc(limited, func(r row) bool { return r.Operation == b.done["pay_eu"] }))
 	require.Len(t, list(admin, "to=dlq_manual&queue=pay_eu"), b.count(`SELECT count(*) FROM dlq.audit(

@@ -201,15 +201,25 @@ func (q *Queries) LockAttempts(ctx context.Context, arg LockAttemptsParams) ([]i
 }
 
 const LockJob = `-- name: LockJob :one
-SELECT state::text AS state FROM river.river_job WHERE id = $1 FOR NO KEY UPDATE SKIP LOCKED
+SELECT j.state::text AS state,
+    (j.metadata ? 'dlq:entry_id' OR dlq.is_failure(to_jsonb(j) - 'args'))::boolean AS has_entry,
+    (j.kind = 'dlqd_message' AND coalesce(j.args ->> 'orderingKey', '') <> '')::boolean AS has_order
+FROM river.river_job j WHERE j.id = $1 FOR UPDATE SKIP LOCKED
 `
 
-// LockJob locks a job unless another session has locked it, and returns its state.
-func (q *Queries) LockJob(ctx context.Context, id int64) (string, error) {
+type LockJobRow struct {
+	State    string
+	HasEntry bool
+	HasOrder bool
+}
+
+// LockJob locks a job as River does to change it, unless another session has locked it. It returns the
+// job's state, whether its failure has a dead letter, and whether it is a message with an ordering key.
+func (q *Queries) LockJob(ctx context.Context, id int64) (LockJobRow, error) {
 	row := q.db.QueryRow(ctx, LockJob, id)
-	var state string
-	err := row.Scan(&state)
-	return state, err
+	var i LockJobRow
+	err := row.Scan(&i.State, &i.HasEntry, &i.HasOrder)
+	return i, err
 }
 
 const OrderPredecessor = `-- name: OrderPredecessor :one
