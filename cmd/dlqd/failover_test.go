@@ -173,8 +173,8 @@ func failOver(t *testing.T, synchronous bool) {
 	require.NoError(t, err)
 	slices.Sort(ids)
 	require.Len(t, slices.Compact(slices.Clone(ids)), len(ids), "a message has one job")
-	require.Equal(t, count("SELECT count(*) FROM dlq.dead_letter_queue"),
-		count("SELECT count(DISTINCT river_job_id) FROM dlq.dead_letter_queue"), "a job has one dead letter")
+	require.Zero(t, count("SELECT count(*) - count(DISTINCT river_job_id) FROM dlq.dead_letter_queue"),
+		"jobs with more than one dead letter")
 	lost, exposed, repeats := 0, 0, 0
 	for id, at := range sent.accepted {
 		after := !lag.IsZero() && at.After(lag) && at.Before(promoted)

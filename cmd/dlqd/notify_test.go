@@ -44,8 +44,11 @@ func TestServe_NotifiesSystemd(t *testing.T) {
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 
 	require.Equal(t, "READY=1", next())
-	address := servesAt.FindStringSubmatch(log.String()) // logged before
-	require.NotNil(t, address, log.String())
+	var address []string // logged before, but perhaps not read yet
+	require.Eventually(t, func() bool {
+		address = servesAt.FindStringSubmatch(log.String())
+		return address != nil
+	}, time.Minute, time.Millisecond)
 	answer, err := http.Get(address[1] + "/readyz")
 	require.NoError(t, err)
 	require.NoError(t, answer.Body.Close())
