@@ -48,7 +48,10 @@ func TestJobs_ListInOrder(t *testing.T) {
 	require.Len(t, completed, 31)
 	require.IsDecreasing(t, completed, "what has ended: the latest first")
 	require.Len(t, list(b.token(access.Reader, access.Scope{{Kinds: []string{"order.*"}}}), "scheduled"), 10)
-	require.Empty(t, list(b.token(access.Reader, access.Scope{{Queues: []string{"mailqueue"}}}), "scheduled"))
+	foreign := b.token(access.Reader, access.Scope{{Queues: []string{"mailqueue"}}})
+	require.Empty(t, list(foreign, "scheduled"))
+	_, out := b.as(foreign, "GET", "/api/jobs?queue=pay_eu&state=scheduled&limit=4", "")
+	require.NotContains(t, out, "next", "a cursor has the place of a job")
 	for _, query := range []string{
 		"state=running", "queue=pay_eu", "queue=pay_eu&state=dead", "queue=pay_eu&state=running&cursor=x",
 	} {
@@ -88,6 +91,21 @@ func TestJobs_CancelAndRetry(t *testing.T) {
 	for _, verb := range []string{"cancel", "retry"} {
 		status, out = act(reader, job, verb)
 		require.Equal(t, http.StatusForbidden, status, out)
+	}
+
+	for refusal, columns := range map[string]string{
+		"has a dead letter":     `'order.paid', '{}', '{}'`, // cancelled by its worker
+		"with its ordering key": `'dlqd_message', '{"kind": "order.paid", "orderingKey": "a"}', '{"cancel_attempted_at": "x"}'`,
+	} {
+		var id string
+		require.NoError(t, b.pool.QueryRow(t.Context(), `INSERT INTO river_job (kind, args, metadata, queue, max_attempts,
+			attempt, state, finalized_at, errors)
+			SELECT `+columns+`, 'pay_eu', 3, 1, 'cancelled', now(), ARRAY['{"at": "x", "attempt": 1, "error": "e"}'::jsonb]
+			RETURNING id::text`).Scan(&id))
+		status, out = act(operator, id, "retry")
+		require.Equal(t, http.StatusConflict, status, out)
+		require.Contains(t, out, refusal)
+		require.Equal(t, "cancelled", state(id))
 	}
 	status, out = act(operator, job, "cancel")
 	require.Equal(t, http.StatusOK, status, out)
