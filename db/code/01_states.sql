@@ -357,8 +357,9 @@ BEGIN
             IF NOT dlq.is_person(NEW.move ->> 'actor') THEN
                 PERFORM dlq.order_done(NEW.queue, NEW.ordering_key, NEW.river_job_id, NEW.job_created_at);
             ELSE
-                -- An operator's transaction may stay open, and River's scheduler would wait for the
-                -- jobs that it locks: a DLQ worker applies the fact.
+                -- For an operator's move only a fact is written, and a DLQ worker moves the ordering on
+                -- when it applies the fact. An operator's transaction may stay open, and River's
+                -- scheduler would wait for the jobs that it locks.
                 INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id)
                 VALUES (NEW.river_job_id, NEW.job_created_at, 'closed', NEW.id);
             END IF;
@@ -395,7 +396,8 @@ BEGIN
          NEW.strategy, NEW.rule, NEW.next_retry_at, coalesce(NEW.redelivery_job_id, OLD.redelivery_job_id,
              NEW.river_job_id),
          NEW.queue, NEW.kind, NEW.error_class, nullif(NEW.move -> 'detail', 'null'),
-         -- For an operator's move: the policy in force now, not the one under which dlqd last decided.
+         -- The audit row of an operator's move has the version of the policy in force now, not of the
+         -- one by which dlqd last decided the entry.
          CASE WHEN v_origin IS NULL THEN NEW.config_version ELSE coalesce(dlq.policy_version(), NEW.config_version) END,
          OLD.error_class,
          CASE WHEN NEW.last_failed_at IS DISTINCT FROM OLD.last_failed_at THEN coalesce(NEW.error_type, '') END,

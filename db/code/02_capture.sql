@@ -269,8 +269,8 @@ DECLARE
                                NEW.metadata) END;
                 END IF$sql$;
     -- v_retry records a retry. The entry's id follows from the job's finalized_at, except for a
-    -- completed job: dlq.supersede completes jobs with a new finalized_at. The entry's id of such a
-    -- job comes from a marker in its metadata, which dlq.apply_fact checks.
+    -- completed job: dlq.supersede completes jobs with a new finalized_at. For a completed job the id
+    -- comes from a marker in the metadata, which dlq.apply_fact checks.
     v_retry constant text := $sql$INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id)
             SELECT NEW.id, NEW.created_at, 'retried',
                    CASE OLD.state WHEN 'completed'
@@ -410,7 +410,7 @@ BEGIN
     ELSE
         BEGIN
             IF OLD.state = 'completed' AND NOT OLD.metadata ?| '{dlq:done_by,dlq:entry_id}' THEN
-                RETURN NULL; -- the job is neither a redelivery nor that of a resolved entry
+                RETURN NULL; -- neither a redelivery, nor a job that dlqd completed for a resolved entry
             END IF;
             v_until := CASE dlq.capture_mode() WHEN 'off' THEN 0 ELSE %2$s END;
             IF v_until > 0 THEN

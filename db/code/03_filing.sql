@@ -272,8 +272,8 @@ BEGIN ATOMIC
            AND dlq.failure_of(p_job, f.job) = p_failure
            AND (p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day'
                OR f.job -> 'attempt' = to_jsonb(p_attempt)) LIMIT 1),
-        -- An entry that waits for the end of this job, which is its own: the sweep will apply that
-        -- end. The cast of status makes the planner use the index by job.
+        -- An entry in dlq_processing waits for the end of this job, and the job is the entry's own: the
+        -- sweep will apply the end. The cast of status makes the planner use the index by job.
         (SELECT 'waits' FROM dlq.dead_letter_queue e
          WHERE e.stage = 'open' AND e.river_job_id = p_job AND e.job_created_at = p_created_at
              AND e.redelivery_job_id = p_job AND e.status::text = 'dlq_processing')

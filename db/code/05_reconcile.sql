@@ -53,7 +53,8 @@ BEGIN
                         j.errors[cardinality(j.errors)] -> 'attempt'))
                     OR EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = e.id
                         AND t.failed_at = j.finalized_at)
-                    -- Of the failure of a job that a closed entry followed, a note may be the only record.
+                    -- If a closed entry followed the job, a note in the audit trail may be the only
+                    -- record of the failure.
                     OR e.closed_at IS NOT NULL AND greatest(e.closed_at, e.last_failed_at) >= j.finalized_at
                        AND EXISTS (SELECT FROM dlq.entry_jobs k WHERE k.job_id = j.id
                            AND k.job_created_at = j.created_at AND k.entry_id = e.id) END
@@ -89,7 +90,7 @@ DECLARE
         CASE j.state WHEN 'discarded' THEN NOT j.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
                      WHEN 'cancelled' THEN NOT j.metadata ? 'cancel_attempted_at'
                          AND cardinality(j.errors) > 0 END$sql$;
-    -- A subquery that returns one value instead of EXISTS: with EXISTS, a plan that Postgres made
+    -- This is a subquery that returns one value, not EXISTS: with EXISTS, a plan that Postgres made
     -- while the tables were small might join whole tables.
     v_unknown        constant text :=
         '(SELECT k.known FROM dlq.known_failure(j.id, j.created_at, dlq.entry_id(j.id, j.finalized_at), j.attempt::integer, j.finalized_at) k) IS NULL';

@@ -79,7 +79,7 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(hashtextextended('dlq.may_go_alone ' || coalesce(p_queue, p_entry_queue), 0)) THEN
         RETURN false;
     END IF;
-    -- A separate statement, so that its snapshot includes what the last holder of the lock
+    -- This is a separate statement, so that its snapshot includes what the last holder of the lock
     -- committed.
     RETURN NOT EXISTS (SELECT FROM dlq.dead_letter_queue e
                         WHERE e.id = ANY (p_ids) AND e.id < p_id AND e.stage IN ('open', 'failed')

@@ -225,7 +225,8 @@ COMMENT ON FUNCTION dlq.forget_place IS
 CREATE OR REPLACE FUNCTION dlq.order_again(p_queue text, p_key text, p_place bigint, p_job bigint,
     p_created_at timestamptz) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    -- A place that is still there is locked, so that no reader deletes it; one that a reader is deleting is gone then.
+    -- The SELECT locks the place if it still exists, so that no reader deletes it. If a reader is
+    -- deleting it, the SELECT waits until it is gone, and the INSERT writes it again.
     SELECT FROM dlq.ordered_jobs o WHERE o.job_id = p_job AND o.job_created_at = p_created_at FOR UPDATE;
     INSERT INTO dlq.ordered_jobs (queue, ordering_key, place, job_id, job_created_at) OVERRIDING SYSTEM VALUE
     SELECT p_queue, p_key, p_place, p_job, p_created_at WHERE p_place IS NOT NULL

@@ -686,8 +686,9 @@ END
 $$;
 COMMENT ON FUNCTION dlq.replay_set_rate IS 'Sets how many entries a second a replay run sends; null for no limit.';
 
--- closed_since lets a statement exclude, and not lock, the months before any of the entries closed:
--- an entry closes after its job failed. The day allows for clock differences.
+-- closed_since returns the earliest time at which any of the entries can have closed: an entry closes
+-- after its job failed. Statements use it to exclude, and so not lock, the months before. The day
+-- allows for clock differences.
 CREATE OR REPLACE FUNCTION dlq.closed_since(p_ids uuid[]) RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT least(dlq.captured_at((SELECT i.id FROM unnest(p_ids) i (id) ORDER BY i.id LIMIT 1)),
@@ -784,7 +785,8 @@ COMMENT ON FUNCTION dlq.lock_filed IS
     'Locks the given entries that are in one of these states. All must be filed. Returns their ids, their '
     'stages, and when the first and the last of them closed (null if none is closed).';
 
--- lock_entries is lock_filed for entries that may still be in the inbox.
+-- lock_entries first files the entries that are still in the inbox, and then locks all of them like
+-- lock_filed.
 CREATE OR REPLACE FUNCTION dlq.lock_entries(p_ids uuid[], p_from dlq.dead_letter_status[],
     OUT ids uuid[], OUT stages dlq.dead_letter_stage[], OUT since timestamptz, OUT until timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

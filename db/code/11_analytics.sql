@@ -123,7 +123,8 @@ BEGIN
                    AND f.from_status IS DISTINCT FROM 'dlq_resolved') AS resolved,
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_failed'
                    AND f.from_status IS DISTINCT FROM 'dlq_failed') AS failed,
-               -- Not from dlq_failed: a failed entry is closed already.
+               -- Entries that are archived from dlq_failed do not count: a failed entry is closed
+               -- already.
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_archived'
                    AND dlq.is_open(f.from_status)) AS archived,
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_manual'

@@ -108,8 +108,9 @@ COMMENT ON FUNCTION dlq.count_moves IS
     'Adds moves to the counters: those that committed between two snapshots or, if p_old is null, those since '
     'p_since that are visible in p_new.';
 
--- trim_counters gives counters to the most frequent names. A name that loses its counter counts as
--- other from then on, and a new counter begins at 0, so that no counter decreases.
+-- trim_counters gives counters of their own to the most frequent error types of each queue. A type that
+-- loses its counter counts as other from then on, and a new counter begins at 0, so that no counter
+-- decreases.
 CREATE OR REPLACE FUNCTION dlq.trim_counters(p_now timestamptz DEFAULT now()) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET jit = off AS $$
 BEGIN

@@ -354,8 +354,9 @@ COMMENT ON FUNCTION dlq.muted_entries IS
 -- moves the open entries of the former group there (regroup). Closed entries keep their
 -- fingerprint.
 
--- A group does not inherit the mute and the mark as fixed of a former group if the two groups are not
--- one to one. Instead its note names them, in the words of part_of.
+-- A mute or a mark as fixed of a former group passes to the new group only if the two groups are one to
+-- one. Otherwise the note of the new group says who muted the former group or marked it as fixed.
+-- part_of returns that text.
 CREATE OR REPLACE FUNCTION dlq.part_of(p_former dlq.group_marks) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE WHEN coalesce((p_former).muted_at, (p_former).fixed_at) IS NOT NULL THEN

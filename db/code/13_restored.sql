@@ -92,9 +92,9 @@ BEGIN
     -- that was committed before it is lost.
     v_mark_intact := p_mark > 0 AND NOT v_mark_lost AND p_timeline = (v_known ->> 'timeline')::bigint;
     IF dlq.is_restored() THEN
-        -- Of the holds, only one because of the timeline can end without an operator. A process that
-        -- had just started could not tell a promotion from a restore; a process that ran through the
-        -- promotion can.
+        -- Only a hold because of the timeline can end without an operator. A process that had just
+        -- started could not tell a promotion from a restore; a process that ran through the promotion
+        -- can.
         IF NOT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'restored' AND s.value::jsonb ->> 'why' = 'timeline')
             THEN
             RETURN 'same';
@@ -192,7 +192,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                 p_known ->> 'system')
         WHEN p_now -> 'database' <> p_known -> 'database' THEN 'this is another database of the same server'
         ELSE 'its tables were restored from a dump' END
-        -- Not seen_at of this process, which has just written its own row.
+        -- Leave out seen_at of this process, which has just written its own row.
         || coalesce('; its last record is of '
             || to_char(greatest((SELECT max(t.at) FROM dlq.dead_letter_transitions t),
                 (SELECT max(p.seen_at) FROM dlq.processes p WHERE p.id <> p_process)) AT TIME ZONE 'UTC',

@@ -150,14 +150,14 @@ BEGIN
           ORDER BY m.at, m.id LIMIT p_limit) t;
     v_since := dlq.closed_since(v_ids);
     SELECT l.ids, l.stages INTO v_locked FROM dlq.lock_entries(v_ids, enum_range(NULL::dlq.dead_letter_status)) l;
-    -- An entry is still there if its last move is that of the operation, or if it still has the
-    -- values that the operation set.
+    -- An entry is still where the operation put it if its last move is that of the operation, or if it
+    -- still has the values that the operation set.
     v_unmoved := ARRAY(
         SELECT e.id FROM dlq.dead_letter_queue e
         WHERE e.id = ANY (v_locked.ids) AND e.stage = ANY (v_locked.stages)
             AND (e.closed_at IS NULL OR e.closed_at >= v_since)
-          -- Assign, tag and note: a later operation of the same kind stands, unless it was undone
-          -- itself. An entry is not undone twice.
+          -- For assign, tag and note: leave out an entry if a later operation of the same kind changed
+          -- it and was not undone, or if an undo of this operation has changed it already.
           AND (v_operation.action NOT IN ('assign', 'tag', 'note') OR NOT EXISTS (
               SELECT FROM dlq.dead_letter_transitions m JOIN dlq.operations o ON o.id = m.operation
               WHERE m.entry_id = e.id AND m.at >= v_operation.started_at AND m.operation <> p_operation

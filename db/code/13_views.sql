@@ -115,7 +115,7 @@ $$;
 COMMENT ON FUNCTION dlq.delete_view IS
     'Deletes one of the caller''s saved views, or, as an admin, a view that p_owner shares.';
 
--- A place belongs to the view, so a shared view has the same for all who see it.
+-- A place belongs to the view, so a shared view has the same place for all who see it.
 CREATE OR REPLACE FUNCTION dlq.order_views(p_names text[], p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -40,8 +40,8 @@ HAVING bool_or(NOT r.is_removal)
 ORDER BY r.name, r.is_partition;
 
 -- name: RecordedArchives :many
--- RecordedArchives returns the locations of archives in the audit trail, with the number of units and partitions that
--- it says are in each.
+-- RecordedArchives returns the locations of archives in the audit trail, with the number of units and
+-- partitions that the trail records for each.
 SELECT r.archive::text AS archive, count(DISTINCT r.subject)::bigint AS units
 FROM (
     SELECT a.detail ->> 'archive' AS archive, a.subject FROM dlq.acts a

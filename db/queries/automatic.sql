@@ -68,8 +68,8 @@ SELECT count(*) FROM (
     LIMIT @most) o;
 
 -- name: CountManualByRule :many
--- CountManualByRule counts entries that need manual handling although their class does not, by group
--- and reason.
+-- CountManualByRule counts entries that wait for an operator because of the rule backfilled or
+-- single-attempt, not because of their class, by group and reason.
 SELECT e.queue, e.job_kind, e.kind, coalesce(e.error_class, '')::text AS error_class, e.captured_by,
     (e.max_retries = 1)::boolean AS single_attempt, count(*) AS entries
 FROM dlq.dead_letter_open e

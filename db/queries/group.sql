@@ -3,8 +3,7 @@ SELECT dlq.set_group(@queue::text, @fingerprint::text, @changes::jsonb, @actor::
     nullif(@why::text, ''))::text AS fingerprint;
 
 -- name: OneGroup :one
--- OneGroup returns the fingerprint of the group with this fingerprint, or with one that begins with
--- it.
+-- OneGroup returns the fingerprint of a group, which may be given by its first characters.
 SELECT dlq.one_group(@queue::text, @fingerprint::text)::text AS fingerprint;
 
 -- name: Shares :many

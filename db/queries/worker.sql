@@ -168,7 +168,8 @@ RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_clas
     coalesce(e.fingerprint, '')::text AS fingerprint;
 
 -- name: ParkByRule :many
--- ParkByRule parks entries that need manual handling although their class does not.
+-- ParkByRule parks entries because of a rule such as single-attempt, although the strategy of their
+-- class would redeliver them.
 UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
@@ -345,7 +346,8 @@ SELECT count(*) FROM (
 
 -- name: ClaimStuck :many
 -- ClaimStuck locks the oldest manual or failed entries of a failure group after the id @after. It
--- leaves out entries that an operator parked, and those that failed at @before or later.
+-- leaves out entries that an operator parked, those that failed at @before or later, and those whose
+-- class is not in @classes.
 SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
        e.job_kind, e.captured_by, e.max_retries,
        dlq.rescues(e.metadata)::integer AS rescues

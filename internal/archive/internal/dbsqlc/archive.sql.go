@@ -65,8 +65,8 @@ type RecordedArchivesRow struct {
 	Units   int64
 }
 
-// RecordedArchives returns the locations of archives in the audit trail, with the number of units and partitions that
-// it says are in each.
+// RecordedArchives returns the locations of archives in the audit trail, with the number of units and
+// partitions that the trail records for each.
 func (q *Queries) RecordedArchives(ctx context.Context) ([]RecordedArchivesRow, error) {
 	rows, err := q.db.Query(ctx, RecordedArchives)
 	if err != nil {

@@ -180,8 +180,8 @@ type CountManualByRuleRow struct {
 	Entries       int64
 }
 
-// CountManualByRule counts entries that need manual handling although their class does not, by group
-// and reason.
+// CountManualByRule counts entries that wait for an operator because of the rule backfilled or
+// single-attempt, not because of their class, by group and reason.
 func (q *Queries) CountManualByRule(ctx context.Context) ([]CountManualByRuleRow, error) {
 	rows, err := q.db.Query(ctx, CountManualByRule)
 	if err != nil {

@@ -342,8 +342,7 @@ type OneGroupParams struct {
 	Fingerprint string
 }
 
-// OneGroup returns the fingerprint of the group with this fingerprint, or with one that begins with
-// it.
+// OneGroup returns the fingerprint of a group, which may be given by its first characters.
 func (q *Queries) OneGroup(ctx context.Context, arg OneGroupParams) (string, error) {
 	row := q.db.QueryRow(ctx, OneGroup, arg.Queue, arg.Fingerprint)
 	var fingerprint string

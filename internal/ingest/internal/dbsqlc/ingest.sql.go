@@ -168,15 +168,15 @@ type InsertMessagesRow struct {
 	EntryID   *uuid.UUID
 }
 
-// InsertMessages inserts the jobs of messages as River's client would, and returns the new jobs, and
-// the open dead letters of messages, whose jobs River may have deleted. A message with neither has
-// a job already. An event_id is empty if dlqd generated the messageId, which no entry can have.
-// Of an entry in the inbox, the job usually still exists, and its unique key shows the duplicate.
-// Only if the inbox has an entry older than 12 hours, whose job River may have deleted, is the inbox
-// read, which has no index for this query. Jobs are inserted in the order of the arrays, which prevents deadlocks.
+// InsertMessages inserts the jobs of messages as River's client would. It returns the new jobs, and the
+// open dead letters of messages, whose jobs River may have deleted. A message with neither has a job
+// already. An event_id is empty if dlqd generated the messageId, which no entry can have. The job of an
+// entry in the inbox usually still exists, and its unique key shows the duplicate. The inbox, which has
+// no index for this query, is read only if it has an entry older than 12 hours, whose job River may
+// have deleted. Jobs are inserted in the order of the arrays, which prevents deadlocks.
 //
-// It is one statement, and so one round trip and one commit without a transaction of its own.
-// DO NOTHING, unlike River's DO UPDATE, does not write to the jobs of duplicates.
+// It is one statement, and so one round trip and one commit without a transaction of its own. DO
+// NOTHING, unlike River's DO UPDATE, does not write to the jobs of duplicates.
 // River's notification of the queues, to workers; it has no message.
 func (q *Queries) InsertMessages(ctx context.Context, arg InsertMessagesParams) ([]InsertMessagesRow, error) {
 	rows, err := q.db.Query(ctx, InsertMessages,

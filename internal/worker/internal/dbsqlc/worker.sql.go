@@ -300,7 +300,8 @@ type ClaimStuckRow struct {
 }
 
 // ClaimStuck locks the oldest manual or failed entries of a failure group after the id @after. It
-// leaves out entries that an operator parked, and those that failed at @before or later.
+// leaves out entries that an operator parked, those that failed at @before or later, and those whose
+// class is not in @classes.
 func (q *Queries) ClaimStuck(ctx context.Context, arg ClaimStuckParams) ([]ClaimStuckRow, error) {
 	rows, err := q.db.Query(ctx, ClaimStuck,
 		arg.Queue,
@@ -1014,7 +1015,8 @@ type ParkByRuleRow struct {
 	Fingerprint string
 }
 
-// ParkByRule parks entries that need manual handling although their class does not.
+// ParkByRule parks entries because of a rule such as single-attempt, although the strategy of their
+// class would redeliver them.
 func (q *Queries) ParkByRule(ctx context.Context, arg ParkByRuleParams) ([]ParkByRuleRow, error) {
 	rows, err := q.db.Query(ctx, ParkByRule,
 		arg.ConfigVersion,
