@@ -61,7 +61,7 @@ type OrderingStep struct {
 	Text  string
 	After Ordering
 	Wrong string
-	Bad   bool // a process dies, the receiver refuses or a hold time ends: messages must be able to arrive without
+	Bad   bool // a death, a refusal or the end of a hold time: messages must be able to arrive without such steps
 }
 
 // Steps returns the possible steps.
@@ -157,7 +157,7 @@ func (s *Ordering) Steps(rules Rules) (steps []OrderingStep) {
 	return steps
 }
 
-// first is dlq.order_predecessor: it reports whether no other message comes first, and removes the
+// first models dlq.order_predecessor: it reports whether no other message comes first, and removes the
 // places of completed ones.
 func (s *Ordering) first(m int) bool {
 	if !s.Messages[m].Place {
@@ -172,13 +172,14 @@ func (s *Ordering) first(m int) bool {
 	return true
 }
 
-// done is dlq.order_done: it removes the message's place and lets the next message be sent at once.
+// done models dlq.order_done: it removes the message's place and lets the next message be sent at once.
 func (s *Ordering) done(m int) {
 	s.Messages[m].Place = false
 	s.wakeFirst()
 }
 
-// wakeFirst is dlq.wake_first: it lets the first message that is not done be sent, and removes the places before it.
+// wakeFirst models dlq.wake_first: it lets the first message that is not done be sent, and removes the places before
+// it.
 func (s *Ordering) wakeFirst() {
 	for n := range s.Messages {
 		m := &s.Messages[n]
@@ -204,7 +205,7 @@ func (s *Ordering) complete(d Delivery) bool {
 	return true
 }
 
-// rescue is dlq.rescue_messages: the process died, or was silent for too long.
+// rescue models dlq.rescue_messages: the process died, or was silent for too long.
 func (s *Ordering) rescue(m int) {
 	s.Messages[m].Job = Available
 	for w := range s.Deliveries {
@@ -214,8 +215,7 @@ func (s *Ordering) rescue(m int) {
 	}
 }
 
-// sent is a request, with the receiver's answer. It returns the invariant that the request breaks,
-// or "".
+// sent models a request and the receiver's answer. It returns the invariant that the request breaks, or "".
 func (s *Ordering) sent(m int, success bool) string {
 	wrong := ""
 	for n := range s.Messages {

@@ -16,7 +16,7 @@ import (
 	"github.com/dlqd/dlqd/internal/protocol"
 )
 
-// explore explores a model until an invariant breaks: only, or any if only is empty.
+// explore explores a model until the invariant only breaks, or any invariant if only is empty.
 func explore(t *testing.T, rules protocol.Rules, bounds protocol.Bounds, only string) protocol.Found {
 	t.Helper()
 	x := &protocol.Explorer{

@@ -434,7 +434,7 @@ func (w *world) recordOperation(e int8, to Status) {
 	}
 }
 
-// reopen is dlq.act_on('reopen').
+// reopen models dlq.act_on('reopen').
 func (w *world) reopen(e int8) {
 	entry := &w.Entries[e]
 	if entry.Status != Resolved && entry.Status != Archived || w.openOf(entry.Job) != none || entry.Bare {
@@ -445,7 +445,7 @@ func (w *world) reopen(e int8) {
 	w.markWanted(e)
 }
 
-// retire is dlq.retire of one failure.
+// retire models dlq.retire of one failure.
 func (w *world) retire(f, e int8) {
 	w.Jobs[w.Failures[f].Job].Remembered = true
 	if w.Failures[f].TakenBy == none {
@@ -453,7 +453,7 @@ func (w *world) retire(f, e int8) {
 	}
 }
 
-// delete is dlq.delete_entries, with dlq.retire.
+// delete models dlq.delete_entries, with dlq.retire.
 func (w *world) delete(e int8) {
 	entry := &w.Entries[e]
 	if entry.Status != Resolved && entry.Status != Archived {

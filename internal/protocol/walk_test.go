@@ -19,8 +19,8 @@ func TestMain(m *testing.M) { postgrestest.Main(m) }
 const (
 	traces   = 500
 	maxSteps = 35
-	// leastTaken is the number of times that each rule must be taken. Traces beyond traces, up to
-	// maxTraces, make up for it.
+	// leastTaken is how often each rule must be taken. If the traces take a rule less often, further traces
+	// follow, up to maxTraces in all.
 	leastTaken = 20
 	maxTraces  = 2 * traces
 	minSteps   = 15
@@ -200,8 +200,8 @@ func (c *chooser) can(rule protocol.Rule) (yes bool) {
 	return yes
 }
 
-// choose returns a step, or false if none is possible. held: the reconciler is waiting for a lock,
-// and must continue soon.
+// choose returns a step, or false if none is possible. If held is set, the reconciler waits for a lock and must
+// continue soon.
 func (c *chooser) choose(held bool) (protocol.Step, bool) {
 	var can []protocol.Step
 	var weights []float64

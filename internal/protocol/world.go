@@ -34,7 +34,8 @@ func (w *world) violatef(invariant, format string, args ...any) {
 // Capture is what the trigger does at an end or a retry of a job.
 type Capture int8
 
-// Capture records it, skips it (or is off), or cannot read because the transaction is SERIALIZABLE.
+// Capture records the end or the retry, skips it (or is off), or cannot read because the transaction is
+// SERIALIZABLE.
 const (
 	Captures Capture = iota
 	Misses
@@ -98,8 +99,8 @@ func (w *world) live(id int8) int8 {
 	return none
 }
 
-// endJob is the statement by which River's completer or rescuer, or an operator, ends a job, with
-// what dlq.capture appends.
+// endJob models the statement by which River's completer or rescuer, or an operator, ends a job, with what
+// dlq.capture appends.
 func (w *world) endJob(i int8, to JobState, byOperator bool, capture Capture) {
 	j := &w.Jobs[i]
 	if to != Completed && !byOperator {
@@ -144,8 +145,8 @@ func (w *world) endJob(i int8, to JobState, byOperator bool, capture Capture) {
 	}
 }
 
-// retryJob is a retry in River UI, or a rescue by hand: a job runs again. dlq.follow appends a fact
-// if the job had ended.
+// retryJob models a retry in River UI, or a rescue by hand: a job runs again. dlq.follow appends a fact if the
+// job had ended.
 func (w *world) retryJob(i int8, capture Capture) {
 	j := &w.Jobs[i]
 	was := *j
@@ -237,7 +238,7 @@ func (w *world) takeOut(failure int8) {
 	w.NInbox = n
 }
 
-// fileAs is dlq.file_as. It returns the failures that stay in the inbox: those of a redelivery,
+// fileAs models dlq.file_as. It returns the failures that stay in the inbox: those of a redelivery,
 // those that an entry has taken in, and those whose job has an open entry.
 func (w *world) fileAs(failures uint8, to Status, decided bool) (left uint8) {
 	before := w.Entries // a statement sees the state before it, except for the unique index
@@ -284,7 +285,7 @@ func (w *world) foundByReconciler(f int8) bool {
 // recordIn records, for the invariants, that an entry took in a failure.
 func (w *world) recordIn(f, e int8) { w.Failures[f].In |= bit(e) }
 
-// take is dlq.take_failure.
+// take models dlq.take_failure.
 func (w *world) take(f, e int8) {
 	w.recordIn(f, e)
 	if failure := &w.Failures[f]; !w.rules.Forgetful && failure.TakenBy == none {
@@ -292,12 +293,12 @@ func (w *world) take(f, e int8) {
 	}
 }
 
-// isTaken is dlq.is_taken.
+// isTaken models dlq.is_taken.
 func (w *world) isTaken(f int8) bool {
 	return w.Entries[f].Status.exists() || w.Failures[f].TakenBy != none
 }
 
-// failedAgain is dlq.failed_again.
+// failedAgain models dlq.failed_again.
 func (w *world) failedAgain(e, f int8) {
 	entry := &w.Entries[e]
 	if entry.Known&bit(f) != 0 || !entry.Status.open() {
@@ -313,7 +314,7 @@ func (w *world) failedAgain(e, f int8) {
 	}
 }
 
-// fileRepeats is dlq.file_repeats.
+// fileRepeats models dlq.file_repeats.
 func (w *world) fileRepeats(failures uint8) {
 	for f := range w.NFailures {
 		for range w.NInbox {
@@ -346,7 +347,7 @@ func (w *world) fileRepeat(f int8) {
 	w.takeOut(f)
 }
 
-// file is dlq.file: entries without a decision.
+// file models dlq.file: entries without a decision.
 func (w *world) file(failures uint8) {
 	if left := w.fileAs(failures, Pending, false); left != 0 {
 		w.fileRepeats(left)
@@ -355,14 +356,14 @@ func (w *world) file(failures uint8) {
 
 // Facts: dlq.apply_facts, dlq.apply_fact and what they call.
 
-// drop is dlq.drop_redelivery.
+// drop models dlq.drop_redelivery.
 func (w *world) drop(i int8) {
 	if j := &w.Jobs[i]; j.State != Gone && j.State != Running && j.State != Completed {
 		j.State = Gone
 	}
 }
 
-// supersede is dlq.supersede of one entry. by is the id of the job that did the work.
+// supersede models dlq.supersede of one entry. by is the id of the job that did the work.
 func (w *world) supersede(e, by int8, operator bool) {
 	entry := &w.Entries[e]
 	if entry.Status != Resolved {
@@ -387,7 +388,7 @@ func (w *world) supersede(e, by int8, operator bool) {
 	}
 }
 
-// resolveBy is dlq.resolve_by of one entry. job is the id, and by the index, of the job that did
+// resolveBy models dlq.resolve_by of one entry. job is the id, and by the index, of the job that did
 // its work.
 func (w *world) resolveBy(e, job, by int8, ended Time, operator bool) {
 	entry := &w.Entries[e]
@@ -402,7 +403,7 @@ func (w *world) resolveBy(e, job, by int8, ended Time, operator bool) {
 	w.supersede(e, job, operator)
 }
 
-// recordEnd is dlq.record_end. failure is none for a success.
+// recordEnd models dlq.record_end. failure is none for a success.
 func (w *world) recordEnd(e, i, failure int8, ended Time) bool {
 	entry := &w.Entries[e]
 	j := &w.Jobs[i]
@@ -443,7 +444,7 @@ func (w *world) recordEnd(e, i, failure int8, ended Time) bool {
 
 func (j *Job) failed() bool { return j.State == Discarded || j.State == Cancelled }
 
-// hasFailure is dlq.has_failure.
+// hasFailure models dlq.has_failure.
 func (w *world) hasFailure(e, failure int8) bool {
 	by := w.Failures[failure].TakenBy
 	return w.isTaken(failure) && (by == e || by == none && failure == e)
@@ -452,7 +453,7 @@ func (w *world) hasFailure(e, failure int8) bool {
 // MaxTries is dlq_max_retries.
 const MaxTries = 2
 
-// followJob is dlq.follow_job.
+// followJob models dlq.follow_job.
 func (w *world) followJob(e, i int8, river bool) {
 	entry := &w.Entries[e]
 	if s := entry.Status; s == Pending || s == Manual || s == Failed {
@@ -462,7 +463,7 @@ func (w *world) followJob(e, i int8, river bool) {
 	w.Jobs[i].Entry = e
 }
 
-// watchJob is dlq.watch_job.
+// watchJob models dlq.watch_job.
 func (w *world) watchJob(e, i int8) bool {
 	j := &w.Jobs[i]
 	switch {
@@ -493,7 +494,7 @@ func (w *world) endWaits(i int8) bool {
 	return false
 }
 
-// endOf is dlq.apply_end of a job's current state.
+// endOf models dlq.apply_end of a job's current state.
 func (w *world) endOf(e, i int8, own bool) {
 	failure := w.Jobs[i].Failure
 	if w.Jobs[i].State == Completed {
@@ -502,7 +503,7 @@ func (w *world) endOf(e, i int8, own bool) {
 	w.applyEnd(e, i, failure, w.Jobs[i].Finalized, own)
 }
 
-// applyEnd is dlq.apply_end.
+// applyEnd models dlq.apply_end.
 func (w *world) applyEnd(e, i, failure int8, ended Time, own bool) {
 	if w.recordEnd(e, i, failure, ended) {
 		return
@@ -536,7 +537,7 @@ func (w *world) applyEnd(e, i, failure int8, ended Time, own bool) {
 	}
 }
 
-// fileEnd is dlq.file_end. e is the job's entry, which may be deleted.
+// fileEnd models dlq.file_end. e is the job's entry, which may be deleted.
 func (w *world) fileEnd(i, f, e int8) {
 	failure := &w.Failures[f]
 	there := e != none && w.Entries[e].Status.exists() && w.Entries[e].Job == i
@@ -571,7 +572,7 @@ const (
 	following
 )
 
-// applyFact is dlq.apply_fact.
+// applyFact models dlq.apply_fact.
 func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fact
 	id, own := f.Entry, true
 	if f.Kind != FactClosed {
@@ -666,7 +667,7 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 	return done
 }
 
-// assignEnds assigns the facts of a job's failures that have no entry to entry e, after which the job was retried.
+// assignEnds assigns the facts of a job's failures that belong to no entry to entry e.
 func (w *world) assignEnds(e, job int8) {
 	facts := w.Facts
 	for _, f := range facts[:w.NFacts] {
@@ -678,7 +679,7 @@ func (w *world) assignEnds(e, job int8) {
 	}
 }
 
-// applyFacts is dlq.apply_facts.
+// applyFacts models dlq.apply_facts.
 func (w *world) applyFacts() {
 	first := func(n int8) bool {
 		for m := range w.NFacts {
@@ -750,7 +751,7 @@ func (w *world) isUnknown(i int8) bool {
 	return !w.isKnown(i, j.Failure)
 }
 
-// isKnown is dlq.known_failure.
+// isKnown models dlq.known_failure.
 func (w *world) isKnown(i, f int8) bool {
 	j := &w.Jobs[i]
 	if w.isTaken(f) || w.unfiled()&bit(f) != 0 {
@@ -805,7 +806,7 @@ func (w *world) appendUnknown(jobs uint8) {
 	}
 }
 
-// findSuccesses is dlq.find_successes.
+// findSuccesses models dlq.find_successes.
 func (w *world) findSuccesses() {
 	for e := range w.NFailures {
 		entry := &w.Entries[e]
@@ -823,7 +824,7 @@ func (w *world) findSuccesses() {
 	}
 }
 
-// sweep is dlq.sweep_redeliveries.
+// sweep models dlq.sweep_redeliveries.
 func (w *world) sweep() {
 	for e := range w.NFailures {
 		entry := &w.Entries[e]
@@ -876,7 +877,7 @@ const (
 	OpenElsewhere
 )
 
-// redeliver is dlq.redeliver of one entry.
+// redeliver models dlq.redeliver of one entry.
 func (w *world) redeliver(e int8, operator, force bool) Verdict {
 	w.file(bit(e))
 	entry := &w.Entries[e]
