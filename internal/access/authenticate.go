@@ -22,7 +22,7 @@ import (
 
 // Rules configure how callers are authenticated, and what callers without a token may do.
 type Rules struct {
-	Ways   []string // Via constants, but tokens and certificates in the plural; none: authentication is off
+	Ways   []string // ways to authenticate: the Via constants, but "tokens" and "certificates"; empty: off
 	Proxy  Proxy
 	OIDC   OIDC
 	Grants []UserGrant
@@ -95,7 +95,7 @@ type lookup struct {
 	session   *session   // the cookie's session; nil: no such session
 }
 
-// tokenTTL is how long the result of a lookup is used. A revoked token is refused after tokenTTL
+// tokenTTL is how long the result of a lookup is used. A revoked token is refused at the latest after tokenTTL
 // and the time of one lookup.
 const tokenTTL = 3 * time.Second
 

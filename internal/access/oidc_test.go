@@ -301,7 +301,7 @@ func TestOIDC_UsesCachedKeysWhileProviderIsDown(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, s.log.String(), "answers again")
 
-	// Down again: tokens are accepted until the keys are too old.
+	// The provider is down again: tokens are accepted until the keys are too old.
 	issuer.Down(true)
 	s.later.Store(int64(30 * time.Minute))
 	_, err = s.from(t, "10.0.0.1", issuer.Token(map[string]any{"exp": time.Now().Add(3 * time.Hour).Unix()}))

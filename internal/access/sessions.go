@@ -213,7 +213,7 @@ func (s *Store) Sessions(ctx context.Context, name string, limits SessionLimits)
 
 // Ending selects the sessions to end, and says who ends them.
 type Ending struct {
-	ID     string // the session, if Name is its user or is empty
+	ID     string // the session to end; if Name is set, it must be the session's user
 	Name   string // without an ID: the user whose sessions all end
 	By     string
 	Origin string // address and program of the caller

@@ -377,7 +377,7 @@ func TestSessions_RejectHostileCookies(t *testing.T) {
 	}
 	require.Equal(t, "token kim reader", kim.caller())
 
-	// Limits. The last request is recorded once a minute.
+	// A session ends at its limits. The time of its last request is recorded once a minute.
 	fresh := func() *browser {
 		return b.console(rules(access.Rules{Ways: []string{"tokens"}, Sessions: limits}), false).with(kim.cookies)
 	}

@@ -224,7 +224,8 @@ func (p *pendingSignIn) String() string {
 	return p.secret + "." + base64.RawURLEncoding.EncodeToString([]byte(p.to))
 }
 
-// keep sets the cookie. It deletes the oldest ones beyond maxPending: browsers send the latest last (RFC 6265, 5.4).
+// keep sets the cookie of this sign-in, and deletes those of the oldest sign-ins beyond maxPending: browsers
+// send the latest cookie last (RFC 6265, 5.4).
 func (p *pendingSignIn) keep(w http.ResponseWriter, r *http.Request) {
 	left := maxPending - len(p.String())
 	for _, other := range slices.Backward(r.Cookies()) {
@@ -303,8 +304,8 @@ func (s *SignIn) redirectToProvider(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, address, http.StatusSeeOther) //nolint:gosec // the provider's
 }
 
-// provider returns the policy in force and the OAuth client, or nil after it has answered with an
-// error.
+// provider returns the rules in force and the OAuth client. It returns nil for both after it has answered with
+// an error.
 func (s *SignIn) provider(w http.ResponseWriter, r *http.Request) (*Rules, *oauth2.Config) {
 	rules := s.Access.Rules()
 	if !slices.Contains(rules.Ways, ViaOIDC) {
@@ -356,7 +357,7 @@ func (s *SignIn) signInWithProvider(w http.ResponseWriter, r *http.Request) {
 	s.begin(w, r, user, p.to)
 }
 
-// exchange redeems a code at the provider and returns the user's identity. It fails as
+// exchange redeems a code at the provider and returns the user's identity. It returns the errors of
 // [Authenticator.Authenticate].
 func (a *Authenticator) exchange(r *http.Request, rules *Rules, config *oauth2.Config, code string,
 	p *pendingSignIn,

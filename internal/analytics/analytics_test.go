@@ -189,7 +189,7 @@ func TestRollups_MatchEntriesAfterRandomMoves(t *testing.T) {
 				_, err = tx.Exec(b.Context(), `SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'
 					AND queue = 'late'))`)
 				require.NoError(rt, err)
-				// Commit at once: other steps would wait for the row that it holds.
+				// Commit at once: other steps would wait for the row that the transaction has locked.
 				require.NoError(rt, tx.Commit(b.Context()))
 				late = late[:len(late)-1]
 			case 9: // a transaction that stays open while others begin and commit

@@ -120,8 +120,8 @@ type Config struct {
 	// BodyGrace is how long a body may take in addition to its time at door.MinBodyRate; 0 means
 	// door.DefaultBodyGrace.
 	BodyGrace time.Duration
-	// Door configures which requests are let in. Door.Client also tells whose quota a body uses; if it
-	// is nil, that is the authenticated caller's. New sets Door.Refused.
+	// Door configures which requests are let in. Door.Client also identifies whose quota a body uses; nil means
+	// the authenticated caller or, without authentication, the peer. New sets Door.Refused.
 	Door door.Config
 	// WriteTimeout is how long a client may leave part of a response unread; 0 means
 	// DefaultWriteTimeout.
@@ -525,7 +525,8 @@ type listContext struct {
 	joined map[string]string
 }
 
-// Query returns the value of a parameter. Those of a list that the request repeats are joined by commas.
+// Query returns the value of a parameter. If the request repeats a list parameter, its values are joined by
+// commas.
 func (c listContext) Query(name string) string {
 	if joined, ok := c.joined[name]; ok {
 		return joined

@@ -26,7 +26,7 @@ import (
 type EntryPage struct {
 	Entries []deadletter.Summary `json:"entries" doc:"Entries of this page."`
 	Next    string               `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
-	// SearchedTo is set for filters that no index answers.
+	// SearchedTo is set if the search ran out of time, which can happen if no single index answers the filter.
 	SearchedTo *time.Time `json:"searchedTo,omitempty" doc:"Set if the search stopped at its time limit: the time of capture up to which it searched. next continues from there. The page may have fewer entries than requested, or none."`
 	Count      *Count     `json:"count,omitempty" doc:"Number of entries that the filter selects, if requested."`
 	// AutomaticStopped is part of every list, so that each viewer sees it.
@@ -45,7 +45,7 @@ const (
 	// countBudget limits the count that runs beside the search. A count is only a hint and must not
 	// delay the page.
 	countBudget = 150 * time.Millisecond
-	// MostCounted is the maximum number of entries that such a count counts.
+	// MostCounted is the number of entries at which the count of a list stops.
 	MostCounted = 10_000
 )
 

@@ -165,7 +165,7 @@ func databaseProblem(err error) huma.StatusError {
 	case "22": // data exception: a value that a type does not hold
 		return huma.Error422UnprocessableEntity("the database rejected a value: " + pgErr.Message)
 	case "08", "25", "40", "53", "55", "57", "58":
-		// connection, read-only standby, rollback, resources, locks, shutdown, system
+		// SQLSTATE classes: connection, read-only standby, rollback, resources, locks, shutdown, system
 		return huma.Error503ServiceUnavailable(unreachable)
 	case "42":
 		if pgErr.Code == "42501" {

@@ -38,7 +38,7 @@ func (o Operation[In, Out]) Request(in *In) (*Request, error) {
 		value := input.FieldByIndex(field.Index)
 		if name := field.Tag.Get("path"); name != "" {
 			text := parameterText(value)
-			if text == "" || text == "." || text == ".." { // would name another operation
+			if text == "" || text == "." || text == ".." { // the path would name another operation
 				return nil, &Problem{
 					Status: http.StatusUnprocessableEntity, Title: "Invalid name",
 					Detail: "a name must not be empty, \".\" or \"..\"",

@@ -28,7 +28,8 @@ type timedWriter struct {
 	begun   bool // part of the response was written
 }
 
-// extend ignores the error: recorders of tests have no deadline.
+// extend sets the deadline of the next write. It ignores the error, because recorders of tests have no
+// deadline.
 func (w *timedWriter) extend() { _ = w.control.SetWriteDeadline(time.Now().Add(w.timeout)) }
 
 func (w *timedWriter) WriteHeader(status int) {

@@ -139,7 +139,7 @@ func (r *Runner) do(ctx context.Context, a *dbsqlc.TakeRow) (*dbsqlc.EndParams, 
 		if err := json.Unmarshal(a.Request, &bulk); err != nil {
 			return nil, fmt.Errorf("%w: %w", errRequest, err)
 		}
-		_, _, err := r.Store.Bulk(ctx, bulk) // counts the changes of each batch in dlq.act_where
+		_, _, err := r.Store.Bulk(ctx, bulk) // dlq.act_where counts the changes of each batch
 		return &dbsqlc.EndParams{}, err
 	default:
 		var erasure Erasure
