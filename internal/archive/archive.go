@@ -167,7 +167,7 @@ func normal(location string) string {
 	return rest
 }
 
-// isAt reports whether a location is the archive's, spelled as it is or otherwise.
+// isAt reports whether a location is the archive's, in any spelling.
 func (a *Archive) isAt(location string) bool { return slices.Contains(a.same, normal(location)) }
 
 // withoutCredentials returns an archive's location without user and query, which may contain secrets. It
@@ -192,8 +192,9 @@ func (a *Archive) String() string { return a.url }
 func (a *Archive) Close() error { return a.bucket.Close() }
 
 // Units returns the manifests of all complete units, by name, and an error for each incomplete one: an
-// ErrUnreadable, or an ErrNoUnit for files without a manifest. Those are being written, or their
-// writing was interrupted. If the store refuses every manifest, Units returns that error.
+// ErrUnreadable, or an ErrNoUnit for files without a manifest. Files without a manifest are of a unit that is
+// being written, or whose writing was interrupted. If the store refuses every manifest, Units returns that
+// error.
 func (a *Archive) Units(ctx context.Context) (units []Manifest, incomplete []error, err error) {
 	units = []Manifest{}
 	last := ""
@@ -448,9 +449,9 @@ func (f *fileWriter) close() (*File, error) {
 	return &f.file, nil
 }
 
-// freeName returns the first unused unit name: name, name~2 and so on. taken are the units before
-// it. The name of an incomplete unit is unused, except if the database says that it was complete: its
-// files may be the only copy of its rows.
+// freeName returns the first unused unit name: name, name~2 and so on. taken are the units with the names
+// before that one. The name of an incomplete unit is unused, except if the database says that it was complete:
+// its files may be the only copy of its rows.
 func (a *Archive) freeName(ctx context.Context, name string, recorded map[string]bool) (free string,
 	taken []Manifest, err error,
 ) {

@@ -245,7 +245,7 @@ func (a *Archive) lacking(recorded []dbsqlc.RecordedUnitsRow, units []Manifest) 
 			ofPartition[m.Partition] += rows.Lines
 		}
 	}
-	for _, r := range recorded { // a month's first unit has the name of its partition, and comes before it
+	for _, r := range recorded { // sorted, so that a removed unit comes before the partition of the same name
 		if r.IsRemoved || r.IsPartition && removed[r.Name] {
 			removed[r.Name] = true
 			continue

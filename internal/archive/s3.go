@@ -1,6 +1,7 @@
 //go:build !nos3
 
-// The tag nos3 leaves out S3: the packages of a release have the program without it, and dlqd-s3 is the one with it.
+// The build tag nos3 leaves out S3. In a release, the program dlqd is built with this tag, and dlqd-s3 without
+// it.
 
 package archive
 

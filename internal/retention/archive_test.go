@@ -25,7 +25,8 @@ func (b *bundle) archiveMonth(n int) (unit string) {
 	return time.Now().UTC().Format("dead_letter_resolved_200601")
 }
 
-// scan returns the archive's units, the errors of incomplete ones, and those that the database misses.
+// scan returns the archive's units, the errors of incomplete units, and the errors of recorded units that the
+// archive lacks.
 func (b *bundle) scan() (units []archive.Manifest, incomplete, missing []error) {
 	b.Helper()
 	units, incomplete, err := b.cold.Units(b.Context())

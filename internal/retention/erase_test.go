@@ -263,8 +263,8 @@ func TestErase_TracesFindWhatStays(t *testing.T) {
 }
 
 // ownColumns are the columns of dlqd's tables, and of river_job, that have no text of a sender, a receiver or
-// an operator's note: names of queues, policies and users, states, hashes, and texts of dlqd. Those that have
-// are in the table of the runbook.
+// an operator's note: they have names of queues, policies and users, states, hashes, and texts of dlqd. The
+// runbook's table lists the columns that do have such text.
 var ownColumns = map[string]string{
 	"approvals":               "operation by_queue state actor on_behalf_of token_by origin scope decided_by",
 	"acts":                    "actor db_user origin config_version",
@@ -390,8 +390,8 @@ func TestErase_RunbookListsEveryColumn(t *testing.T) {
 	})
 }
 
-// Notes name the person otherwise than the filter does, and the rows that have them chose the entry by its queue. Each
-// note is gone, or the answer lists its row.
+// The notes name the person in another way than the filter does, and the rows that have such notes were
+// selected by the entry's queue. Afterwards each such note is gone, or the answer lists its row.
 func TestErase_ListsNotesThatNameOtherwise(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -1,6 +1,6 @@
-// Package retention removes closed dead letters when their retention ends. Failed entries are
-// archived first. Whole months are written to the archive and dropped; entries of queues with
-// shorter retention are deleted one by one. Open entries are kept forever.
+// Package retention removes closed dead letters when their retention ends. Entries in dlq_failed first move to
+// dlq_archived. Whole months are written to the archive and dropped; entries of queues with shorter retention
+// are deleted one by one. Open entries are kept forever.
 package retention
 
 import (
@@ -47,7 +47,7 @@ type Keeper struct {
 
 // Done counts the results of a round.
 type Done struct {
-	AgedOut  int // failed entries that were archived
+	AgedOut  int // entries that moved from dlq_failed to dlq_archived
 	Deleted  int // entries that were deleted one by one
 	Dropped  int // partitions that were dropped
 	Archived int // entries and moves that were written to the archive
@@ -196,7 +196,8 @@ func (k *Keeper) dropEmptyMonths(ctx context.Context, periods json.RawMessage, n
 	}
 }
 
-// archiveAndDrop drops a partition after writing it to the archive, except rows that are already there.
+// archiveAndDrop writes the rows of a partition that the archive lacks to the archive, and drops the
+// partition. Without an archive it only drops the partition.
 func (k *Keeper) archiveAndDrop(ctx context.Context, partition string, isAudit bool,
 	policyVersion string,
 ) (archived int64, err error) {

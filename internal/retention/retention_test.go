@@ -162,7 +162,7 @@ func TestKeeper_EnforcesPeriods(t *testing.T) {
 	require.Equal(t, 2, b.countIn("dlq_resolved"), "the new entry and the one that was open")
 }
 
-// A failed entry is archived after its own queue's period, not after the shortest period of any
+// A failed entry moves to dlq_archived after the period of its own queue, not after the shortest period of any
 // queue.
 func TestAgeOut_UsesPeriodOfQueue(t *testing.T) {
 	t.Parallel()
@@ -215,8 +215,8 @@ func TestRestoreEntries_KeepsUntilLatestTime(t *testing.T) {
 	require.Equal(t, 2, expired(21))
 }
 
-// An entry whose partition is missing goes to the default partition. Creating the partition moves
-// it there.
+// An entry whose partition is missing goes to the default partition. Creating the partition moves the entry
+// into it.
 func TestPartitions_DrainDefaultPartition(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -257,7 +257,7 @@ func TestArchive_RestoresEntries(t *testing.T) {
 	month := time.Now().UTC().Format("dead_letter_resolved_200601")
 	before := b.text("SELECT jsonb_agg(to_jsonb(e) ORDER BY id)::text FROM dlq.dead_letter_queue e")
 	id := uuid.MustParse(b.text("SELECT max(id::text) FROM dlq.dead_letter_queue"))
-	// The middle of a month, so that no other month ends during the test.
+	// Now is in the middle of a month, so that no other month ends during the test.
 	y, m0, _ := time.Now().UTC().Date()
 	b.now = time.Date(y, m0+4, 10, 12, 0, 0, 0, time.UTC)
 	require.Equal(t, 3, b.run().Archived)
