@@ -176,7 +176,7 @@ func (b *Breakers) state(name string) (State, time.Duration) {
 	return State(row.State), 0
 }
 
-// Permit is the permission for one delivery. Done must be called with its outcome.
+// Permit is the permission for one delivery. The caller must call Done with its outcome.
 type Permit struct {
 	breakers *Breakers
 	name     string
@@ -232,8 +232,8 @@ func placesLeft(row *dbsqlc.BreakersRow, probes int, now time.Time) int {
 	return max(places, 0)
 }
 
-// Done must be called with whether the destination was available, even if it rejected the message. A failure to store
-// the outcome is only logged: it must not fail a delivery that was made.
+// Done records the outcome of the delivery. ok is whether the destination was available, even if it rejected
+// the message. A failure to store the outcome is only logged: it must not fail a delivery that was made.
 func (p *Permit) Done(ctx context.Context, ok bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()
@@ -395,8 +395,7 @@ func (b *Breakers) Find(name string) (Status, bool) {
 	return list[i], true
 }
 
-// ForceOpen opens a breaker for an operator: for the given duration, or until it is reset if that
-// is 0.
+// ForceOpen opens a breaker for an operator, for the given duration; 0 means until it is reset.
 func (b *Breakers) ForceOpen(ctx context.Context, name, actor, reason string, during time.Duration) error {
 	params := dbsqlc.OpenBreakerParams{
 		Name: name, Actor: actor, Reason: cmp.Or(reason, "opened by an operator"),

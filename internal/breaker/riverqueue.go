@@ -66,8 +66,8 @@ func (w *Queues) RunOnce(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// releaseQueue resumes a queue that the policy no longer names, and closes its breaker, unless an operator
-// opened the breaker.
+// releaseQueue resumes a queue that the policy no longer names, and closes its breaker. If an operator opened the
+// breaker, releaseQueue changes nothing.
 func (w *Queues) releaseQueue(ctx context.Context, queue string) error {
 	name := QueuePrefix + queue
 	return postgres.BeginFunc(ctx, w.Pool, func(tx pgx.Tx) error {

@@ -288,7 +288,8 @@ func (w *Worker) completeOrdered(ctx context.Context, job *river.Job[Args]) erro
 	return nil
 }
 
-// classify classifies an error by the rules, and cancels the job if another attempt cannot help.
+// classify classifies an error of a delivery by the rules, and cancels the job if another attempt cannot help.
+// Other errors are of class unknown.
 func (w *Worker) classify(planner *strategy.Planner, job *river.Job[Args], err error) (outcome string, _ error) {
 	structured, ok := errors.AsType[*riverdlq.Error](err)
 	if !ok {

@@ -44,11 +44,10 @@ const (
 	maxWake = 500
 	// maxRelease bounds the messages of a destination that one round releases.
 	maxRelease = 1000
-	// lingerDoublings is the number of doublings, one a second after a breaker has closed, up to which messages may
-	// still become held.
+	// lingerDoublings is how many seconds after a breaker has closed messages may still become held. Each second
+	// doubles the number of messages that a round releases.
 	lingerDoublings = 10
-	// restoredLinger is for how long after a restored database resumes messages may still become
-	// held.
+	// restoredLinger is how long messages may still become held after an operator has resumed a restored database.
 	restoredLinger = time.Minute
 	// maxDoublings bounds the doublings of a release or of a hold time: 20 exceed maxRelease and
 	// holdTime.

@@ -53,9 +53,10 @@ var endedStates = map[string]bool{"cancelled": true, "completed": true, "discard
 // HasEnded reports whether the job ended.
 func (j *Job) HasEnded() bool { return endedStates[j.State] }
 
-// ListJobs returns up to limit jobs of a queue in a state, after a place (nil: from the first), and the place from
-// which the list goes on; nil: the list ends. Jobs that have not ended are in the order of their time, the others
-// begin with the latest. A caller who sees only some kinds may get fewer jobs than there are, or none, in a page.
+// ListJobs returns up to limit jobs of a queue in a state. It begins after a place, or with the first job if
+// after is nil. next is the place after which the next page begins; it is nil after the last page. Jobs that
+// have not ended are in the order of their time; ended jobs begin with the latest. For a caller who sees only
+// some kinds, a page may have fewer jobs than limit, or none, although others follow.
 func ListJobs(ctx context.Context, db postgres.DB, queue, state string, after *JobPlace, limit int,
 ) (jobs []Job, next *JobPlace, err error) {
 	queries := dbsqlc.New(db)

@@ -101,8 +101,8 @@ func LinkTo(entry uuid.UUID, status string) *DeadLetterLink {
 	return &DeadLetterLink{ID: entry, Status: status, URL: "/api/dlq/entries/" + entry.String()}
 }
 
-// stateOf returns the message state for a job state. A job that ended without success is Cancelled
-// here: only the dead letters show whether it became one.
+// stateOf returns the message state for a job state. A job that ended without success is Cancelled here: only
+// the dead letters show whether it became a dead letter.
 func stateOf(state rivertype.JobState, attempt int) State {
 	switch state { //nolint:exhaustive // the rest wait
 	case rivertype.JobStateRunning:

@@ -76,7 +76,7 @@ func (m Message) Args() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// Text has no unescaped quotes, so the first match is the field.
+	// Texts in JSON have no unescaped quotes, so the first match is the field.
 	before, after, _ := strings.Cut(string(raw), `"payload":0`)
 	if len(payload) == 0 {
 		payload = json.RawMessage("null")
