@@ -68,7 +68,7 @@ type Stop struct {
 	Note  string    `json:"note,omitempty" doc:"Reason of the stop."`
 	// Restored is set if dlqd stopped automatic redelivery.
 	Restored bool `json:"restored,omitempty" doc:"dlqd detected that the database was restored to an earlier time. Replay runs and messages from before are held too, until an operator resumes them (resume-restored)."`
-	// ByPerson is set if an operator stopped it, possibly in addition to dlqd.
+	// ByPerson is set if an operator stopped automatic redelivery, possibly in addition to dlqd.
 	ByPerson bool `json:"byPerson,omitempty" doc:"An operator stopped automatic redelivery, possibly in addition to dlqd. That stop stays after resume-restored, until resume-automatic."`
 }
 
@@ -111,7 +111,7 @@ type Entry struct {
 // Verdict is the decision of the switches on a dead letter.
 type Verdict struct {
 	On bool
-	// ManualRule, if not empty, is the rule by which the entry needs manual handling, on or off:
+	// ManualRule, if not empty, is the rule by which the entry needs manual handling, whether On is set or not:
 	// policy.RuleBackfilled or policy.RuleSingleAttempt.
 	ManualRule string
 	Reason     string

@@ -303,7 +303,8 @@ func (p *Planner) Probes(e *Entry) int {
 	return 1
 }
 
-// immediate retries after a delay that grows with every failure.
+// immediate retries after the delays of the plan: each redelivery has its delay, and all after the last one
+// have the last.
 type immediate struct {
 	random func(*Entry) float64 // in [0, 1)
 }

@@ -85,7 +85,8 @@ func (d *decisions) write(ctx context.Context, tx transaction, act deadletter.Ac
 	})
 }
 
-// file files the entries. It returns the filed ids; the jobs of the others have an open entry.
+// file files the entries and returns the ids of those that it filed. It leaves out entries whose jobs have an
+// open entry already.
 func (d *decisions) file(ctx context.Context, tx transaction, actor, configVersion string) ([]uuid.UUID, error) {
 	params := d.columns()
 	params.Actor, params.ConfigVersion = actor, configVersion
@@ -94,7 +95,7 @@ func (d *decisions) file(ctx context.Context, tx transaction, actor, configVersi
 	return filed, err
 }
 
-// recordParked records as parked by tx those of the moved entries that become manual.
+// recordParked adds those of the moved entries that become manual to the entries that tx has parked.
 func (d *decisions) recordParked(tx *transaction, moved []uuid.UUID) {
 	isMoved := make(map[uuid.UUID]bool, len(moved))
 	for _, id := range moved {

@@ -97,7 +97,8 @@ func (i *inbox) record(s scan, rows []dbsqlc.ClaimDueRow, took time.Duration, fu
 	}
 }
 
-// idBefore returns the smallest id of the time that is by earlier than the time in id; uuid.Nil for uuid.Nil.
+// idBefore returns the smallest id whose time is earlier than the time in id by the given duration; uuid.Nil
+// for uuid.Nil.
 func idBefore(id uuid.UUID, by time.Duration) uuid.UUID {
 	if id == uuid.Nil {
 		return id

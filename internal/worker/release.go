@@ -107,7 +107,7 @@ func (w *Worker) releaseGroup(
 		}))
 		switch next := row.NextRetryAt; {
 		case deferred.deferUnlessAutomatic(row.ID, next, v):
-			// needs manual handling: observed before switches existed, or by another version
+			// the entry needs manual handling: it was observed before switches existed, or by another version
 		case next.After(now):
 			deferred.wait(row.ID, next, "", v.Reason)
 		default:

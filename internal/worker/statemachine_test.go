@@ -68,7 +68,7 @@ type modelEntry struct {
 	retries   int
 	most      int   // maximum redeliveries; 0 before the first decision
 	live      int64 // job of the redelivery, while dlq_processing
-	closed    bool  // finally
+	closed    bool  // resolved, or discarded
 }
 
 // machine runs the model beside the real database.

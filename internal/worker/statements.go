@@ -2,8 +2,8 @@ package worker
 
 import "github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 
-// Statements whose cost must not grow with the number of dead letters, for EXPLAIN, with their
-// parameters.
+// Statements whose cost must not grow with the number of dead letters. Tests read their plans with EXPLAIN.
+// Beside each stand its parameters.
 const (
 	ClaimSQL         = dbsqlc.ClaimDue      // read messages, now or null, entries
 	WaitingQueuesSQL = dbsqlc.WaitingQueues // none

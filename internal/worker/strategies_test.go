@@ -872,7 +872,7 @@ func TestWorker_ReportsEachStage(t *testing.T) {
 	require.Equal(t, 2, done["decided"])
 	require.Equal(t, 1, made["decision ok"])
 
-	// Places in a pace, and failing steps.
+	// Next come entries that get a place in a pace, and steps that fail.
 	j.failMany(1, "b", "connection refused")
 	j.file()
 	j.now = j.now.Add(10 * time.Minute)

@@ -43,7 +43,8 @@ const (
 	// batchTimeout bounds one batch: one short transaction, or one per entry after the database
 	// rejected the batch.
 	batchTimeout = 30 * time.Second
-	// gateTimeout bounds one pass over all gates. Each gate releases up to maxRelease entries.
+	// gateTimeout bounds one pass over all gates, of which each releases up to maxRelease entries. It also bounds one
+	// turn that releases observed entries and one of smart retry.
 	gateTimeout = time.Minute
 	// claimRetry is the pause if an entry is due but could not be claimed.
 	claimRetry = time.Second
