@@ -276,7 +276,7 @@ func TestMask_CoversEveryTableAndFunction(t *testing.T) {
 					found++
 				}
 			}
-			// Functions that take no argument, a filter or an id; other parameters have defaults.
+			// Call the functions that take no argument, a filter or an id; their other parameters have defaults.
 			for call := range strings.SplitSeq(strings.TrimSpace(look(`
 				SELECT format('SELECT jsonb_agg(f)::text FROM dlq.%I(%s) f', p.proname, CASE
 					WHEN p.pronargs = p.pronargdefaults THEN '' WHEN p.proargtypes[0] = 'jsonb'::regtype THEN '''{}'''

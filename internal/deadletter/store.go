@@ -229,8 +229,8 @@ func (s *Store) List(ctx context.Context, p Page) ([]Summary, error) {
 func (s *Store) list(ctx context.Context, p Page, condition string, until time.Time) ([]Summary, error) {
 	stages := stagesOf(p.Filter.Status)
 	page := []Summary{}
-	// An entry that closes between the statements is found twice, and merge removes the duplicate.
-	// Closed parts first could miss it.
+	// An entry that closes between the statements is found twice, and merge removes the duplicate. If the closed
+	// parts were read first, the entry could be missed.
 	if open := OpenPart(); slices.ContainsFunc(stages, open.holds) {
 		var err error
 		if page, err = s.listPart(ctx, p, condition, open, until); err != nil {
@@ -247,7 +247,8 @@ func (s *Store) list(ctx context.Context, p Page, condition string, until time.T
 	since, _ := time.Parse(time.RFC3339, p.Filter.After) // zero, for no bound, if the filter has no such time
 	for _, part := range parts {
 		if !p.Oldest && len(page) == p.Limit {
-			// An entry closes after it fails: what closed before the page's last entry failed sorts after it.
+			// An entry closes after it fails. So entries that closed before the page's last entry failed also failed
+			// before it, and come after it in the list.
 			since = ClosedSince(page[len(page)-1].ID)
 		}
 		if !slices.ContainsFunc(stages, part.holds) || (!since.IsZero() && part.endsBefore(since.Add(-24*time.Hour))) {

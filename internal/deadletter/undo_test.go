@@ -189,7 +189,7 @@ func TestUndo_RevertsEveryAction(t *testing.T) {
 	}
 }
 
-// An operation of many batches, with entries that it cannot change, read page by page; and
+// An operation of many batches, some of whose entries it cannot change, is read page by page and undone. So are
 // operations by psql.
 func TestUndo_RevertsManyBatches(t *testing.T) {
 	t.Parallel()

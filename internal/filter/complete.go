@@ -85,7 +85,7 @@ func (t *Typing) Complete() []Field {
 }
 
 // Insert returns the text that a completion inserts for a name. If ofLanguage is set, the name is a word of the
-// language, such as me or nobody; otherwise it is a value that may be spelled like one, and is quoted then.
+// language, such as me or nobody. Otherwise it is a value, which is quoted if it is spelled like such a word.
 func (t *Typing) Insert(name string, ofLanguage bool) string {
 	switch {
 	case t.Field == "" && name == "payload":

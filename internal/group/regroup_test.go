@@ -465,7 +465,7 @@ func TestRegroup_KeepsCountsConsistent(t *testing.T) {
 			require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 16"))
 			b.requireConsistent()
 			for _, g := range b.groups() {
-				// Nothing is left to derive its new fingerprint from.
+				// The group has no entry from which to derive its new fingerprint.
 				if strategy.MethodOf(g.Fingerprint) != strategy.GroupingMethod {
 					const entries = "SELECT count(*) FROM dlq.dead_letter_queue WHERE fingerprint = $1"
 					require.Equal(t, "0", b.text(entries, g.Fingerprint), g)

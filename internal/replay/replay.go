@@ -585,7 +585,7 @@ func runOf(row *dbsqlc.RunsByIDRow) (*Run, error) {
 	return run, nil
 }
 
-// List returns the newest runs, at most so many.
+// List returns up to most runs, newest first.
 func (r *Replayer) List(ctx context.Context, most int) ([]*Run, error) {
 	ids, err := dbsqlc.New(r.Store.DB()).ReplayRuns(ctx, int32(most))
 	if err != nil {
