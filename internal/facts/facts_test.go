@@ -813,7 +813,7 @@ func TestApply_RecordsFailureOfOriginalDuringRedelivery(t *testing.T) {
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 	one := fmt.Sprintf("dlq_processing dlq_processing job %d failed again", original)
 	require.Equal(t, one, b.text(again, id))
-	// The same as a fact.
+	// A further failure arrives as a fact.
 	b.exec(`INSERT INTO dlq.job_facts (job_id, job_created_at, fact, job) SELECT id, created_at, 'discarded',
 		jsonb_build_object('state', state, 'attempt', 3, 'finalized_at', now(), 'errors',
 			jsonb_build_array(jsonb_build_object('attempt', 3, 'error', 'at last', 'at', now())), 'metadata', metadata)

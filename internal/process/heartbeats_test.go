@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A process judges others only after it has seen the database answer for as long as they are
-// silent: after a stall, all of them are.
+// A process judges others only after the database has answered it for as long as they have been silent: after a
+// stall, all others look silent.
 func TestHeartbeats_JudgeOnlyWhileTheDatabaseAnswers(t *testing.T) {
 	t.Parallel()
 	start := time.Now()

@@ -75,7 +75,8 @@ func (b *testBundle) discardOpen() {
 
 func (b *testBundle) countEntries() int { return b.count("SELECT count(*) FROM dlq.dead_letter_queue") }
 
-// countFailures returns the number of failures that entries include: their own and further ones.
+// countFailures returns the number of failures that are recorded in entries: those from which entries were
+// made, and further ones of the same jobs.
 func (b *testBundle) countFailures() int {
 	return b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE failed_at IS NOT NULL")
 }
@@ -153,7 +154,7 @@ func TestKnownFailures_DistinguishInvalidTimes(t *testing.T) {
 			at := "'" + at + "'::timestamptz"
 			id := b.createDiscardedTwice(at, at)
 			require.Zero(t, b.fileMissed())
-			// A newer failure does not match the closed entry that has its id.
+			// A newer failure is not mistaken for that of the closed entry, although both have the same id.
 			b.failUncaptured(id, at)
 			require.Equal(t, 1, b.fileMissed())
 			require.Equal(t, 2, b.countEntries())
@@ -562,8 +563,8 @@ func TestKnownFailures_ErasedPayloadIsNotSent(t *testing.T) {
 	}
 }
 
-// A failure with an invalid finalized_at has the id of another and gets a new one. Without a
-// payload, it is not sent.
+// A failure with an invalid finalized_at has the id of another failure, and gets a new one. Without a payload,
+// it is not sent.
 func TestKnownFailures_InvalidTimeWithoutPayloadIsNotSent(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"infinity", "2100-01-01"} {
@@ -717,7 +718,7 @@ func TestKnownFailures_AgreeWithSurveyAndOrder(t *testing.T) {
 	}
 	id := b.createDiscardedTwice(justNow, justNow)
 	requireCounts(0, 0)
-	// The failure is an unapplied fact, then part of the entry, which is then closed.
+	// The failure is first a fact that is not applied yet, and then part of the entry. Then the entry is closed.
 	b.retry(id)
 	b.failAt(id, justNow)
 	requireCounts(0, 1)
@@ -725,7 +726,7 @@ func TestKnownFailures_AgreeWithSurveyAndOrder(t *testing.T) {
 	requireCounts(0, 1)
 	b.discardOpen()
 	requireCounts(0, 0)
-	// The failure is not captured, then filed, and its entry closed.
+	// Capture misses the failure, then the reconciler files it, and then its entry is closed.
 	b.failUncaptured(id, justNow)
 	requireCounts(1, 1)
 	require.Equal(t, 1, b.fileMissed())

@@ -500,7 +500,7 @@ func TestReconcile_PagesThroughEqualTimes(t *testing.T) {
 	require.Equal(t, jobs+10, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 }
 
-// Six processes scan as often as one.
+// Several processes together scan no more often than one process does.
 func TestReconcile_RunsInOneProcessAtATime(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

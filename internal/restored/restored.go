@@ -137,7 +137,8 @@ func (g *Guard) TryLock(ctx context.Context, tx postgres.DB) (bool, error) {
 	return verdict != verdictSwitching && verdict != verdictUnsettled, err
 }
 
-// MaySend is TryLock for senders without switches: it also returns false if the database was
+// MaySend reports whether a transaction may send something that no switch controls, such as a batch of a replay
+// run. It takes the same lock as TryLock, and also returns false while work is held because the database was
 // restored.
 func (g *Guard) MaySend(ctx context.Context, tx postgres.DB) (bool, error) {
 	verdict, err := g.sendVerdict(ctx, tx)
