@@ -135,7 +135,7 @@ func TestExamine_FindsEachProblem(t *testing.T) {
 			"CALL dlq.ensure_partitions()", "of dlq.dead_letter_resolved exist only 0.0 days ahead",
 		},
 	}, {
-		// Caused by the next one.
+		// The next problem causes this one, too.
 		{"tables and functions", "SELECT 1", "SELECT 1", "trigger dlq_follow on river_job is for replicas only"},
 		{
 			"triggers", "ALTER TABLE river_job ENABLE REPLICA TRIGGER dlq_follow",
@@ -263,7 +263,7 @@ func TestExamine_AcceptsRecreatedViews(t *testing.T) {
 		found := examine(t, pool)["tables and functions"]
 		require.True(t, found.OK, found.Detail)
 	}
-	// A change from before the dump is found after it.
+	// A change that was made before the dump is found after the restore.
 	_, err := pool.Exec(t.Context(), "CREATE OR REPLACE VIEW dlq.automatic AS "+changed(t, pool,
 		"SELECT pg_get_viewdef('dlq.automatic'::regclass)", "'policy'::text", "'politics'::text"))
 	require.NoError(t, err)

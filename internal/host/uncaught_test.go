@@ -22,7 +22,7 @@ func TestHost_SurvivesPartitionChanges(t *testing.T) {
 		"DROP TABLE dlq.dead_letter_open, dlq.dead_letter_resolved, dlq.dead_letter_failed, dlq.dead_letter_archived CASCADE",
 		`DO $$ DECLARE p regclass; BEGIN FOR p IN SELECT inhrelid FROM pg_inherits
 			WHERE inhparent = 'dlq.dead_letter_transitions'::regclass LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`,
-		// Another partition in place of the inbox, which is detached; the inbox as the default partition.
+		// The inbox is detached, and another partition takes its place, or the inbox becomes the default partition.
 		"ALTER TABLE dlq.dead_letter_queue DETACH PARTITION dlq.dead_letter_inbox; CREATE TABLE dlq.another PARTITION OF "+
 			"dlq.dead_letter_queue FOR VALUES IN ('inbox')",
 		"ALTER TABLE dlq.dead_letter_queue DETACH PARTITION dlq.dead_letter_inbox; ALTER TABLE dlq.dead_letter_queue "+
@@ -188,8 +188,9 @@ func TestHost_SurvivesConstraintsAndTriggers(t *testing.T) {
 	})
 }
 
-// TestHost_UncaughtErrorsEndWithCaptureOff covers the errors that docs/host.md lists as not caught: the
-// application's statement fails with that error until capture is switched off.
+// TestHost_UncaughtErrorsEndWithCaptureOff covers a constraint that accepts the first row of a statement and
+// refuses a later one (docs/host.md, "What is not caught"). The application's statement fails with that error
+// until capture is switched off.
 func TestHost_UncaughtErrorsEndWithCaptureOff(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)

@@ -122,8 +122,8 @@ func TestSampler_CancelsHangingStatement(t *testing.T) {
 	require.Less(t, sample, metrics.StaleAfter)
 }
 
-// Entries count that have been manual or failed for longer than the policy allows, however they got
-// there. Entries of muted groups do not count.
+// Entries that have been manual or failed for longer than the policy allows count, however they got there.
+// Entries of muted groups do not count.
 func TestSampler_CountsEntriesThatNeedPerson(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -185,7 +185,7 @@ func TestSampler_CountsEntriesThatNeedPerson(t *testing.T) {
 	b.exec("DELETE FROM dlq.metrics_sample")
 	require.NoError(t, sampler.Once(t.Context()))
 	series = b.gather(b.metrics)
-	// Entries of a and b, and none that is muted.
+	// The entries of the groups a and b count, and none of a muted group.
 	b.requireSeries(series, map[string]float64{
 		"dlqd_needs_person{error_class=validation,queue=q}": 5, "dlqd_needs_person{error_class=business,queue=other}": 7,
 	})

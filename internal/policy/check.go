@@ -25,9 +25,9 @@ const (
 	// minRetention keeps a typing error from deleting entries that closed a moment ago.
 	minRetention = time.Hour
 	maxRetention = 100 * 365 * 24 * time.Hour
-	// maxSmartOver is the time for which River keeps completed jobs by default.
+	// maxSmartOver is the longest smartRetry.over: River keeps completed jobs for that long by default.
 	maxSmartOver = 24 * time.Hour
-	// minPace is about one redelivery in 17 minutes.
+	// minPace is the lowest rate other than 0: about one redelivery in 17 minutes.
 	minPace = 0.001
 	// maxQueueName is River's limit for the names of queues that a client works, in bytes.
 	maxQueueName = 64

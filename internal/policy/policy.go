@@ -201,8 +201,8 @@ type Rule struct {
 
 // Names that stand in place of a rule's name, for entries whose strategy no rule chose.
 const (
-	// RuleBackfilled and RuleSingleAttempt mark entries that need manual handling although their
-	// class does not.
+	// RuleBackfilled and RuleSingleAttempt mark entries that wait for an operator although the strategy of their
+	// class would redeliver them: their job failed before capture was installed, or was limited to one attempt.
 	RuleBackfilled    = "backfilled"
 	RuleSingleAttempt = "single-attempt"
 	// RuleUnparked marks entries that an operator unparked. The SQL function dlq.act_on sets it.
@@ -307,7 +307,7 @@ type Switch struct {
 	Include []string `json:"include,omitempty" jsonschema:"enum=backfilled,enum=single-attempt,description=Dead letters that otherwise wait for an operator: backfilled ones\\, and those of jobs with a single attempt (single-attempt)."`
 }
 
-// SmartRetry configures the retry of closed and parked entries whose cause has probably gone.
+// SmartRetry configures the retry of parked and failed entries whose cause has probably gone.
 type SmartRetry struct {
 	Enabled   bool          `json:"enabled"   jsonschema:"description=Whether smart retry is on; off by default."`
 	ErrorRate float64       `json:"errorRate" jsonschema:"minimum=0,maximum=100,description=Percentage of a queue's jobs that fail with an entry's fingerprint. Below it\\, the cause is probably fixed."`

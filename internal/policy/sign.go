@@ -14,7 +14,7 @@ const (
 	secretPrefix = "whsec_"
 	// minSecretBytes is the length of the shortest secret that the specification of Standard Webhooks allows.
 	minSecretBytes = 24
-	// maxSecrets is the current secret and, during a rotation, the former one.
+	// maxSecrets allows the current secret and, during a rotation, the former one.
 	maxSecrets = 2
 )
 

@@ -53,7 +53,7 @@ func commitOf(dir string) (commit string, clean bool) {
 	}
 	at := "."
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		// Git removes a directory with its last file.
+		// Git removes a directory with its last file, so run Git in the parent directory if this one does not exist.
 		dir, at = filepath.Dir(filepath.Clean(dir)), filepath.Base(dir)
 	}
 	commit, err := git(dir, "rev-parse", "--short=12", "HEAD")

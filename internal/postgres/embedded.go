@@ -120,9 +120,10 @@ func StartEmbedded(ctx context.Context, config EmbeddedConfig) (*Embedded, error
 	return e, nil
 }
 
-// ignoreDeadlySignals keeps SIGPIPE and SIGHUP from ending this process before it has stopped its server. SIGPIPE comes
-// if the program that reads its output has ended, and SIGHUP if its terminal has closed. A program may still react to
-// them ([signal.Notify]). Unlike with [signal.Ignore], programs that it starts receive them as usual.
+// ignoreDeadlySignals keeps SIGPIPE and SIGHUP from ending this process before it has stopped its server.
+// SIGPIPE comes if the program that reads this process's output has ended, and SIGHUP if the terminal has
+// closed. This process can still react to them ([signal.Notify]). Unlike with [signal.Ignore], programs that
+// this process starts receive them as usual.
 func ignoreDeadlySignals() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE, syscall.SIGHUP) }
 
 func (e *Embedded) start(ctx context.Context) error {

@@ -17,7 +17,7 @@ const concurrently = "-- +dlqd concurrently\n"
 
 var createIndex = regexp.MustCompile(`(?ms)^CREATE INDEX (\w+) ON (\S+) (.+?);$`)
 
-// withoutIndexes returns a migration without that section, as goose runs it.
+// withoutIndexes returns a migration without the section that begins with concurrently, as goose runs it.
 func withoutIndexes(migration string) string {
 	begin := strings.Index(migration, concurrently)
 	if begin < 0 {

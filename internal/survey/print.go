@@ -95,7 +95,7 @@ type Next struct {
 	// Observes means that River belongs to an application: dlqd redelivers nothing automatically
 	// until an operator enables it.
 	Observes bool
-	// Found is the survey from before; nil if unknown.
+	// Found is the survey from before the attach; nil if unknown.
 	Found *Survey
 	// Backfilled is how many failures were filed; nil if no backfill was requested.
 	Backfilled *int

@@ -41,7 +41,7 @@ type River struct {
 // String returns the version of this program.
 func String() string { return Read().Version }
 
-// Read returns what Go recorded about this program.
+// Read returns the description of this program.
 var Read = sync.OnceValue(func() Build {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
