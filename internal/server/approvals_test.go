@@ -219,7 +219,7 @@ func TestApprovals_TouchOnlyFrozenEntries(t *testing.T) {
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"),
 		"the later entry, and the one outside the scope")
 
-	// The same for a single entry: edited, and unparked.
+	// An approval is also needed to unpark a single entry, and to replay it with another payload.
 	left := b.text("SELECT id::text FROM dlq.dead_letter_queue WHERE status = 'dlq_manual' AND queue = 'payments'")
 	id = b.ask(kim, "/api/dlq/entries/"+left+"/unpark", "")
 	require.Equal(t, http.StatusOK, b.decide(kim, id, "withdraw", ""))
@@ -264,7 +264,8 @@ func TestApprovals_CountWhatTheyWouldChange(t *testing.T) {
 	require.EqualValues(t, 4, *a.Changed)
 	require.Nil(t, matches(lee), "the request was decided")
 
-	// Each operation counts its own states.
+	// The preview of an operation counts only the entries that the operation can change; that of an unknown
+	// operation counts all.
 	for do, entries := range map[string]int64{
 		"discard": 1, "resolve": 1, "unpark": 1, "purge": 6, `purge", "force": true, "x": "`: 7,
 	} {
@@ -344,7 +345,7 @@ func TestApprovals_AreListedForEntries(t *testing.T) {
 	status, _ := b.as(lee, "GET", "/api/dlq/approvals?entries=x", "")
 	require.Equal(t, http.StatusUnprocessableEntity, status)
 
-	// An entry that the operation can no longer change is not asked for, nor one of a decided request.
+	// A request is listed only for entries that its operation can still change, and not once it is decided.
 	require.Equal(t, http.StatusOK, b.decide(lee, one, "approve", `{"expect": 1}`))
 	b.awaitApproval(kim, one, "done")
 	require.Equal(t, map[string]int{all: 1}, list(lee, ids...))
@@ -651,7 +652,7 @@ func TestApprovals_ContinueAfterAProcessDies(t *testing.T) {
 		_, err = tx.Exec(t.Context(), sql, id)
 		require.NoError(t, err, sql)
 	}
-	// The first batch of the approved operation.
+	// The approved operation runs its first batch.
 	_, err = tx.Exec(t.Context(), "SELECT dlq.act_where('discard', '{}', 'kim', p_all => true, p_limit => 3)")
 	require.NoError(t, err)
 	require.NoError(t, tx.Commit(t.Context()))
@@ -667,7 +668,7 @@ func TestApprovals_ContinueAfterAProcessDies(t *testing.T) {
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_archived'"))
 }
 
-// An approved replay resumes or discards checkpoints as its request asked: a run, and one entry.
+// An approved replay resumes or discards checkpoints as its request asked, for one entry and for a run.
 func TestApprovals_KeepTheRequestedCheckpoint(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay"}})

@@ -141,7 +141,7 @@ func TestJobs_CancelAndRetry(t *testing.T) {
 	_, out = b.as(operator, "GET", "/api/dlq/audit?people=true&text="+url.QueryEscape("job "+job), "")
 	require.Equal(t, 2, strings.Count(out, `"note":"ticket 7"`), out)
 
-	// In the console.
+	// The console shows the job and cancels it, too.
 	status, page := b.browse(operator, "/jobs/"+locked)
 	require.Equal(t, http.StatusOK, status)
 	has(t, page, "Attempt 1 of 3 failed")
@@ -150,7 +150,7 @@ func TestJobs_CancelAndRetry(t *testing.T) {
 	require.Equal(t, "cancelled", state(locked))
 }
 
-// The search leads to what has the text as its id, and lists what has it in its name.
+// The search redirects to the thing whose id is the text, and lists the things whose names contain the text.
 func TestSearch_FindsByIDAndName(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)

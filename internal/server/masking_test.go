@@ -215,7 +215,7 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 	for _, secret := range secrets[:len(secrets)-1] {
 		require.Contains(t, out, secret)
 	}
-	// Afterwards the same person gets it again, for a time and without another audit row.
+	// Afterwards the same person sees the entry unmasked again, for a time and without another audit row.
 	const reveals = "SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason = 'revealed'"
 	for range 2 {
 		status, out = b.as(operator, "GET", reveal, "")

@@ -136,7 +136,7 @@ func requireNoNullArrays(tb testing.TB, answer any, label string) {
 	}
 }
 
-// arrays has the names of fields that are arrays in each schema of the API's document that has them.
+// arrays says for each name of a field in the API's schemas whether the field is an array in every schema that has it.
 var arrays = sync.OnceValue(func() map[string]bool {
 	_, raw, err := api.OpenAPI()
 	if err != nil {
@@ -512,7 +512,7 @@ func TestSubmit_OverflowAnswers429(t *testing.T) {
 
 func TestSubmit_LimitsTheMemoryOfAllBodies(t *testing.T) {
 	t.Parallel()
-	// The room is for two bodies; one client may hold one.
+	// The limit has room for two bodies. One client may use half of it.
 	b := setup(t, options{config: func(c *server.Config) { c.MaxBodiesBytes = 12 << 10 }})
 	body := `{"queue": "default", "kind": "k", "payload": "` + strings.Repeat("x", 700) + `"}`
 	refused := func() bool {
