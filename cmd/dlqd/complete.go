@@ -37,7 +37,7 @@ func addCompletions(cmd *cobra.Command) {
 		if complete == nil {
 			return
 		}
-		// The flag exists, and has no function yet.
+		// An error is impossible: the flag exists, and has no completion function yet.
 		_ = cmd.RegisterFlagCompletionFunc(f.Name, func(cmd *cobra.Command, before []string, typed string) (
 			[]cobra.Completion, cobra.ShellCompDirective,
 		) {
@@ -171,8 +171,8 @@ func ask[In, Out any](c *client, cmd *cobra.Command, operation api.Operation[In,
 }
 
 // shellCharacters are characters with which a shell runs another command. Senders and receivers of messages choose
-// values such as error types. bash inserts what several values have in common unquoted, and the script of cobra
-// evaluates the line at the next completion.
+// values such as error types. If several values begin alike, bash inserts their common beginning unquoted, and the
+// script of cobra evaluates the line at the next completion.
 const shellCharacters = "`$;&|<>()\\"
 
 // completions returns the completion of each item: a value and its description, which may be empty. It leaves out

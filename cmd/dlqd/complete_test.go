@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Two values that begin alike, such as error types that a receiver chose, would be evaluated by bash at the
-// second completion.
+// If two values begin alike, bash inserts their common beginning unquoted, and cobra's script evaluates it at the next
+// completion. Receivers of messages choose values such as error types.
 func TestCompletions_LeaveOutWhatAShellRuns(t *testing.T) {
 	t.Parallel()
 	values := []string{

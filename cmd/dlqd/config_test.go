@@ -243,7 +243,7 @@ func TestConfigDiff_ListsChangedBehaviour(t *testing.T) {
 	}
 	require.Equal(t, "no difference\n", ok(t, "config", "diff", next, next))
 
-	// Against a revision of the Git repository of the working directory.
+	// Compare with a revision of the Git repository of the working directory.
 	git := func(args ...string) {
 		cmd := exec.CommandContext(t.Context(), "git",
 			append([]string{"-c", "user.name=t", "-c", "user.email=t@example.com"}, args...)...)

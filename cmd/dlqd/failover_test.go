@@ -25,7 +25,8 @@ type submissions struct {
 	accepted map[string]time.Time
 }
 
-// submit submits messages one after the other, each until a process accepts it, until stop is closed.
+// submit submits one message after another until stop is closed. It repeats each message until a process
+// accepts it.
 func (s *submissions) submit(client int, apis []string, stop <-chan struct{}) {
 	http1 := &http.Client{Timeout: 5 * time.Second}
 	for n := 0; ; n++ {

@@ -102,8 +102,8 @@ func (l *login) write(path string) error {
 	return os.Rename(file.Name(), path)
 }
 
-// lockLogin serializes processes. A refresh token can be used once: providers treat a second use as
-// theft.
+// lockLogin lets one process at a time use a stored sign-in. Its refresh token can be used once:
+// providers treat a second use as theft.
 func lockLogin(path string) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err

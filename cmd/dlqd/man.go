@@ -24,7 +24,7 @@ func newMan() *cobra.Command {
 			if err := os.MkdirAll(args[0], 0o750); err != nil {
 				return err
 			}
-			// The date is that of $SOURCE_DATE_EPOCH.
+			// The date is that of $SOURCE_DATE_EPOCH if it is set, else today's.
 			header := &doc.GenManHeader{Section: "1", Source: "dlqd " + version.String(), Manual: "dlqd"}
 			cmd.Root().DisableAutoGenTag = true // the line would have the date of the build
 			return doc.GenManTree(cmd.Root(), header, args[0])

@@ -19,8 +19,8 @@ type supervisor struct {
 	logger   *slog.Logger
 }
 
-// newSupervisor reads what systemd has put into the environment, and removes it from there: an embedded Postgres would
-// report that it is ready itself.
+// newSupervisor reads what systemd has put into the environment, and removes it from there. Otherwise an
+// embedded Postgres would report to systemd that the service is ready.
 func newSupervisor(logger *slog.Logger) *supervisor {
 	v := &supervisor{socket: os.Getenv("NOTIFY_SOCKET"), logger: logger}
 	if micros, err := strconv.ParseInt(os.Getenv("WATCHDOG_USEC"), 10, 64); err == nil && micros > 0 {
@@ -32,8 +32,9 @@ func newSupervisor(logger *slog.Logger) *supervisor {
 	return v
 }
 
-// watch reports that the service is ready as soon as ready returns no error, that it stops once ctx has ended, and in
-// between and until end is called that it lives. It does not ask the database: a restart would not bring it back.
+// watch tells systemd that the service is ready as soon as ready returns no error, and from then on, until end
+// is called, that it is alive. Once ctx has ended, it tells systemd that the service stops. Signs of life do
+// not depend on the database, because a restart of dlqd would not bring a database back.
 func (v *supervisor) watch(ctx context.Context, ready func(context.Context) error) (end func()) {
 	if v.socket == "" {
 		return func() {}

@@ -25,8 +25,8 @@ const (
 type output struct {
 	client *client
 	format string
-	// list is the field of the API's response with the items that -o name prints, or "" for the response
-	// itself; names are the fields of an item that it prints, if any.
+	// list is the field of the API's response with the items that -o name prints, or "" if it prints the response
+	// itself. names are the fields of an item that -o name prints, if any.
 	list  string
 	names []string
 	table bool // the command prints a table, of which -o wide prints complete values

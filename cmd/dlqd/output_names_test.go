@@ -18,7 +18,7 @@ func TestOutput_TablesHaveWide(t *testing.T) {
 	require.EqualError(t, err, "--output wide: must be json, yaml")
 }
 
-// A script that reads -o name must learn that there are more.
+// A script that reads -o name must learn that there are more names.
 func TestOutput_NamesNoteTheNextPage(t *testing.T) {
 	t.Parallel()
 	const answer = `{"entries": [{"id": "a"}, {"id": "b"}], "next": "c"}`

@@ -11,7 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// noteUnknownQueues says which queues of a filter that selects nothing do not exist. q is the filter's text.
+// noteUnknownQueues is called for a filter that selects nothing. It prints which of the queues, and of those that the
+// filter's text q names, do not exist.
 func (c *client) noteUnknownQueues(cmd *cobra.Command, q string, queues ...string) {
 	if read, err := filter.Parse(q, "me"); err == nil {
 		queues = slices.Concat(queues, read.Queue)

@@ -148,7 +148,7 @@ var scenarios = map[string]scenario{
 			for range 2 {
 				<-arrived
 				p.kill()
-				// until River rescues it
+				// Time passes until River rescues the job.
 				p.exec(`UPDATE river_job SET attempted_at = now() - interval '2 hours' WHERE state = 'running'; DELETE
 					FROM river_leader`)
 				p.serve()
@@ -208,7 +208,7 @@ var scenarios = map[string]scenario{
 			<-arrived
 			p.kill()
 			p.answers(nil)
-			// until River rescues it
+			// Time passes until River rescues the job.
 			p.exec(`UPDATE river_job SET attempted_at = now() - interval '2 hours' WHERE state = 'running'; DELETE
 				FROM river_leader`)
 			p.serve()
@@ -318,7 +318,7 @@ var scenarios = map[string]scenario{
 			p.exec("UPDATE dlq.dead_letter_queue SET next_retry_at = now() WHERE status = 'dlq_pending'")
 			p.forget()
 			p.serve()
-			// held
+			// The redeliveries are held.
 			p.await("2", "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending' AND waiting_for = 'automatic'")
 			require.Empty(p, p.bodies("payment.captured"))
 		},

@@ -29,7 +29,7 @@ var commandRequests = []struct {
 }{
 	{"list-entries", "list --json", "/api/dlq/entries", "", false},
 	{"get-entry", "show {entry} --json", "/api/dlq/entries/{entry}", "", false},
-	// of its requests, the first that is limited by scope
+	// the path is that of the command's first request that is limited by scope
 	{"get-stats", "stats --json", "/api/dlq/analytics/flow", "", false},
 	{"export", "export", "/api/dlq/export", `{"filter": {}}`, false},
 	{

@@ -23,9 +23,9 @@ const minColumn = 12
 // none.
 var columns = &runewidth.Condition{StrictEmojiNeutral: true}
 
-// textTable collects rows and prints them in columns. On a terminal it shortens the widest columns of a list,
-// so that a row fits a line, if the command has -o wide. Elsewhere, with -o wide, and in tables of names and values,
-// values are complete.
+// textTable collects rows and prints them in columns. If the command has the output format wide, textTable
+// shortens the widest columns of a list on a terminal, so that a row fits a line. Elsewhere, with -o wide, and
+// in tables of names and values, values are complete.
 type textTable struct {
 	out   io.Writer
 	width int // of a line; 0 for no limit
