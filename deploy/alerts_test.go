@@ -289,8 +289,8 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 		return "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND queue = '" + queue + "'"
 	}
 
-	// The state before, because a series that did not exist before has not grown. Only River knows the
-	// queue "fresh". The queues app-near and app-over are only known by their limits.
+	// Create the state before the alerts: a series that did not exist before does not count as grown. Only River
+	// knows the queue "fresh". The queues app-near and app-over are only known by their limits.
 	w.exec("INSERT INTO river_queue (name, updated_at) VALUES ('fresh', now()), ('stuck', now()), ('forgotten', now())")
 	w.exec(w.runningJobs(1, "app"))
 	w.exec(failJobs)

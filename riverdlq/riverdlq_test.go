@@ -139,7 +139,7 @@ type noWait struct{}
 
 func (noWait) NextRetry(*rivertype.JobRow) time.Time { return time.Now() }
 
-// run returns a job that work has worked to its end, in a River with the middleware.
+// run returns a job after work has ended it, in a River with the middleware.
 func run(
 	t *testing.T, opts *river.InsertOpts, work func(context.Context, *river.Job[testArgs]) error,
 ) *rivertype.JobRow {

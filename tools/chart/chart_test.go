@@ -233,7 +233,7 @@ func TestChart_PodsAreRestricted(t *testing.T) {
 	}
 }
 
-// Each selector finds what it is for, and nothing else of the release.
+// Each selector matches the objects that it is meant for, and no others of the release.
 func TestChart_SelectorsMatch(t *testing.T) {
 	t.Parallel()
 	for name, set := range installations() {

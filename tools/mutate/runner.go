@@ -40,8 +40,8 @@ var codeTests = strings.Fields(`internal/deadletter internal/worker internal/fac
 	internal/automatic internal/restored internal/approval internal/metrics internal/delivery
 	internal/process`)
 
-// nearest is how many of these packages run for a mutant: those whose tests and queries name the
-// changed function most. A mutant that only the tests of others would kill survives.
+// nearest is how many of the packages in codeTests run for a mutant of db/code: those whose tests and queries
+// name the changed function most. A mutant that only the tests of other packages would kill survives.
 const nearest = 4
 
 var (

@@ -19,7 +19,7 @@ import (
 // imageUser is the user of the image: a number, so that Kubernetes can see that it is not root.
 const imageUser = 65532
 
-// rootsNotice is for what only the images contain.
+// rootsNotice is the licence notice of the root certificates, which only the images contain.
 const rootsNotice = "\nThe root certificates in /etc/ssl/certs are those of Mozilla, under the Mozilla Public License 2.0\n" +
 	"(https://www.mozilla.org/MPL/2.0/), as golang.org/x/crypto/x509roots/fallback has them.\n"
 

@@ -138,7 +138,7 @@ func (r *release) generateDocs(ctx context.Context) (*docs, error) {
 		"go", "build", "-trimpath", "-tags=man", "-o", path, "./cmd/dlqd"); err != nil {
 		return nil, err
 	}
-	// Flags have defaults of the environment.
+	// Some flags take their defaults from the environment, so it is fixed here.
 	env := []string{"HOME=~", "TZ=UTC", fmt.Sprintf("SOURCE_DATE_EPOCH=%d", r.time.Unix())}
 	dir := filepath.Join(r.work, "man")
 	if _, err := output(ctx, r.work, env, path, "man", dir); err != nil {

@@ -151,7 +151,8 @@ func (b *trial) debian(t *testing.T) {
 	require.NoError(t, os.WriteFile(environment, []byte("TZ=Europe/Berlin\n"), 0o600))
 	require.NoError(t, os.WriteFile(policy, []byte("destinations:\n  default: {url: \"http://127.0.0.1:9/\"}\n"), 0o644))
 
-	// The administrator and the package changed environment, so dpkg would ask; apt answers so if it runs unattended.
+	// The administrator and the package have both changed environment, so dpkg would ask which one to keep. An
+	// unattended apt keeps the one of the administrator, as this option does.
 	t.Log(dpkg("--force-confold", "--install", "/tmp/0.2.0.deb"))
 	require.Contains(t, inRoot(t, root, serviceUser, "/usr/bin/dlqd", "--version"), "0.2.0")
 	kept, err := os.ReadFile(environment)
