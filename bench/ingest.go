@@ -36,7 +36,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// limit is the server without dlqd beside which intake is measured: see [limitHandler].
+// limit names the server without dlqd beside which intake is measured: see [limitHandler].
 const limit = "limit"
 
 // ingestBench sends single messages of 1 KB with ids over 64 and 256 connections, each request after the answer to the
@@ -302,9 +302,9 @@ func apiHandler(ctx context.Context, pool *pgxpool.Pool, withToken bool,
 	}), credentials, func() { ingester.Stop(ctx) }, nil
 }
 
-// limitHandler is the least that a server can do for the same promise: it decodes the message, joins concurrent ones
-// into one River InsertManyFast (COPY) with River's unique key, and answers after the commit. It checks nothing,
-// and a repeated messageId fails the group.
+// limitHandler does the least that a server must do to make the same promise: it decodes the message, joins
+// concurrent ones into one River InsertManyFast (COPY) with River's unique key, and answers after the commit.
+// It checks nothing, and a repeated messageId fails the group.
 func limitHandler(ctx context.Context, pool *pgxpool.Pool) (http.Handler, func(), error) {
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Logger: quiet})
 	if err != nil {

@@ -217,7 +217,7 @@ func outagePolicy(url string, p outageParams) (rules *policy.Policy, remove func
 		"retry-policies":  "defaults: {whenOpen: accept}\nqueues:\n" + queues.String() + "destinations:\n" + targets.String(),
 		"circuit-breaker": p.breaker,
 		"worker-pool":     fmt.Sprintf("defaults: {concurrency: %d}\n", cmp.Or(p.concurrency, 100)),
-		// The load and the receivers run on this machine.
+		// The limits on processor and memory are off, because the load and the receivers run on this machine, too.
 		"dlq-routing": "strategies: {conditional: {conditions: {cpuBelow: 0, memoryBelow: 0}}}\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600); err != nil {
