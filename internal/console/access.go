@@ -209,7 +209,8 @@ func (m *madeToken) keep(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// made returns the new token that a request leads to the page, or nil.
+// made returns the new token whose cookie a request has; nil if it has none, or if the list of tokens lacks
+// that token.
 func (a *accessPage) made(r *http.Request) *madeToken {
 	var m madeToken
 	raw, err := base64.RawURLEncoding.DecodeString(access.Cookie(r, madeCookie))

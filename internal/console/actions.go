@@ -47,7 +47,7 @@ func (c *Console) act(in *request) (*done, error) {
 	}}, nil
 }
 
-// move makes a move. Only a replay has a job.
+// move makes a move. Only the answer to a replay has a job.
 func move(in *request, id, verb string, note api.Action) (*api.Replayed, error) {
 	entry := api.EntryInput{ID: id}
 	if verb == "replay" {
@@ -212,7 +212,8 @@ func (c *Console) undo(in *request) (*done, error) {
 	return &done{To: to, Flash: flash{Text: text, To: "/operations/" + out.Operation.String()}}, nil
 }
 
-// reveal leads to a dead letter unmasked. The API requires a note and records it.
+// reveal records the viewer's note through the API and leads to the unmasked dead letter. The API refuses a
+// reveal without a note.
 func (c *Console) reveal(in *request) (*done, error) {
 	id := in.PathValue("id")
 	if _, err := call(in, api.RevealEntry, api.RevealInput{

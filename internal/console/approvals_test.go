@@ -109,8 +109,8 @@ func TestApprovals_TellHiddenPages(t *testing.T) {
 	lee.until(`document.title.startsWith("(1) ")`)
 }
 
-// TestApprovals_ShowTheResultWithUndo executes a request of which another operator has changed an entry after the
-// approval. The page shows what was left and why, and undoes the operation.
+// TestApprovals_ShowTheResultWithUndo executes an approved request after another operator has changed one of
+// its entries. The page shows the entry that was left and why, and undoes the operation.
 func TestApprovals_ShowTheResultWithUndo(t *testing.T) {
 	t.Parallel()
 	o := open(t, withApprovals)
@@ -118,7 +118,8 @@ func TestApprovals_ShowTheResultWithUndo(t *testing.T) {
 	id := o.text(discardReports)
 	lee := o.signedIn("lee", "/approvals/"+id)
 	lee.until(live)
-	// The request cannot be executed before the entry has moved.
+	// One transaction approves the request and moves the entry, so that the request is not executed before the
+	// move.
 	tx, err := o.pool.Begin(t.Context())
 	require.NoError(t, err)
 	for _, sql := range []string{

@@ -98,7 +98,7 @@ func (r *auditRow) FilterText() string {
 	return ""
 }
 
-// operationVerbs are the actions of operations as what a person did.
+// operationVerbs maps the action of an operation to the verb that says what a person did.
 var operationVerbs = map[string]string{
 	"discard": "discarded", "resolve": "resolved", "park": "parked", "unpark": "returned to automatic",
 	"reopen": "reopened", "assign": "assigned", "tag": "tagged", "note": "noted", "purge": "purged",
@@ -167,7 +167,8 @@ var (
 	}
 )
 
-// originInWords shortens the origin of an act: of a browser, its name, the system and the address.
+// originInWords shortens the origin of an act. If the act came from a browser, the browser's name, the system
+// and the address are left.
 func originInWords(origin string) string {
 	parts := originParts.FindStringSubmatch(origin)
 	if parts == nil {
@@ -216,7 +217,8 @@ type audit struct {
 	Copies   []copyText
 }
 
-// auditTabs returns the quick choices. The current one has the address of the page, but for the cursor.
+// auditTabs returns the quick choices. One is current if its address is the address of the page without the
+// cursor.
 func auditTabs(in *request) []auditTab {
 	day := func(ago int) string { return in.now.UTC().AddDate(0, 0, -ago).Format(time.DateOnly) }
 	tabs := []auditTab{

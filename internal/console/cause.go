@@ -40,9 +40,10 @@ func (h headline) String() string {
 }
 
 var (
-	// codeAtEnd is how a delivery's error ends if the answer has a code: "card declined (INSUFFICIENT_FUNDS)".
+	// codeAtEnd matches the end of a delivery's error if the answer has a code: "card declined
+	// (INSUFFICIENT_FUNDS)".
 	codeAtEnd = regexp.MustCompile(`^(?:(.*) )?\(([^()\s]+)\)$`)
-	// urlAtStart is how errors of deliveries began before destinations were stored.
+	// urlAtStart matches the beginning of a delivery's error from before destinations were stored.
 	urlAtStart = regexp.MustCompile(`^POST \S+: `)
 	statusType = regexp.MustCompile(`^HTTP_([1-5][0-9]{2})$`)
 )

@@ -14,7 +14,8 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
-// TestHeadline_PutsTheCauseFirst shows status and code of an answer before its text, and repeats no part.
+// TestHeadline_PutsTheCauseFirst checks that the headline of an answer shows its status and code before its
+// text, and repeats no part.
 func TestHeadline_PutsTheCauseFirst(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ message, kind, code, want string }{
@@ -38,7 +39,8 @@ func TestHeadline_PutsTheCauseFirst(t *testing.T) {
 	}
 }
 
-// TestExchange_MarksTheReason splits the body of an answer at what the headline took from it.
+// TestExchange_MarksTheReason checks that the body of an answer is split at the text that the headline took
+// from it.
 func TestExchange_MarksTheReason(t *testing.T) {
 	t.Parallel()
 	var text, marked strings.Builder
@@ -54,7 +56,7 @@ func TestExchange_MarksTheReason(t *testing.T) {
 	require.Equal(t, []piecePart{{Text: "***"}}, markReason("***", headline{Text: "***"}))
 }
 
-// TestExchange_KeepsHiddenPayloads shows no payload to viewers who may not see it.
+// TestExchange_KeepsHiddenPayloads checks that viewers who may not see a payload see none.
 func TestExchange_KeepsHiddenPayloads(t *testing.T) {
 	t.Parallel()
 	text := func(value string) *string { return &value }
@@ -78,7 +80,7 @@ func TestExchange_KeepsHiddenPayloads(t *testing.T) {
 	require.Nil(t, l.exchangeOf(), "a job of an application sends nothing that dlqd knows")
 }
 
-// TestLike_DescribesRunsOfTheGroup names the runs whose filter selects the group, and no others.
+// TestLike_DescribesRunsOfTheGroup checks that only runs whose filter selects the group are named.
 func TestLike_DescribesRunsOfTheGroup(t *testing.T) {
 	t.Parallel()
 	run := func(filter string, succeeded int64) *replay.Run {
@@ -95,7 +97,7 @@ func TestLike_DescribesRunsOfTheGroup(t *testing.T) {
 		}, "payments", "abcdef"))
 }
 
-// TestAttempts_ShowWaits gives the time since the attempt before.
+// TestAttempts_ShowWaits checks that an attempt shows the time since the previous attempt.
 func TestAttempts_ShowWaits(t *testing.T) {
 	t.Parallel()
 	list := attemptsOf(&deadletter.Entry{RetryHistory: []byte(`[
@@ -126,14 +128,16 @@ func TestList_OffersWhatStatesAllow(t *testing.T) {
 		names(&list{Next: "more", Query: "status:pending"}, &api.Stats{}))
 }
 
-// TestVisible_KeepsEmoji leaves the joiner of an emoji, and shows others.
+// TestVisible_KeepsEmoji checks that a zero-width joiner within an emoji stays, and that any other is shown as
+// hidden.
 func TestVisible_KeepsEmoji(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, []run{{Text: "a 👩‍💻 b"}}, visible("a 👩‍💻 b"))
 	require.Equal(t, []run{{Text: "a"}, {Text: "U+200D", Hidden: true}, {Text: "b"}}, visible("a\u200db"))
 }
 
-// TestWarnings_SayLimits reads the API's reasons.
+// TestWarnings_SayLimits checks that the words of a queue's state include the limit that its number of dead
+// letters exceeds.
 func TestWarnings_SayLimits(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, "100\u202f387 dead letters (limit 1\u202f000), oldest 3h",

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestChart_MergesSigns draws events of one hour: those of different kinds get separate signs, those of one kind
-// share a sign, which names six of them and tells how many more there are.
+// TestChart_MergesSigns draws events of one hour. Those of different kinds get separate signs. Those of one
+// kind share a sign, which names six of them and tells how many more there are.
 func TestChart_MergesSigns(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC)

@@ -30,13 +30,12 @@ type Config struct {
 	// Policy returns the policy in force. Environment is its environment.
 	Policy      func() *policy.Policy
 	Environment string
-	// SignInWays returns which ways of signing in a browser are available: a token of dlqd, the OpenID
-	// Connect provider. It is nil if authentication is off.
+	// SignInWays reports how a browser can sign in: with a token of dlqd, through the OpenID Connect provider, or
+	// both. It is nil if authentication is off.
 	SignInWays func() (tokens, provider bool)
 	// RiverUI is the address of River UI, for links to jobs; "" if there is none.
 	RiverUI string
-	// Ready, if not nil, returns an error while the process should get no traffic. Event streams end
-	// then.
+	// Ready, if not nil, returns an error while the process should get no traffic. Event streams end when it does.
 	Ready func() error
 	// Reach returns an error if the database does not answer.
 	Reach func(ctx context.Context) error
@@ -132,8 +131,8 @@ var pagesOf = map[string][]string{
 	"tokens":      {"/access", "/audit"},
 }
 
-// Changed requests a rendering of the open pages that may show what an operation with this tag
-// changed. The API calls it after each such operation, including those called by pages.
+// Changed requests a rendering of the open pages that may show what an operation with this tag changed. The API
+// calls it after each successful operation that may have changed data, including those called by pages.
 func (c *Console) Changed(tag string) {
 	paths := pagesOf[tag]
 	if paths == nil {
@@ -234,7 +233,8 @@ func (c *Console) action(pattern string, do func(*request) (*done, error)) {
 	})
 }
 
-// mayPass reports whether a request that was refused with this status may be answered later as it is.
+// mayPass reports whether a request that was refused with this status may succeed if it is sent again
+// unchanged.
 func mayPass(status int) bool {
 	return status == http.StatusTooManyRequests || status >= http.StatusInternalServerError
 }
@@ -323,7 +323,8 @@ type again struct {
 	Fields url.Values // to send
 }
 
-// refusedForm returns the form in a request that a later one may do what this one did not; nil if there is none.
+// refusedForm returns the form of a refused request that may succeed if it is sent again; nil for other
+// requests.
 func refusedForm(in *request, problem *api.Problem) *again {
 	if in.Method != http.MethodPost || !mayPass(problem.Status) {
 		return nil
@@ -339,8 +340,8 @@ func refusedForm(in *request, problem *api.Problem) *again {
 	return &again{Action: t.Action, Typed: shown, Fields: in.PostForm}
 }
 
-// Unavailable shows why a request of a browser was not handled. It reads nothing from the database. What the user
-// typed into the form of the request is on the page, which can send it again.
+// Unavailable shows why a browser's request was not handled. It reads nothing from the database. The page shows
+// what the user typed into the request's form, and can send the form again.
 func (c *Console) Unavailable(w http.ResponseWriter, r *http.Request, status int, why string) {
 	in := c.request(r)
 	in.frame.Bare = true
@@ -355,9 +356,9 @@ func (c *Console) notFound(w http.ResponseWriter, r *http.Request) {
 	c.answer(w, c.request(r), nil, &api.Problem{Status: http.StatusNotFound, Detail: "there is no page " + r.URL.Path})
 }
 
-// pageOf returns the address of the page from which the form of a request was sent. By the form's address, that
-// is the nearest page above it. The form's field from has the same path, with the page's query; from decides
-// alone if there is no page above the form's address.
+// pageOf returns the address of the page from which the form of a request was sent: the nearest page above the
+// form's address. If the form's field from has the same path, pageOf returns from, which also has the query of
+// the page. If there is no page above the form's address, from alone decides.
 func (c *Console) pageOf(r *http.Request) string {
 	nearest := "/"
 	for at := r.URL.EscapedPath(); at != "/" && at != "."; at = path.Dir(at) {

@@ -485,10 +485,9 @@ func (b *tab) navigate(act func()) {
 	b.until(`!window.pageBefore && document.readyState === "complete"`)
 }
 
-// click clicks the first element that matches a selector, as a mouse does. A live section may move
-// meanwhile, so click checks the pressed element before it releases the button. If it is another
-// element, click releases elsewhere and tries again, as it does if the element moves before the
-// release.
+// click clicks the first element that matches a selector, as a mouse does. A live section may move meanwhile,
+// so click checks which element it has pressed. If that is another one, click releases the button elsewhere and
+// tries again. It also tries again if the element moves before the release.
 func (b *tab) click(selector string) {
 	b.Helper()
 	b.clicks++
@@ -510,7 +509,7 @@ func (b *tab) click(selector string) {
 		ctx, cancel := context.WithTimeout(b.ctx, evaluateTimeout)
 		defer cancel()
 		_ = chromedp.Run(ctx, mouse(input.MouseReleased, at[0], at[1])) // a page that is being left may not answer
-		var missed bool                                                 // without scripts, no event tells
+		var missed bool                                                 // without scripts, no event reports a missed click
 		return b.scriptOff || !b.tryEvaluate("window.clicked === false", &missed) || !missed
 	})
 }

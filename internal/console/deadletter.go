@@ -44,7 +44,7 @@ type deadLetterPage struct {
 	Asked    askedFor
 	Cause    headline
 	Exchange *exchange // nil if the job sent nothing over HTTP
-	Like     *likeness // nil if nothing is known of its failure group, and on a live page, which keeps what it shows
+	Like     *likeness // nil if nothing is known of its failure group, or in a live rendering: the page keeps its own
 }
 
 // IsMessage reports whether the job was created for a message.
@@ -144,8 +144,9 @@ func (l *deadLetterPage) findRule(p *policy.Policy) {
 	}
 }
 
-// payloadOf returns what pages show as the payload, and the headers. For a message that is the
-// submitted payload; for other jobs, the args without headers.
+// payloadOf returns the payload that pages show, and the headers. They are those of the edited event, if there
+// is one, and otherwise those of the original event. A job of an application has its args as payload, and no
+// headers.
 func payloadOf(e *api.EntryDetail) (json.RawMessage, []header) {
 	event := e.OriginalEvent
 	if len(e.EditedEvent) > 0 && string(e.EditedEvent) != "null" {

@@ -60,7 +60,7 @@ func TestDeadLetter_Sections(t *testing.T) {
 	b.fill("[data-tree-search]", "nowhere")
 	b.waitForTextOf("[data-found-count]", "no match")
 
-	// The editor shows hidden characters as escapes, which are no change.
+	// The editor shows hidden characters as escapes. They do not count as a change.
 	require.Contains(t, b.value(`document.querySelector("textarea[name=payload]").value`), `"x\u202ey"`)
 	b.click(".edit summary")
 	b.follow(b.button("Preview changes"))
@@ -85,8 +85,8 @@ func TestDeadLetter_Sections(t *testing.T) {
 	require.Equal(t, true, b.value(`document.querySelector(".tree").checkVisibility()`))
 }
 
-// TestDeadLetter_SenderAndAttempts shows who sent the event and the known details of each attempt,
-// without rows for unknown ones.
+// TestDeadLetter_SenderAndAttempts checks that the page shows who sent the event and the known details of each
+// attempt, without rows for unknown ones.
 func TestDeadLetter_SenderAndAttempts(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
@@ -116,8 +116,8 @@ func TestDeadLetter_SenderAndAttempts(t *testing.T) {
 	require.NotRegexp(t, "CPU|strategy", b.texts("#attempts"))
 }
 
-// TestDeadLetter_ShowsTheCause checks the cause in the list, as the title of the entry and its group, and on the
-// overview, and what was sent and came back on the entry's page.
+// TestDeadLetter_ShowsTheCause checks that the list, the titles of the entry and its group, and the overview
+// show the cause, and that the entry's page shows what was sent and what came back.
 func TestDeadLetter_ShowsTheCause(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
@@ -142,8 +142,8 @@ func TestDeadLetter_ShowsTheCause(t *testing.T) {
 	require.Contains(t, b.texts("h1"), cause)
 }
 
-// TestGroups_ActOnSeveral selects groups, marks them as fixed, and previews a replay of their entries; those of two
-// queues are refused.
+// TestGroups_ActOnSeveral selects groups, marks them as fixed, and previews a replay of their entries. An
+// action on the entries of groups of two queues is refused.
 func TestGroups_ActOnSeveral(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)

@@ -79,8 +79,9 @@ func quickViews(query string, stats *api.Stats) []quickView {
 	return tabs
 }
 
-// possibleActs returns the actions that the states of the matching entries may allow. If the page has all of them,
-// these are their states; otherwise those that the filter names, without those that no open entry has.
+// possibleActs returns the actions that the states of the matching entries may allow. If the page lists all
+// matching entries, these are their states. Otherwise they are the states that the filter names. If the filter
+// names none, they are all states except the open ones that no entry has.
 func (l *list) possibleActs(stats *api.Stats, me string) (acts []bulkVerb) {
 	has := func(status deadletter.Status) bool {
 		n, known := stats.ByStatus[string(status)]

@@ -262,7 +262,7 @@ func warningsOf(health *api.Health) (list []warning) {
 	return list
 }
 
-// sizeReason is how the API says that a queue has too many dead letters.
+// sizeReason matches the API's reason for a queue with too many dead letters.
 var sizeReason = regexp.MustCompile(`^size (\d+) exceeds (\d+)$`)
 
 // reasonsInWords describes why a queue is down: "100,387 dead letters (limit 1,000)".

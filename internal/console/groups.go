@@ -254,7 +254,7 @@ func (c *Console) actOnGroups(in *request) (*done, error) {
 	case "replay", "resolve", "discard":
 		prints := make([]string, len(inputs))
 		for i := range inputs {
-			if inputs[i].Queue != inputs[0].Queue { // a filter of two queues and two groups selects four groups
+			if inputs[i].Queue != inputs[0].Queue { // a filter with two queues and two groups would select four groups
 				return refused("select groups of one queue to act on their dead letters")
 			}
 			prints[i] = quoted(inputs[i].Fingerprint)

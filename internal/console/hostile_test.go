@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHostileMessage shows a hostile message on every page as text: no part of it becomes an
-// element, runs, is fetched or looks like something else.
+// TestHostileMessage checks that every page shows a hostile message as text: no part of it becomes an element,
+// runs, is fetched or looks like something else.
 func TestHostileMessage(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)

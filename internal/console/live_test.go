@@ -148,7 +148,7 @@ func isStale(why string) string {
 		` && document.body.classList.contains("stale")`, why)
 }
 
-// shownAt returns the time of day in this line.
+// shownAt returns the time of day that the line about the connection shows.
 func (b *tab) shownAt() time.Time {
 	b.Helper()
 	text, _ := b.value(`document.querySelector("[data-connection]").innerText`).(string)

@@ -172,7 +172,8 @@ func (r *rate) add(n int64, recent bool) {
 	}
 }
 
-// addMinutes adds up the minutes of the last hour, except for the current one.
+// addMinutes adds up the captured and the closed entries of the last hour's minutes, except for the current
+// minute. Change is the change of the open entries from the first of these minutes to the last.
 func (o *overview) addMinutes(minutes []analytics.Bucket) {
 	if len(minutes) > 1 {
 		minutes = minutes[:len(minutes)-1]
@@ -187,8 +188,8 @@ func (o *overview) addMinutes(minutes []analytics.Bucket) {
 	}
 }
 
-// backlogChart returns a chart of open entries by class. The largest classes have a band each; the
-// others share one.
+// backlogChart returns a chart of open entries by class. The largest classes have a band each. If there are
+// more than six classes, the sixth band is the sum of all others.
 func backlogChart(series []analytics.Series) *chart {
 	const bands = 6
 	c := &chart{Title: "Open dead letters by class, 24 hours", Step: time.Hour, File: "/chart/backlog"}

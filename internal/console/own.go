@@ -24,7 +24,7 @@ const (
 	// requests for approval changed. A viewer sees a change within this interval and the next beat of the page's
 	// stream, which is less than five seconds.
 	requestsInterval = 2 * time.Second
-	// requestsTimeout limits the time of one such check, and of reading the requests after a change.
+	// requestsTimeout limits the time of a check for changes, and of reading the requests after a change.
 	requestsTimeout = time.Second
 	// requestsMaxAge is the age at which requests are read again without a change.
 	requestsMaxAge = time.Minute
@@ -163,8 +163,8 @@ func (c *requestCache) check(in *request) string {
 	return version
 }
 
-// sharedContext returns a context for statements whose result other pages share: they do not end with this request,
-// and do not count for it.
+// sharedContext returns a context for statements whose result other pages share: the end of this request does
+// not end them, and they do not count as its statements.
 func (c *requestCache) sharedContext(in *request) (context.Context, context.CancelFunc) {
 	ctx, _ := postgres.Counting(context.WithoutCancel(in.Context()))
 	return context.WithTimeout(ctx, requestsTimeout)
@@ -199,8 +199,8 @@ func mayApprove(me *access.Principal, a *approval.Approval) bool {
 	return true
 }
 
-// isOutcomeFor reports whether a request ended lately by another person's decision or without one, and the viewer
-// made it or is the person on whose behalf it was made.
+// isOutcomeFor reports whether a request ended within outcomePeriod, without a decision by the viewer, and the
+// viewer made it or is the person on whose behalf it was made.
 func isOutcomeFor(me *access.Principal, a *approval.Approval) bool {
 	isMine := strings.EqualFold(a.Actor, me.Name) || a.OnBehalfOf != nil && strings.EqualFold(*a.OnBehalfOf, me.Name)
 	return isMine && a.EndedAt != nil && time.Since(*a.EndedAt) < outcomePeriod &&

@@ -95,7 +95,7 @@ func (c *Console) review(in *request) (*view, error) {
 	r.Entries, r.More = page.Entries, page.Next != ""
 	for i := range r.Entries {
 		if with := r.Entries[i].Review; with != nil && with.Actor == in.actor() {
-			r.Entries[i].Review = nil // shows only other operators
+			r.Entries[i].Review = nil // a row shows only reviews of other operators
 		}
 	}
 	free := slices.IndexFunc(r.Entries, func(e deadletter.Summary) bool { return e.Review == nil })

@@ -41,7 +41,7 @@ func errorAs404(err error) (*api.Problem, bool) {
 	return problem, ok && problem.Status == http.StatusNotFound
 }
 
-// lookUp is callIfAllowed for an id that was typed: an id that cannot be one is not found.
+// lookUp is callIfAllowed for an id that a user typed: a text that cannot be an id counts as not found.
 func lookUp[In, Out any](in *request, operation api.Operation[In, Out], input In) (*Out, bool, error) {
 	out, ok, err := callIfAllowed(in, operation, input)
 	if problem, is := errors.AsType[*api.Problem](err); is && problem.Status == http.StatusUnprocessableEntity {
@@ -50,8 +50,8 @@ func lookUp[In, Out any](in *request, operation api.Operation[In, Out], input In
 	return out, ok, err
 }
 
-// search finds what has a text as its id or name. The one thing that has it as its id is shown at once, unless the
-// address asks for the list.
+// search finds things by a text: by their id, or by a part of their name. If exactly one thing has the text as
+// its id, search shows it at once, unless the address asks for the list.
 func (c *Console) search(in *request) (*view, error) {
 	if !in.me().May(access.Reader) {
 		return nil, &api.Problem{Status: http.StatusForbidden, Detail: "this needs the role reader"}
@@ -77,7 +77,7 @@ func (c *Console) search(in *request) (*view, error) {
 	return v, nil
 }
 
-// find looks everywhere at once.
+// find runs all searches, several at a time.
 func (s *search) find(in *request) error {
 	text := s.Query
 	lower := strings.ToLower(text)
@@ -205,7 +205,7 @@ func findByName(in *request, lower string, add func(found)) []func() error {
 	}
 }
 
-// findByID looks for what has a UUID.
+// findByID looks for things whose id is a UUID.
 func (s *search) findByID(in *request, id string, add func(found)) []func() error {
 	looks := []func() error{
 		func() error {

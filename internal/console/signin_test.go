@@ -145,7 +145,7 @@ grants:
 	b.until(`location.pathname + location.search === ` + quoted(listOf("status:manual")))
 	b.waitForText("kim@example.com operator")
 
-	// A proxy that does not forward the host: the provider would send the browser to dlqd's own address.
+	// The proxy does not forward the host, so the provider would send the browser to dlqd's own address.
 	upstream, err := url.Parse(o.base)
 	require.NoError(t, err)
 	forward := httputil.NewSingleHostReverseProxy(upstream)
@@ -160,8 +160,8 @@ grants:
 	require.Contains(t, behind.texts("[data-origin]"), o.base)
 }
 
-// TestSignIn_NoRole signs in a user without a role. They see which groups the provider sent, on every page that
-// they may not see, and links only to the others.
+// TestSignIn_NoRole signs in a user without a role. Pages that the user may not see show which groups the
+// provider sent. The navigation links only to pages that the user may see.
 func TestSignIn_NoRole(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)

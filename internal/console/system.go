@@ -187,7 +187,7 @@ func automaticInput(in *request) api.AutomaticInput {
 	return api.AutomaticInput{Body: &api.AutomaticAction{Action: api.Action{Note: in.PostFormValue("note")}}}
 }
 
-// resumeRestored lets a restored database send again.
+// resumeRestored lets dlqd send again after the database was restored.
 func (c *Console) resumeRestored(in *request) (*done, error) {
 	if _, err := call(in, api.ResumeRestored, automaticInput(in)); err != nil {
 		return nil, err

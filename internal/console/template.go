@@ -166,7 +166,8 @@ func classOf(class any) map[string]string {
 	return map[string]string{"Name": name, "Letter": c[0], "Means": c[1]}
 }
 
-// deref returns what a pointer points to, or "" for nil.
+// deref returns what a pointer points to; for nil it returns "", or the zero time for a *time.Time. Other
+// values are returned unchanged.
 func deref(value any) any {
 	switch v := value.(type) {
 	case nil:
@@ -413,7 +414,7 @@ func visible(value any) []run {
 	return runs
 }
 
-// moveTime is the time in the error of a refused move: "kim resolved it at 2026-11-22T10:00:00Z".
+// moveTime matches the time in the error of a refused move: "kim resolved it at 2026-11-22T10:00:00Z".
 var moveTime = regexp.MustCompile(`\bat (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)`)
 
 // piece is a piece of a notice: text, or a time that is shown relative to now.

@@ -114,8 +114,8 @@ func TestLive_LimitsPagesPerUser(t *testing.T) {
 	}
 }
 
-// TestLive_SendsNewViewersNothingOlder checks that a new viewer of a page gets no rendering that is
-// older than the page that they just loaded.
+// TestLive_SendsNewViewersNothingOlder checks that a new viewer of a page gets no rendering that is older than
+// the page that the viewer just loaded.
 func TestLive_SendsNewViewersNothingOlder(t *testing.T) {
 	t.Parallel()
 	var made atomic.Int64

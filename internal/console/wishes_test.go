@@ -17,7 +17,7 @@ func TestWishes(t *testing.T) {
 	t.Parallel()
 	o := open(t, withTokens)
 	kim, ann := o.token("kim", access.Operator), o.token("ann", access.Operator)
-	// signed returns the testServer for the subtest, and a signed-in tab.
+	// signed returns the testServer for the subtest, and a tab of a user who is signed in.
 	signed := func(t *testing.T, token string) (*testServer, *tab) {
 		t.Helper()
 		o := o.in(t)
