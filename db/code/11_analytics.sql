@@ -281,7 +281,7 @@ BEGIN
                    (array_agg(m.to_class ORDER BY m.at DESC))[1] AS class
             FROM members m GROUP BY m.queue, m.fingerprint) g
         LEFT JOIN LATERAL (
-            -- Only for new groups: looking up an entry reads every partition.
+            -- An entry is looked up only for new groups, because that reads every partition.
             SELECT dlq.group_title(e.error_message, e.original_event, e.edited_event, e.metadata, e.job_kind) AS title,
                 e.error_type
             FROM dlq.dead_letter_queue e

@@ -115,7 +115,7 @@ CREATE OR REPLACE FUNCTION dlq.trim_counters(p_now timestamptz DEFAULT now()) RE
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET jit = off AS $$
 BEGIN
     IF NOT pg_try_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0)) THEN
-        RETURN; -- the next hourly run does it
+        RETURN; -- the rollups are being refreshed: the next hourly run trims the counters
     END IF;
     WITH top AS MATERIALIZED (
         SELECT t.queue, t.error_type FROM (

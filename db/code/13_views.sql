@@ -17,7 +17,7 @@ BEGIN
             SELECT regexp_matches(p_query,
                 '(\mpayload((?:\.(?:"(?:[^"\\]|\\.)*"|[^\s".:]+))+):)((?:"(?:[^"\\]|\\.)*"|[^\s"])+)', 'gi')
         LOOP
-            -- The path as a JSON Pointer.
+            -- v_at is the path as a JSON Pointer.
             SELECT string_agg('/' || replace(replace(CASE WHEN k.key[1] LIKE '"%'
                        THEN regexp_replace(btrim(k.key[1], '"'), '\\(.)', '\1', 'g')
                        ELSE k.key[1] END, '~', '~0'), '/', '~1'), '' ORDER BY k.place) INTO v_at
