@@ -125,7 +125,7 @@ func (b *browser) signIn(token string, headers ...string) *http.Response {
 	return response
 }
 
-// awaitCaller waits until caller returns want: cached lookups have expired.
+// awaitCaller waits until caller returns want. That may take until cached lookups have expired.
 func (b *browser) awaitCaller(want string) {
 	b.Helper()
 	require.Eventually(b, func() bool { return b.caller() == want }, time.Minute, 50*time.Millisecond)
@@ -467,7 +467,7 @@ func TestSessions_TakePrecedenceOverProxy(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, response.StatusCode)
 }
 
-// Use and end race: once refused, a session stays refused in every process.
+// A session is used while it is ended: once refused, it stays refused in every process.
 func TestSessions_StayEndedWhileUsed(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

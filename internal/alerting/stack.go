@@ -162,7 +162,7 @@ func awaitReady(ctx context.Context, url string) error {
 	}
 }
 
-// get requests a URL and decodes the JSON answer into into, unless that is nil.
+// get requests a URL and decodes the JSON answer into what into points to, unless into is nil.
 func get(ctx context.Context, url string, into any) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -205,7 +205,7 @@ func (s *Stack) Alerts(ctx context.Context) ([]Alert, error) {
 	return answer.Data.Alerts, err
 }
 
-// Series returns how many series a query had at any time within the last over.
+// Series returns how many series a query had at any time within a period that ends now. over is its length.
 func (s *Stack) Series(ctx context.Context, query string, over, step time.Duration) (int, error) {
 	var answer struct {
 		Data struct {

@@ -113,7 +113,7 @@ func TestBreaker_FailureRateOpensItInEveryProcess(t *testing.T) {
 	require.InDelta(t, 44.4, status.FailureRate, 0.5)
 	b.requireState(one, breaker.Closed)
 	require.True(t, b.deliver(one, false))
-	b.requireState(b.process("three"), breaker.Open) // 50 % of ten
+	b.requireState(b.process("three"), breaker.Open) // five of ten deliveries failed
 	require.NoError(t, two.Sync(t.Context()))
 	for _, p := range []*breaker.Breakers{one, two, b.process("restarted")} {
 		state, wait := p.State(bank)
@@ -162,7 +162,7 @@ func TestBreaker_ConsecutiveFailuresOpenIt(t *testing.T) {
 	permits[7].Done(t.Context(), false)
 	permits[8].Done(t.Context(), false)
 	b.requireState(one, breaker.HalfOpen)
-	permits[9].Done(t.Context(), true) // eight of ten
+	permits[9].Done(t.Context(), true) // eight of ten probes succeeded
 	b.requireState(one, breaker.Closed)
 	b.requireState(two, breaker.Closed)
 	require.True(t, b.deliver(one, false), "failures from before it opened do not count")

@@ -308,7 +308,8 @@ func (a *Answer) ofPage(title, heading, content string) Cause {
 			break
 		}
 	}
-	if content = line(content); c.Title == "" && len(words.FindAllString(content, 4)) == 4 { // fewer words name the server
+	// A text of fewer than four words names the server, not the failure.
+	if content = line(content); c.Title == "" && len(words.FindAllString(content, 4)) == 4 {
 		c.Message = content
 	}
 	return c

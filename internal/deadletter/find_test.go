@@ -57,7 +57,7 @@ func TestFind_UsesIndexesForJobAndSubscriber(t *testing.T) {
 				b.requireFewPages(sql, args...)
 			}
 			b.requireFewPages("SELECT e.id FROM dlq.dead_letter_queue e WHERE "+chosen+" ORDER BY e.id DESC LIMIT 100",
-				look.filter.JSON()) // as dlq.find_ids
+				look.filter.JSON()) // the statement of dlq.find_ids
 		})
 	}
 }

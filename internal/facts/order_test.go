@@ -123,7 +123,8 @@ func TestApply_RecordsTimeOfOtherFailures(t *testing.T) {
 		AND failed_at = (SELECT finalized_at FROM river_job WHERE id = $2)`, id, job))
 	require.EqualValues(t, 2, b.count(failures, id), "including the first failure")
 
-	// Without a redelivery in progress, the failure ends the entry's redelivery, and also counts once.
+	// The redelivery fails. Then no redelivery is in progress, and the job runs again and fails. Each of the two
+	// failures counts once, too.
 	b.endJob(redelivery, "discarded")
 	b.apply()
 	b.requireStatus(id, deadletter.Pending)

@@ -129,7 +129,7 @@ func TestRegroup_KeepsStateOfFormerGroup(t *testing.T) {
 	require.Equal(t, "4", b.text(ofMethod1), "closed entries")
 	require.Len(t, b.groups(), len(states))
 	for i, state := range states {
-		g := b.get("payments", formerFingerprint(i)) // a link from before
+		g := b.get("payments", formerFingerprint(i)) // a link from before the regrouping
 		was := *before[state]
 		require.Equal(t, currentFingerprint("lost "+state), g.Fingerprint)
 		was.Fingerprint, was.Sample, g.Sample = g.Fingerprint, nil, nil

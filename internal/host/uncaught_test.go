@@ -18,7 +18,7 @@ func TestHost_SurvivesPartitionChanges(t *testing.T) {
 		SELECT format(f, i.inhparent::regclass, c.oid::regclass) FROM pg_class c JOIN pg_inherits i ON i.inhrelid = c.oid,
 			unnest(ARRAY['ALTER TABLE %s DETACH PARTITION %s', 'DROP TABLE %2$s CASCADE']) f
 		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p')`),
-		// No partition but the inbox; all but the inbox.
+		// dead_letter_queue has no partition but the inbox, or the audit trail has no partition.
 		"DROP TABLE dlq.dead_letter_open, dlq.dead_letter_resolved, dlq.dead_letter_failed, dlq.dead_letter_archived CASCADE",
 		`DO $$ DECLARE p regclass; BEGIN FOR p IN SELECT inhrelid FROM pg_inherits
 			WHERE inhparent = 'dlq.dead_letter_transitions'::regclass LOOP EXECUTE 'DROP TABLE ' || p; END LOOP; END $$`,
@@ -27,7 +27,7 @@ func TestHost_SurvivesPartitionChanges(t *testing.T) {
 			"dlq.dead_letter_queue FOR VALUES IN ('inbox')",
 		"ALTER TABLE dlq.dead_letter_queue DETACH PARTITION dlq.dead_letter_inbox; ALTER TABLE dlq.dead_letter_queue "+
 			"ATTACH PARTITION dlq.dead_letter_inbox DEFAULT",
-		// Default partitions with rows of the months for which partitions are to be created.
+		// The default partition of the audit trail has rows of months for which partitions are to be created.
 		`INSERT INTO dlq.dead_letter_transitions (at, entry_id, to_status, actor, queue, kind)
 			SELECT now() + m * interval '1 month', gen_random_uuid(), 'dlq_pending', 'x', 'x', 'x'
 			FROM generate_series(1, 100) m`,

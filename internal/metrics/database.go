@@ -376,7 +376,7 @@ func (p *publisher) publishKind(name, queue string, labels map[string]float64) {
 	}
 }
 
-// publishBacklog publishes the open entries.
+// publishBacklog publishes the numbers of open entries.
 func (p *publisher) publishBacklog() {
 	type group struct{ status, queue, class string }
 	open := map[group]int64{}

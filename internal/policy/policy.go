@@ -50,7 +50,7 @@ type RetryPolicies struct {
 }
 
 // Data configures how long the audit trail is kept and who sees which data.
-type Data struct { //nolint:recvcheck // Mask is of the data in force, wherever they are
+type Data struct { //nolint:recvcheck // Masked is also called on values without an address
 	AuditRetention    time.Duration `json:"auditRetention"   jsonschema:"description=Retention of the audit trail\\, in whole months."`
 	SensitiveColumns  []string      `json:"sensitiveColumns" jsonschema:"enum=original_event,enum=edited_event,enum=error_message,enum=error_stack_trace,enum=error_context,enum=retry_history,enum=replay_attempts,enum=metadata,enum=subscriber_id,enum=tags,enum=notes,description=Columns of dead letters that dlq_reader cannot read. edited_event also hides the changes of edits in the audit trail."`
 	SensitivePaths    []string      `json:"sensitivePaths"   jsonschema:"description=Paths in payloads\\, headers and metadata that are shown as *** unless the viewer gives a reason: payload.card.number\\, payload..email at any depth\\, headers.authorization\\, payload.*.iban. Case does not matter\\, and paths match inside arrays. Error texts hide the values too."`

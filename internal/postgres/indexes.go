@@ -17,7 +17,8 @@ const concurrently = "-- +dlqd concurrently\n"
 
 var createIndex = regexp.MustCompile(`(?ms)^CREATE INDEX (\w+) ON (\S+) (.+?);$`)
 
-// withoutIndexes returns a migration without the section that begins with concurrently, as goose runs it.
+// withoutIndexes returns the part of a migration that goose runs: all but the section that begins with the
+// line concurrently.
 func withoutIndexes(migration string) string {
 	begin := strings.Index(migration, concurrently)
 	if begin < 0 {

@@ -265,7 +265,7 @@ func currentFingerprint(cause string) string {
 	return strategy.Fingerprint(&strategy.Failure{Type: r.Type, Code: r.Code, Message: r.Message, Context: r.Context})
 }
 
-// literal returns an SQL array of the fingerprints of the groups for which which returns true.
+// literal returns an SQL array of the fingerprints of the groups that which selects.
 func literal(groups []*formerGroup, which func(*formerGroup) bool) string {
 	of := []string{}
 	for _, f := range groups {

@@ -16,7 +16,7 @@ import (
 	"github.com/dlqd/dlqd/internal/protocol"
 )
 
-// explore explores a model until the invariant only breaks, or any invariant if only is empty.
+// explore explores a model until an invariant breaks: the one that only names, or any if only is empty.
 func explore(t *testing.T, rules protocol.Rules, bounds protocol.Bounds, only string) protocol.Found {
 	t.Helper()
 	x := &protocol.Explorer{
@@ -120,7 +120,7 @@ func TestProtocol_FilesFoldedFailuresOnce(t *testing.T) {
 		{Rule: protocol.StartJob},
 		{Rule: protocol.Fail},
 		{Rule: protocol.ReadInbox},
-		{Rule: protocol.File}, // folded
+		{Rule: protocol.File}, // the failure becomes part of the entry
 		{Rule: protocol.Discard},
 		{Rule: protocol.Scan},
 		{Rule: protocol.Append},

@@ -11,8 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// Automatic redelivery on an application's River: observed, previewed, switched on and stopped, and
-// reported everywhere.
+// On an application's River, dlqd first only observes dead letters. The test previews automatic redelivery, switches it
+// on and stops it, and checks what dlqd reports.
 func TestAutomatic_SwitchesAndStops(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.Process = false }})

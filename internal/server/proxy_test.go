@@ -173,7 +173,7 @@ func testNginx(t *testing.T, version string) {
 	ended := make(chan error, 1)
 	go func() { _, err := io.Copy(io.Discard, live.Body); ended <- err }()
 	require.Equal(t, "/sign-in", send("POST", "/sign-out", url.Values{}).Request.URL.Path)
-	err := <-ended // or nil: nginx may reset the stream
+	err := <-ended // nil, or an error if nginx resets the stream
 	require.False(t, os.IsTimeout(err), "the event stream goes on after the sign-out")
 	require.Equal(t, "/sign-in", send("GET", "/groups", nil).Request.URL.Path)
 }

@@ -230,7 +230,7 @@ func (h *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
 // OpenTelemetry does not know (named types) or sends as bare numbers (times and durations).
 func exportable(a slog.Attr) slog.Attr {
 	value := a.Value.Resolve()
-	switch value.Kind() { //nolint:exhaustive // the bridge knows the others
+	switch value.Kind() { //nolint:exhaustive // the others are sent as they are
 	case slog.KindGroup:
 		members := make([]slog.Attr, len(value.Group()))
 		for i, member := range value.Group() {

@@ -23,7 +23,7 @@ func attached(t *testing.T, files policytest.Files) *policyBundle {
 	return j
 }
 
-// failJobs makes n jobs of a queue fail that had a maximum number of attempts.
+// failJobs inserts n jobs of a queue and makes them fail. attempts is their maximum number of attempts.
 func (j *policyBundle) failJobs(n, attempts int, queue, kind, message string) {
 	j.Helper()
 	j.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state)
