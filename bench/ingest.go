@@ -361,7 +361,8 @@ func limitHandler(ctx context.Context, pool *pgxpool.Pool) (http.Handler, func()
 	return handler, func() { close(queue); flushers.Wait() }, nil
 }
 
-// sendMessages sends this many messages over this many connections, and returns the sorted latencies.
+// sendMessages sends the given number of messages over the given number of connections, and returns the
+// sorted latencies.
 func sendMessages(ctx context.Context, server *serverProcess, connections int, messages int64,
 ) ([]time.Duration, error) {
 	credentials := server.credentials

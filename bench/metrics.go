@@ -153,7 +153,7 @@ func measureMetrics(b *bench, pool *pgxpool.Pool, p *policy.Policy, of measured)
 		reads = append(reads, millisecondsSince(start))
 		size = len(counters) + len(sample)
 		if _, err := pool.Exec(b.ctx, "UPDATE dlq.metrics_sample SET at = clock_timestamp()"); err != nil {
-			// not read by a scrape yet
+			// The update makes a sample that no scrape has read yet.
 			return err
 		}
 		start = time.Now()

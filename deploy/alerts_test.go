@@ -444,7 +444,7 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 		database)
 	require.NoError(t, err)
 	w.awaitAlerts("DlqdDatabaseDown")
-	w.awaitFiring("DLQBacklogGrowing") // alerts on its content keep firing
+	w.awaitFiring("DLQBacklogGrowing") // alerts on the database's content keep firing
 	_, err = w.super.Exec(t.Context(), "ALTER DATABASE "+pgx.Identifier{database}.Sanitize()+" ALLOW_CONNECTIONS true")
 	require.NoError(t, err)
 

@@ -29,7 +29,7 @@ import (
 type client struct {
 	base    string
 	asJSON  bool          // print the API's answer itself, in the format of output
-	output  *output       // as given; nil if it was not
+	output  *output       // the flag --output; nil if it was not given
 	timeout time.Duration // of one request; 0 means apiTimeout
 	// tokenFile is a file with a token. There is no flag for the token itself, because other users of
 	// the machine can read arguments.

@@ -126,7 +126,7 @@ var withoutCommand = []string{
 	"get-message", "submit-batch", "get-health", "livez", "readyz", "get-capture", "set-capture", "set-log-level",
 	"get-login", "get-analytics-flow", "get-analytics-queues", "get-analytics-times", "get-analytics-error-types",
 	"get-analytics-groups", "get-analytics-replays", "get-analytics-retry-cost", "get-analytics-rules", "preview-policy",
-	// for pages; commands read files or the database
+	// These operations are for pages; the commands read files or the database.
 	"complete-filter", "get-policy", "test-policy", "examine", "get-revealed-entry",
 	"list-replay-entries", "list-tokens", "create-token", "revoke-token",
 	// TestScope_LimitsEveryOperation, in package server

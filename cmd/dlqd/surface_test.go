@@ -335,7 +335,7 @@ func filterNames(*testing.T) (names []string) {
 // and the runbooks.
 func urlNames(t *testing.T) (names []string) {
 	t.Helper()
-	standIn := regexp.MustCompile(`internal/alerting|test/`) // of other programs
+	standIn := regexp.MustCompile(`internal/alerting|test/`) // packages that stand in for other programs
 	sources(t, func(path string, file *ast.File) {
 		ast.Inspect(file, func(n ast.Node) bool {
 			call, ok := n.(*ast.CallExpr)

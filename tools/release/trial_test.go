@@ -93,7 +93,7 @@ func TestTrial(t *testing.T) {
 		clone := filepath.Join(t.TempDir(), "another", "clone")
 		run(t, source, "git", "clone", "--quiet", source, clone)
 		run(t, clone, "git", "checkout", "--quiet", "--detach", commit)
-		t.Setenv("GOCACHE", t.TempDir()) // nothing that the first build has compiled
+		t.Setenv("GOCACHE", t.TempDir()) // reuse nothing that the first build has compiled
 		requireEqualFiles(t, b.files, contents(t, make(clone, "v0.2.0", list...)))
 	})
 }
