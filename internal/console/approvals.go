@@ -136,7 +136,7 @@ func (in *request) askedFor(entries ...uuid.UUID) askedFor {
 	return requests
 }
 
-// askedForAll is askedFor for the entries of a list.
+// askedForAll returns the requests for approval that wait and select entries of a list.
 func (in *request) askedForAll(entries []deadletter.Summary) askedFor {
 	ids := make([]uuid.UUID, len(entries))
 	for i := range entries {

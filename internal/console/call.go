@@ -101,7 +101,7 @@ func (c *Console) send(ctx context.Context, from *http.Request, sent *api.Reques
 	return answer, nil
 }
 
-// serve is send for an answer that is written to w.
+// serve does what send does, but the API writes its answer to w.
 func (c *Console) serve(ctx context.Context, from *http.Request, sent *api.Request, w http.ResponseWriter) (err error) {
 	defer func() {
 		p := recover()

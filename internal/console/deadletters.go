@@ -126,7 +126,7 @@ type bulkVerb struct {
 	Danger                   bool
 }
 
-// Statuses returns From for console.js.
+// Statuses returns the statuses in From as a text, separated by blanks, which console.js reads.
 func (v *bulkVerb) Statuses() string {
 	names := make([]string, len(v.From))
 	for i, status := range v.From {
