@@ -306,7 +306,7 @@ $$;
 COMMENT ON FUNCTION dlq.find_ids IS
     'Ids of entries that match a filter, in order of capture, after p_after and below p_below.';
 
--- Unknown states are kept; filter_where rejects them.
+-- only_in_states keeps unknown states, which filter_where rejects.
 CREATE OR REPLACE FUNCTION dlq.only_in_states(p_filter jsonb, p_states text[]) RETURNS jsonb
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT p_filter || jsonb_build_object('status', CASE WHEN p_filter ? 'status'
