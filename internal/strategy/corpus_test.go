@@ -101,8 +101,8 @@ func isRedelivered(class riverdlq.Class) bool {
 	return class == riverdlq.ClassTransient || class == riverdlq.ClassRateLimited || class == riverdlq.ClassOutage
 }
 
-// score counts how well errors are classified. If the two readers differ, either label is right:
-// such an error may be redelivered if one label allows it, and must be only if both do.
+// score counts how well errors are classified. If the labels of the two readers differ, either is right: a redelivery
+// is then correct if one label allows it, and required only if both do.
 type score struct {
 	all, unknown, right     int
 	sent, sentCorrectly     int
