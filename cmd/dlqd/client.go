@@ -47,11 +47,11 @@ func (c *client) register(cmd *cobra.Command) {
 	(&output{client: c}).register(cmd)
 }
 
-// registerTable is register for a command that prints a table.
+// registerTable does what register does, for a command that prints a table.
 func (c *client) registerTable(cmd *cobra.Command) { c.registerNamed(cmd, "") }
 
-// registerNamed is registerTable for a table of things with names. list and names say what -o name prints, see
-// [output].
+// registerNamed does what registerTable does, for a table of things with names. list and names say what -o name prints,
+// see [output].
 func (c *client) registerNamed(cmd *cobra.Command, list string, names ...string) {
 	c.registerURL(cmd)
 	(&output{client: c, list: list, names: names, table: true}).register(cmd)

@@ -374,7 +374,8 @@ func TestFlags_SingleEntryCommandsRejectBulkFlags(t *testing.T) {
 	require.ErrorContains(t, err, "--payload has no effect without an ID")
 }
 
-// Flags that a request cannot express are usage errors. A single entry takes the flags of the connection.
+// A limit of 0 and flags that exclude each other are usage errors. Commands on a single entry accept the flags of the
+// connection.
 func TestFlags_CommonFlags(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/mod/semver"
 )
 
-// platforms are those that a release has programs for. Darwin's are for the command line.
+// platforms are the platforms for which a release has programs. The programs for Darwin are for the command line.
 const platforms = "linux/amd64,linux/arm64,darwin/amd64,darwin/arm64"
 
 // release makes one release.
