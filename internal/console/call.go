@@ -46,8 +46,8 @@ func call[In, Out any](in *request, operation api.Operation[In, Out], input In) 
 	return operation.Answer(answer.status, answer.header, answer.Bytes())
 }
 
-// callIfAllowed is call for data that the viewer may not be allowed to see. It returns false and an empty answer
-// if the API answers 403 or 404.
+// callIfAllowed does what call does, for data that the viewer may not be allowed to see. It returns false and an empty
+// answer if the API answers 403 or 404.
 func callIfAllowed[In, Out any](in *request, operation api.Operation[In, Out], input In) (*Out, bool, error) {
 	out, err := call(in, operation, input)
 	if problem, ok := errors.AsType[*api.Problem](err); ok && (problem.Status == http.StatusForbidden ||

@@ -41,7 +41,7 @@ func errorAs404(err error) (*api.Problem, bool) {
 	return problem, ok && problem.Status == http.StatusNotFound
 }
 
-// lookUp is callIfAllowed for an id that a user typed: a text that cannot be an id counts as not found.
+// lookUp does what callIfAllowed does, for an id that a user typed: a text that cannot be an id counts as not found.
 func lookUp[In, Out any](in *request, operation api.Operation[In, Out], input In) (*Out, bool, error) {
 	out, ok, err := callIfAllowed(in, operation, input)
 	if problem, is := errors.AsType[*api.Problem](err); is && problem.Status == http.StatusUnprocessableEntity {
