@@ -82,7 +82,7 @@ func ExampleError() {
 	// permanent: true
 }
 
-// The classes of which another attempt cannot help.
+// Another attempt cannot help with an error of a permanent class.
 func ExampleClass_Permanent() {
 	for _, class := range riverdlq.Classes() {
 		if class.Permanent() {

@@ -40,7 +40,8 @@ SELECT m.entries::bigint AS entries, m.arrived::bigint AS arrived, m.closed::jso
 FROM dlq.approval_matches(@id::uuid) m;
 
 -- name: RequestsFor :many
--- RequestsFor returns the requests that wait and select one of the entries, with the entries that each selects.
+-- RequestsFor returns which of the newest 50 requests that wait for a decision select one of the
+-- entries, with the entries that each selects.
 SELECT r.approval_id::uuid AS approval_id, r.entry_id::uuid AS entry_id FROM dlq.requests_for(@ids::uuid[]) r;
 
 -- name: Take :many

@@ -46,7 +46,8 @@ SELECT dlq.stop_automatic(@actor::text, nullif(@note::text, ''));
 SELECT dlq.resume_automatic(@actor::text, nullif(@note::text, ''))::boolean AS existed;
 
 -- name: PublishAutomatic :exec
--- PublishAutomatic publishes the policy's switches of automatic redelivery for users of SQL.
+-- PublishAutomatic writes the policy's switches of automatic redelivery to dlq.settings, where the
+-- view dlq.automatic reads them.
 INSERT INTO dlq.settings AS s (key, value) VALUES ('automatic', @value::text)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value;
 

@@ -1,6 +1,6 @@
 -- name: Reconcile :one
--- Reconcile advances a scan for failures that capture missed by one batch, if the last scan is
--- older than @every.
+-- Reconcile advances a scan of the reconciler by one batch. It starts a new scan only if the last
+-- one ended more than @every ago.
 SELECT r.filed::integer AS filed, r.done::boolean AS done
 FROM dlq.reconcile(@max_jobs::integer, @whole::boolean, @every::interval) r;
 

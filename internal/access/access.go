@@ -104,7 +104,8 @@ func (p *Principal) May(role Role) bool {
 	return slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) })
 }
 
-// MayEverywhere reports whether the caller has the role in every queue and for every kind.
+// MayEverywhere reports whether one of the caller's grants allows the role without a limit on queues,
+// kinds or sources.
 func (p *Principal) MayEverywhere(role Role) bool {
 	return slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) && g.everything() })
 }

@@ -22,7 +22,7 @@ import (
 
 // Rules configure how callers are authenticated, and what callers without a token may do.
 type Rules struct {
-	Ways   []string // ways to authenticate: the Via constants, but "tokens" and "certificates"; empty: off
+	Ways   []string // of "tokens", "socket", "proxy", "oidc" and "certificates"; empty: authentication is off
 	Proxy  Proxy
 	OIDC   OIDC
 	Grants []UserGrant

@@ -297,8 +297,8 @@ func (p *provider) payload(ctx context.Context, token *jose.JSONWebSignature) ([
 	return nil, errSignature
 }
 
-// signed returns the token's content if one of the keys signed it. tried is true if a key had the
-// token's key id and algorithm.
+// signed returns the token's content if one of the keys signed it. tried is true if a key matches the
+// token's key id (if the token has one) and algorithm (if the key names one).
 func signed(token *jose.JSONWebSignature, keys []jose.JSONWebKey) (payload []byte, tried bool) {
 	header := token.Signatures[0].Protected
 	for _, key := range keys {
@@ -456,7 +456,7 @@ func (a *Authenticator) providerOf(issuer string) *provider {
 }
 
 // ProviderDown returns since when the OpenID Connect provider has not answered, or the zero time.
-// While the provider is down, each call asks it again.
+// While the provider is down, a call starts another request to it, at most one per providerInterval.
 func (a *Authenticator) ProviderDown() time.Time {
 	rules := a.Rules()
 	if !slices.Contains(rules.Ways, ViaOIDC) {

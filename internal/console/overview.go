@@ -228,8 +228,9 @@ func sumOpen(s analytics.Series) (sum int64) {
 	return sum
 }
 
-// countWaiting counts what pending entries wait for other than time: a condition, the pace, their ordering
-// key, or automatic redelivery to be switched on.
+// countWaiting counts the pending entries by what they wait for: a condition, the pace, their ordering key,
+// automatic redelivery to be switched on, or only their time. It leaves out the last if the others are
+// lower bounds.
 func (o *overview) countWaiting(in *request) error {
 	if o.Stats.ByStatus[string(deadletter.Pending)] == 0 {
 		return nil

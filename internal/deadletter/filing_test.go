@@ -205,8 +205,8 @@ func TestFile_WorksInRepeatableRead(t *testing.T) {
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'"))
 }
 
-// A failure has one id: filing an open failure removes it from the inbox, even if the job's
-// created_at has changed since.
+// A failure has one id: filing a failure that already has an open entry only removes it from the
+// inbox, even if the job's created_at has changed since.
 func TestFile_RemovesFailureThatIsOpen(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)

@@ -73,7 +73,7 @@ func (h *host) tryChanges(statements []string) {
 		defer func() { require.NoError(h, tx.Rollback(h.Context())) }()
 		if statement != "" {
 			if _, err := tx.Exec(h.Context(), statement); err != nil {
-				refused++ // it belongs to another object, which has its own turn
+				refused++ // the object is part of another one, which has a statement of its own
 				return
 			}
 		}

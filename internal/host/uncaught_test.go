@@ -161,7 +161,8 @@ func TestHost_ReconcilesBesidePreparedTransactions(t *testing.T) {
 
 const (
 	alterRoot, alterInbox = "ALTER TABLE dlq.dead_letter_queue ", "ALTER TABLE dlq.dead_letter_inbox "
-	// Two statements: apply_facts puts facts without an entry into the inbox, and file empties it.
+	// apply_facts puts facts without an entry into the inbox. file is a separate statement, because its
+	// snapshot must include them.
 	empty = `SELECT dlq.apply_facts(); SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox)); DELETE
 		FROM dlq.job_facts; `
 	refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$; "

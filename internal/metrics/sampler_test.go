@@ -181,7 +181,7 @@ func TestSampler_CountsEntriesThatNeedPerson(t *testing.T) {
 	// If more entries exist than are read, the rollups give a lower bound.
 	sampler := b.sampler()
 	sampler.Looked = 1
-	b.exec("UPDATE dlq.rollup_flow SET parked = 0") // all were parked within this test
+	b.exec("UPDATE dlq.rollup_flow SET parked = 0") // all were parked just now, and the bound would subtract them
 	b.exec("DELETE FROM dlq.metrics_sample")
 	require.NoError(t, sampler.Once(t.Context()))
 	series = b.gather(b.metrics)

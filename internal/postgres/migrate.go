@@ -77,8 +77,8 @@ type Migrator struct {
 	// Tries bounds the attempts of a change that meets locks of other sessions; 0 means 25, about
 	// half a minute.
 	Tries int
-	// Concurrently builds indexes without blocking writes on tables of any size; the default is
-	// above 32 MB.
+	// Concurrently builds all indexes without blocking writes; if false, only those on tables above 32 MB
+	// are built so.
 	Concurrently bool
 }
 

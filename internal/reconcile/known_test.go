@@ -516,7 +516,7 @@ func TestKnownFailures_OfRedeliveryAreDeletedWithEntry(t *testing.T) {
 	}
 }
 
-// An unapplied failure still counts after its entry is erased.
+// A failure whose fact is not applied yet still counts after its entry is erased.
 func TestKnownFailures_CountAfterErasure(t *testing.T) {
 	t.Parallel()
 	for _, state := range []string{"discarded", "cancelled"} {

@@ -70,7 +70,7 @@ func notMarkup(t *testing.T, page string) {
 	require.False(t, strings.Contains(page, "<script>alert") || strings.Contains(page, "\u202e"), "a text is markup")
 }
 
-// has checks that a page contains a text. A failure does not print the page.
+// has checks that a page contains a text.
 func has(t *testing.T, page, text string) {
 	t.Helper()
 	require.Contains(t, page, text, "not on the page: %s", text)

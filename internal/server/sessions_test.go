@@ -83,7 +83,8 @@ func (b *browser) status(method, path, body string, headers ...string) int {
 	return response.StatusCode
 }
 
-// sessions returns the sessions that the user sees: the names, and the ids by name.
+// sessions returns the names of the sessions that the user sees, and their ids by name. The key
+// "current" has the id of the browser's own session.
 func (b *browser) sessions() (names []string, ids map[string]string) {
 	b.Helper()
 	response, body := b.asks("GET", "/api/sessions", "")

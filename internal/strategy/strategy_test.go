@@ -101,7 +101,7 @@ func TestFingerprintByMessage_DoesNotChange(t *testing.T) {
 	require.NotEqual(t, FingerprintByMessage("T", "a", trace), FingerprintByMessage("T", "a", ""))
 }
 
-// Delays grow, are never in the past, and exceed their nominal length by at most the jitter.
+// Delays grow, end now or later, and exceed their nominal length by at most the jitter.
 func TestImmediate_DelaysGrowWithinJitter(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

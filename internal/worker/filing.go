@@ -32,11 +32,11 @@ const (
 	// scanOverlap is how far before the last filed failure a partial scan of the inbox begins. Jobs'
 	// transactions do not commit in the order of the failures.
 	scanOverlap = 5 * time.Second
-	// maxFullScanGap is the longest pause between two scans of the whole inbox. Each may have to step over
-	// every row that was filed since the server's oldest transaction began.
+	// maxFullScanGap is the longest pause between two scans of the whole inbox.
 	maxFullScanGap = 10 * time.Second
-	// fullScanShare times the duration of a scan of the whole inbox is the pause after it: such scans take
-	// a twentieth of the time at most.
+	// fullScanShare times the duration of a scan of the whole inbox is the pause after it, at most
+	// maxFullScanGap. Such a scan can be slow: it may have to step over the dead rows of all failures that
+	// were filed since the server's oldest transaction began.
 	fullScanShare = 20
 	// refusedTime is how long an entry stays in the inbox after the database refused to file it.
 	refusedTime = time.Minute

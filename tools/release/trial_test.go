@@ -347,7 +347,7 @@ func (b *trial) modules(t *testing.T) {
 	cache := run(t, b.dir, "go", "env", "GOMODCACHE")
 	bin, modules := t.TempDir(), t.TempDir()
 	env := append(os.Environ(),
-		// What the release does not have comes from what this machine has downloaded before.
+		// Modules that the release does not have come from this machine's module cache, then from the configured proxy.
 		"GOPROXY=file://"+b.dir+"/goproxy,file://"+cache+"/cache/download,"+run(t, b.dir, "go", "env", "GOPROXY"),
 		"GOSUMDB=off", "GOFLAGS=-modcacherw", "GOWORK=off", "GOBIN="+bin, "GOMODCACHE="+modules)
 	_, err := output(t.Context(), bin, env, "go", "install", "-trimpath", "github.com/dlqd/dlqd/cmd/dlqd@v0.2.0")

@@ -258,7 +258,8 @@ type RequestsForRow struct {
 	EntryID    uuid.UUID
 }
 
-// RequestsFor returns the requests that wait and select one of the entries, with the entries that each selects.
+// RequestsFor returns which of the newest 50 requests that wait for a decision select one of the
+// entries, with the entries that each selects.
 func (q *Queries) RequestsFor(ctx context.Context, ids []uuid.UUID) ([]RequestsForRow, error) {
 	rows, err := q.db.Query(ctx, RequestsFor, ids)
 	if err != nil {

@@ -277,7 +277,8 @@ INSERT INTO dlq.settings AS s (key, value) VALUES ('automatic', $1::text)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value
 `
 
-// PublishAutomatic publishes the policy's switches of automatic redelivery for users of SQL.
+// PublishAutomatic writes the policy's switches of automatic redelivery to dlq.settings, where the
+// view dlq.automatic reads them.
 func (q *Queries) PublishAutomatic(ctx context.Context, value string) error {
 	_, err := q.db.Exec(ctx, PublishAutomatic, value)
 	return err

@@ -48,8 +48,8 @@ type ReconcileRow struct {
 	Done  bool
 }
 
-// Reconcile advances a scan for failures that capture missed by one batch, if the last scan is
-// older than @every.
+// Reconcile advances a scan of the reconciler by one batch. It starts a new scan only if the last
+// one ended more than @every ago.
 func (q *Queries) Reconcile(ctx context.Context, arg ReconcileParams) (ReconcileRow, error) {
 	row := q.db.QueryRow(ctx, Reconcile, arg.MaxJobs, arg.Whole, arg.Every)
 	var i ReconcileRow
