@@ -134,7 +134,7 @@ func serveOnly(t *testing.T, args ...string) *served {
 	}()
 	select {
 	case s.api = <-ready:
-	case <-time.After(time.Minute):
+	case <-time.After(5 * time.Minute):
 	}
 	require.NotEmpty(t, s.api, s.log.String())
 	return s

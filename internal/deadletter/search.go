@@ -24,9 +24,11 @@ const (
 	firstSlice = 1000
 	maxSlice   = 100_000
 	sliceTime  = 50 * time.Millisecond
-	// firstSliceTimeout bounds the first slice. It runs even without budget, so that every search makes
-	// progress.
+	// firstSliceTimeout bounds an attempt to read the first slice, which has fewer entries after each timeout. The
+	// search reads it even without budget, so that every search makes progress.
 	firstSliceTimeout = 2 * time.Second
+	// oneEntryTimeout bounds the last such attempt, which reads one entry. Only a very busy server takes this long.
+	oneEntryTimeout = 30 * time.Second
 )
 
 // Found is the result of a search: a page of entries.
@@ -179,6 +181,9 @@ func (s *Store) searchSlices(ctx context.Context, p Page, deadline time.Time,
 		until := deadline
 		if !looked {
 			until = began.Add(firstSliceTimeout)
+			if entries == 1 {
+				until = began.Add(oneEntryTimeout)
+			}
 		} else if !began.Before(deadline) {
 			return slice.Cursor, nil
 		}

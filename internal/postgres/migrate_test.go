@@ -26,7 +26,7 @@ func newMigrator(pool *pgxpool.Pool) *postgres.Migrator {
 
 func execute(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
 	t.Helper()
-	_, err := pool.Exec(t.Context(), sql, args...)
+	_, err := pool.Exec(postgres.Unbounded(t.Context()), sql, args...)
 	require.NoError(t, err)
 }
 
@@ -448,7 +448,7 @@ func TestMigrator_WorksWithOneConnection(t *testing.T) {
 	pool, err := postgres.Open(t.Context(), url, 1)
 	require.NoError(t, err)
 	defer pool.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	m := &postgres.Migrator{
 		Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler), OwnRiver: true,

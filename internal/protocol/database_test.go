@@ -297,10 +297,21 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 		t.do = d.decides(&d.state.Workers[step.On], step.Rule == protocol.Park)
 	case protocol.ApplyFacts:
 		t.do = func(tx pgx.Tx) error {
-			for { // apply_facts stops after a second, which a busy machine may exceed
+			// A call stops after a second, which a busy machine may exceed. A call that may have stopped early is
+			// rolled back and repeated. Another call after it would apply facts that the first had to leave.
+			for {
+				again, err := tx.Begin(d.ctx)
+				if err != nil {
+					return err
+				}
 				began := time.Now()
-				if n, err := one[int](tx, "SELECT dlq.apply_facts()"); err != nil || n == 0 ||
-					time.Since(began) < time.Second {
+				if _, err := again.Exec(d.ctx, "SELECT dlq.apply_facts()"); err != nil {
+					return err
+				}
+				if time.Since(began) < time.Second {
+					return again.Commit(d.ctx)
+				}
+				if err := again.Rollback(d.ctx); err != nil {
 					return err
 				}
 			}

@@ -53,7 +53,7 @@ func (t *teamTally) add(refusal string) {
 // DLQD_TRIAL is the duration ("10m"; default: until 40 acts).
 func TestTeam_FourOperators(t *testing.T) {
 	t.Parallel()
-	length, enough := time.Minute, 40
+	length, enough := 10*time.Minute, 40
 	if set, err := time.ParseDuration(os.Getenv("DLQD_TRIAL")); err == nil {
 		length, enough = set, 0
 	}
