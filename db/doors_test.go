@@ -97,8 +97,7 @@ func TestQueries_UseTablesOfTheirPackage(t *testing.T) {
 // texts are the folders and files of Go code that may contain the text of SQL statements.
 var texts = []string{
 	"internal/postgres/",           // catalogs, sessions, migrations
-	"internal/doctor/",             // its checks are data
-	"internal/survey/",             // reads databases without dlqd
+	"internal/doctor/",             // its checks are data; surveys databases without dlqd
 	"internal/demo/",               // not part of the server
 	"internal/deadletter/store.go", // filters; columns by the fields of a type; settings of the transaction
 	"internal/deadletter/audit.go",

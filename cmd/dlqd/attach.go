@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
+	"github.com/dlqd/dlqd/internal/doctor"
 	"github.com/dlqd/dlqd/internal/postgres"
-	"github.com/dlqd/dlqd/internal/survey"
 )
 
 func newGrants() *cobra.Command {
@@ -132,7 +132,7 @@ func newAttach() *cobra.Command {
 					return err
 				}
 				_, _ = fmt.Fprintln(out, "attached")
-				next := survey.Next{Schemas: m.Schemas, Found: found}
+				next := doctor.Next{Schemas: m.Schemas, Found: found}
 				if backfill {
 					n, err := m.Backfill(cmd.Context(), func(total int) { _, _ = fmt.Fprintf(out, "backfill: %d jobs\n", total) })
 					_, _ = fmt.Fprintf(out, "backfill: recorded %d jobs that had failed before\n", n)
@@ -181,8 +181,8 @@ func printMissing(w io.Writer, plan *postgres.Plan) {
 
 // printSurvey prints and returns a survey of River's jobs. An error is only printed: attach works
 // without the survey.
-func printSurvey(cmd *cobra.Command, m *postgres.Migrator) *survey.Survey {
-	found, err := survey.Run(cmd.Context(), m.Pool, m.Schemas)
+func printSurvey(cmd *cobra.Command, m *postgres.Migrator) *doctor.Survey {
+	found, err := doctor.TakeSurvey(cmd.Context(), m.Pool, m.Schemas)
 	if err == nil {
 		err = found.Print(cmd.OutOrStdout())
 	}

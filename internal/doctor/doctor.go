@@ -1,6 +1,6 @@
 // Package doctor checks for problems that develop slowly: missing triggers, missing partitions,
-// transactions that hold back vacuum, a River without a leader. It gives a remedy for each and
-// changes nothing.
+// transactions that hold back vacuum, a River without a leader. It gives a remedy for each. Before
+// dlqd is attached, it surveys the jobs of an application's River. It changes nothing.
 package doctor
 
 import (

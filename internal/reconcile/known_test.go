@@ -7,8 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/doctor"
 	"github.com/dlqd/dlqd/internal/postgres"
-	"github.com/dlqd/dlqd/internal/survey"
 )
 
 // justNow is the finalized_at of a failure from a client whose clock is right.
@@ -711,7 +711,7 @@ func TestKnownFailures_AgreeWithSurveyAndOrder(t *testing.T) {
 	b := setup(t)
 	requireCounts := func(missed, unresolved int) {
 		t.Helper()
-		s, err := survey.Run(t.Context(), b.pool, postgres.DefaultSchemas())
+		s, err := doctor.TakeSurvey(t.Context(), b.pool, postgres.DefaultSchemas())
 		require.NoError(t, err)
 		require.Equal(t, missed, s.Failures.Count)
 		require.Equal(t, unresolved, b.count("SELECT count(*) FROM river_job j WHERE dlq.is_undone(j.id, j.created_at)"))

@@ -1,4 +1,4 @@
-package survey_test
+package doctor_test
 
 import (
 	"bytes"
@@ -12,12 +12,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/doctor"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
-	"github.com/dlqd/dlqd/internal/survey"
 )
-
-func TestMain(m *testing.M) { postgrestest.Main(m) }
 
 type bundle struct {
 	*testing.T
@@ -39,9 +37,9 @@ func (b *bundle) exec(sql string) {
 	require.NoError(b, err)
 }
 
-func (b *bundle) survey() *survey.Survey {
+func (b *bundle) survey() *doctor.Survey {
 	b.Helper()
-	s, err := survey.Run(b.Context(), b.pool, postgres.DefaultSchemas())
+	s, err := doctor.TakeSurvey(b.Context(), b.pool, postgres.DefaultSchemas())
 	require.NoError(b, err)
 	return s
 }
@@ -75,13 +73,13 @@ func (b *bundle) insertFailures() {
 }
 
 // The survey finds the failures that a backfill files, with the classes that dlqd then gives them.
-func TestRun_FindsFailuresThatBackfillFiles(t *testing.T) {
+func TestSurvey_FindsFailuresThatBackfillFiles(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.insertFailures()
 	s := b.survey()
 	require.Equal(t, 14, s.Total)
-	require.Equal(t, []survey.Jobs{
+	require.Equal(t, []doctor.Jobs{
 		{Queue: "default", Kind: "charge", States: map[string]int{
 			"discarded": 2, "cancelled": 3, "completed": 1, "available": 1,
 		}},
@@ -137,8 +135,8 @@ func TestSurvey_PrintsTables(t *testing.T) {
 `, printed(func(out *bytes.Buffer) error { return s.Print(out) }))
 
 	for range 20 {
-		s.Failures.Groups = append(s.Failures.Groups, survey.Group{Count: 1, Message: strings.Repeat("x", 500)})
-		s.Jobs = append(s.Jobs, survey.Jobs{Queue: "default", Kind: "more"}, survey.Jobs{Queue: "default", Kind: "more"})
+		s.Failures.Groups = append(s.Failures.Groups, doctor.Group{Count: 1, Message: strings.Repeat("x", 500)})
+		s.Jobs = append(s.Jobs, doctor.Jobs{Queue: "default", Kind: "more"}, doctor.Jobs{Queue: "default", Kind: "more"})
 	}
 	s.Failures.Count, s.Failures.More, s.MoreJobs = 30, true, true
 	long := printed(func(out *bytes.Buffer) error { return s.Print(out) })
@@ -151,13 +149,13 @@ func TestSurvey_PrintsTables(t *testing.T) {
 
 func TestNext_PrintsNextSteps(t *testing.T) {
 	t.Parallel()
-	printed := func(n survey.Next) string {
+	printed := func(n doctor.Next) string {
 		var out bytes.Buffer
 		require.NoError(t, n.Print(&out))
 		return out.String()
 	}
-	found := &survey.Survey{Failures: survey.Failures{Count: 10}}
-	observed := printed(survey.Next{
+	found := &doctor.Survey{Failures: doctor.Failures{Count: 10}}
+	observed := printed(doctor.Next{
 		Schemas: postgres.Schemas{DLQ: "letters", River: "jobs"}, Observes: true, Found: found,
 	})
 	for _, want := range []string{
@@ -169,17 +167,17 @@ func TestNext_PrintsNextSteps(t *testing.T) {
 		require.Contains(t, observed, want)
 	}
 	one := 1
-	own := printed(survey.Next{Schemas: postgres.DefaultSchemas(), Found: found, Backfilled: &one})
+	own := printed(doctor.Next{Schemas: postgres.DefaultSchemas(), Found: found, Backfilled: &one})
 	require.Contains(t, own, "Filed: 1 failure from River's jobs. They need manual handling")
 	require.NotContains(t, own, "observes")
 	require.Contains(t, own, "dlqd serve --dlq-workers --api\n")
-	require.Contains(t, printed(survey.Next{Schemas: postgres.DefaultSchemas()}),
+	require.Contains(t, printed(doctor.Next{Schemas: postgres.DefaultSchemas()}),
 		"Not filed: failures among River's jobs. ")
-	require.NotContains(t, printed(survey.Next{Schemas: postgres.DefaultSchemas(), Found: &survey.Survey{}}), "iled: ")
+	require.NotContains(t, printed(doctor.Next{Schemas: postgres.DefaultSchemas(), Found: &doctor.Survey{}}), "iled: ")
 }
 
 // The survey does not wait long for a lock, so it does not delay an application's migration.
-func TestRun_WaitsOnlyBrieflyForALock(t *testing.T) {
+func TestSurvey_WaitsOnlyBrieflyForALock(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	tx, err := b.pool.Begin(t.Context())
@@ -187,7 +185,7 @@ func TestRun_WaitsOnlyBrieflyForALock(t *testing.T) {
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	_, err = tx.Exec(t.Context(), "LOCK TABLE river_job IN ACCESS EXCLUSIVE MODE")
 	require.NoError(t, err)
-	_, err = survey.Run(t.Context(), b.pool, postgres.DefaultSchemas())
+	_, err = doctor.TakeSurvey(t.Context(), b.pool, postgres.DefaultSchemas())
 	require.ErrorContains(t, err, "survey River's jobs in schema public")
 	require.ErrorContains(t, err, "lock timeout")
 }

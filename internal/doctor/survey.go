@@ -1,6 +1,4 @@
-// Package survey summarizes an application's River for "dlqd attach". It only reads, and its
-// queries are bounded in time and rows.
-package survey
+package doctor
 
 import (
 	"cmp"
@@ -34,7 +32,7 @@ const (
 	maxMessage = 100
 )
 
-// Survey is the summary of a River.
+// Survey is the summary of an application's River for "dlqd attach".
 type Survey struct {
 	Schema   string // River's schema
 	Jobs     []Jobs // by queue and kind
@@ -74,8 +72,9 @@ var states = []string{
 	"cancelled", "discarded",
 }
 
-// Run surveys the jobs of a River. It does not require dlqd to be installed.
-func Run(ctx context.Context, pool *pgxpool.Pool, schemas postgres.Schemas) (*Survey, error) {
+// TakeSurvey surveys the jobs of a River. It only reads, its queries are bounded in time and rows, and it does not
+// require dlqd to be installed.
+func TakeSurvey(ctx context.Context, pool *pgxpool.Pool, schemas postgres.Schemas) (*Survey, error) {
 	s := &Survey{Schema: schemas.River}
 	for _, query := range []func(context.Context, postgres.DB) error{s.countJobs, s.groupFailures} {
 		if err := read(ctx, pool, func(tx pgx.Tx) error { return query(ctx, schemas.Rendered(tx)) }); err != nil {
