@@ -121,45 +121,39 @@ type objects struct {
 	rules       []*monitoring.PrometheusRule
 }
 
+// into returns a function that decodes a manifest and appends it to a list.
+func into[T any](t *testing.T, list *[]*T) func(string) {
+	t.Helper()
+	return func(text string) {
+		t.Helper()
+		object := new(T)
+		require.NoError(t, yaml.UnmarshalStrict([]byte(text), object), text)
+		*list = append(*list, object)
+	}
+}
+
 // decode decodes manifests. Unknown fields and repeated keys are errors.
 func decode(t *testing.T, texts ...string) (all objects) {
 	t.Helper()
-	into := func(text string, object any) {
-		t.Helper()
-		require.NoError(t, yaml.UnmarshalStrict([]byte(text), object), text)
+	kinds := map[string]func(string){
+		"apps/v1 Deployment":                      into(t, &all.deployments),
+		"batch/v1 Job":                            into(t, &all.jobs),
+		"v1 Service":                              into(t, &all.services),
+		"v1 ConfigMap":                            into(t, &all.configMaps),
+		"policy/v1 PodDisruptionBudget":           into(t, &all.budgets),
+		"networking.k8s.io/v1 NetworkPolicy":      into(t, &all.networks),
+		"monitoring.coreos.com/v1 ServiceMonitor": into(t, &all.monitors),
+		"monitoring.coreos.com/v1 PrometheusRule": into(t, &all.rules),
 	}
 	for _, document := range strings.Split(strings.Join(texts, "\n---\n"), "\n---") {
 		var kind meta.TypeMeta
 		require.NoError(t, yaml.Unmarshal([]byte(document), &kind), document)
-		switch id := kind.APIVersion + " " + kind.Kind; id {
-		case " ": // comments
-		case "apps/v1 Deployment":
-			all.deployments = append(all.deployments, new(apps.Deployment))
-			into(document, all.deployments[len(all.deployments)-1])
-		case "batch/v1 Job":
-			all.jobs = append(all.jobs, new(batch.Job))
-			into(document, all.jobs[len(all.jobs)-1])
-		case "v1 Service":
-			all.services = append(all.services, new(core.Service))
-			into(document, all.services[len(all.services)-1])
-		case "v1 ConfigMap":
-			all.configMaps = append(all.configMaps, new(core.ConfigMap))
-			into(document, all.configMaps[len(all.configMaps)-1])
-		case "policy/v1 PodDisruptionBudget":
-			all.budgets = append(all.budgets, new(policy.PodDisruptionBudget))
-			into(document, all.budgets[len(all.budgets)-1])
-		case "networking.k8s.io/v1 NetworkPolicy":
-			all.networks = append(all.networks, new(networking.NetworkPolicy))
-			into(document, all.networks[len(all.networks)-1])
-		case "monitoring.coreos.com/v1 ServiceMonitor":
-			all.monitors = append(all.monitors, new(monitoring.ServiceMonitor))
-			into(document, all.monitors[len(all.monitors)-1])
-		case "monitoring.coreos.com/v1 PrometheusRule":
-			all.rules = append(all.rules, new(monitoring.PrometheusRule))
-			into(document, all.rules[len(all.rules)-1])
-		default:
-			require.Fail(t, "unknown kind "+id, document)
+		id := kind.APIVersion + " " + kind.Kind
+		if id == " " { // comments
+			continue
 		}
+		require.Contains(t, kinds, id, document)
+		kinds[id](document)
 	}
 	return all
 }
