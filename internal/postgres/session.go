@@ -231,21 +231,13 @@ func (e executor) IndexReindex(ctx context.Context, params *riverdriver.IndexRei
 
 // singleTx is a pgx.Tx for River's driver that runs each statement in a separate transaction.
 type singleTx struct {
-	pgx.Tx // nil: the driver uses only the methods below
+	unusedTx
 	singleStatements
 }
 
-func (t singleTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	return t.singleStatements.Exec(ctx, sql, args...)
-}
-
-func (t singleTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return t.singleStatements.Query(ctx, sql, args...)
-}
-
-func (t singleTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return t.singleStatements.QueryRow(ctx, sql, args...)
-}
+// unusedTx has the methods of a pgx.Tx that the driver does not call. They are one level deeper than those of
+// singleStatements, which hide them.
+type unusedTx struct{ pgx.Tx }
 
 func (t singleTx) Begin(ctx context.Context) (pgx.Tx, error) {
 	return t.pool.BeginTx(ctx, pgx.TxOptions{BeginQuery: BeginQuery()})
