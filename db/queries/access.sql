@@ -68,7 +68,7 @@ WHERE s.id = @id AND (s.hash = @hash AND s.rotated_at < now() - sqlc.arg(rotate_
         AND s.rotated_at < now() - sqlc.arg(arrive_within)::interval);
 
 -- name: Sessions :many
-SELECT s.id, s.name, s.via, s.address, s.agent, s.created_at, s.seen_at,
+SELECT s.id::text AS id, s.name, s.via, s.address, s.agent, s.created_at, s.seen_at,
     least(s.created_at + sqlc.arg(absolute)::interval, s.seen_at + sqlc.arg(idle)::interval, t.expires_at,
         t.revoked_at)::timestamptz AS expires_at
 FROM dlq.sessions s LEFT JOIN dlq.tokens t ON t.id = s.token_id

@@ -2,9 +2,9 @@
 -- MovesLastDay counts the moves of the last 24 hours exactly: the rollup, and the moves that it
 -- does not count yet. If the caller has a scope, which may limit kinds, the moves come from the
 -- audit trail.
-SELECT coalesce(sum(m.captured), 0)::bigint AS captured, coalesce(sum(m.redelivered), 0)::bigint AS redelivered,
-       coalesce(sum(m.resolved), 0)::bigint AS resolved,
-       coalesce(sum(m.failed), 0)::bigint AS failed, coalesce(sum(m.archived), 0)::bigint AS archived
+SELECT coalesce(sum(m.captured), 0)::bigint AS captured, coalesce(sum(m.resolved), 0)::bigint AS resolved,
+       coalesce(sum(m.failed), 0)::bigint AS failed, coalesce(sum(m.archived), 0)::bigint AS archived,
+       coalesce(sum(m.redelivered), 0)::bigint AS replayed
 FROM (
     SELECT r.captured, r.redelivered, r.resolved, r.failed, r.archived
     FROM dlq.rollup_flow r WHERE (SELECT dlq.scope()) IS NULL AND r.step = 'minute' AND r.scope = 'all'

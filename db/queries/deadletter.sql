@@ -187,8 +187,8 @@ SELECT r.id::uuid AS id, r.line::text AS line FROM dlq.erase_rows(@entries::json
 SELECT m.stage::text AS stage, m.begins_at::timestamptz AS begins_at FROM dlq.closed_months() m;
 
 -- name: Views :many
-SELECT v.owner::text AS owner, v.name::text AS name, v.query::text AS query, v.columns::text[] AS columns,
-    v.sort::text AS sort, v.shared::boolean AS shared, v.created_at::timestamptz AS created_at,
+SELECT v.name::text AS name, v.owner::text AS owner, v.query::text AS query, v.columns::text[] AS columns,
+    v.sort::text AS "order", v.shared::boolean AS shared, v.created_at::timestamptz AS created_at,
     v.updated_at::timestamptz AS updated_at
 FROM dlq.views(@actor::text) v;
 

@@ -155,13 +155,13 @@ WITH page AS MATERIALIZED (
       AND (sqlc.narg('before')::uuid IS NULL OR x.entry_id < sqlc.narg('before')::uuid)
     ORDER BY x.entry_id DESC LIMIT @most::integer
 )
-SELECT p.entry_id, p.outcome::text AS outcome, p.job_id, p.ended_at,
+SELECT p.entry_id AS id, p.outcome::text AS outcome,
        CASE WHEN dlq.hidden_columns() && ARRAY['error_message'] OR m.mask IS NOT NULL AND e.id IS NULL THEN ''
             WHEN m.mask IS NULL THEN coalesce(p.detail, '')
             ELSE coalesce(dlq.masked_text(p.detail, m.mask, dlq.sensitive_values(e.original_event, e.edited_event,
                 e.metadata, e.job_kind, m.mask)), '') END::text AS detail,
-       coalesce(e.queue, '')::text AS queue, coalesce(e.kind, '')::text AS kind,
-       coalesce(e.status::text, '')::text AS status, coalesce(e.fingerprint, '')::text AS fingerprint
+       p.job_id, p.ended_at, coalesce(e.status::text, '')::text AS status, coalesce(e.queue, '')::text AS queue,
+       coalesce(e.kind, '')::text AS kind, coalesce(e.fingerprint, '')::text AS fingerprint
 FROM page p CROSS JOIN (SELECT dlq.mask(false) AS mask) m
 LEFT JOIN dlq.dead_letter_queue e ON e.id = p.entry_id
     AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(ARRAY(SELECT l.entry_id FROM page l)))

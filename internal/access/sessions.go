@@ -203,10 +203,7 @@ func (s *Store) Sessions(ctx context.Context, name string, limits SessionLimits)
 	rows, err := s.queries.Sessions(ctx, dbsqlc.SessionsParams{Name: name, Absolute: limits.Absolute, Idle: limits.Idle})
 	sessions := make([]Session, len(rows))
 	for i, r := range rows {
-		sessions[i] = Session{
-			ID: r.ID.String(), Name: r.Name, Via: r.Via, Address: r.Address, Agent: r.Agent,
-			CreatedAt: r.CreatedAt, SeenAt: r.SeenAt, ExpiresAt: r.ExpiresAt,
-		}
+		sessions[i] = Session(r)
 	}
 	return sessions, err
 }

@@ -370,10 +370,10 @@ type Caller struct {
 
 // CallerGrant is a role and its scope.
 type CallerGrant struct {
-	Role    string   `json:"role" enum:"reader,operator,admin,sender,metrics" doc:"The role."`
-	Queues  []string `json:"queues,omitempty" doc:"Patterns of queues; absent: every queue."`
-	Kinds   []string `json:"kinds,omitempty" doc:"Patterns of kinds; absent: every kind."`
-	Sources []string `json:"sources,omitempty" doc:"Patterns of sources that the caller may submit as; absent: every source."`
+	Role    access.Role `json:"role" enum:"reader,operator,admin,sender,metrics" doc:"The role."`
+	Queues  []string    `json:"queues,omitempty" doc:"Patterns of queues; absent: every queue."`
+	Kinds   []string    `json:"kinds,omitempty" doc:"Patterns of kinds; absent: every kind."`
+	Sources []string    `json:"sources,omitempty" doc:"Patterns of sources that the caller may submit as; absent: every source."`
 }
 
 // Login is what a client needs to sign in.
@@ -396,15 +396,13 @@ func (s *service) registerAccess(api huma.API) {
 	}
 	example(&whoami, http.StatusOK, Caller{
 		Name: "kim", Via: access.ViaToken,
-		Grants: []CallerGrant{{Role: string(access.Operator), Queues: []string{"payments*"}}},
+		Grants: []CallerGrant{{Role: access.Operator, Queues: []string{"payments*"}}},
 	})
 	register(api, Whoami, whoami, func(ctx context.Context, _ *None) (*Caller, error) {
 		p := access.From(ctx)
 		out := &Caller{Name: p.Name, Via: p.Via, Grants: []CallerGrant{}}
 		for _, g := range p.Grants {
-			out.Grants = append(out.Grants, CallerGrant{
-				Role: string(g.Role), Queues: g.Queues, Kinds: g.Kinds, Sources: g.Sources,
-			})
+			out.Grants = append(out.Grants, CallerGrant(g))
 		}
 		return out, nil
 	})

@@ -517,17 +517,12 @@ func (s *service) stats(ctx context.Context, _ *None) (*Stats, error) {
 	stats := &Stats{
 		Muted: muted, Observed: observed, Backlog: []BacklogRow{},
 		ByStatus: map[string]int64{}, OldestOpen: oldest, AutomaticStopped: stopped,
-		LastDay: MovesOfDay{
-			Captured: moves.Captured, Replayed: moves.Redelivered,
-			Resolved: moves.Resolved, Failed: moves.Failed, Archived: moves.Archived,
-		},
+		LastDay: MovesOfDay(moves),
 	}
 	for _, r := range rows {
 		stats.Open += r.Entries
 		stats.ByStatus[r.Status] += r.Entries
-		stats.Backlog = append(stats.Backlog, BacklogRow{
-			Status: r.Status, Queue: r.Queue, ErrorClass: r.ErrorClass, Entries: r.Entries, More: r.More,
-		})
+		stats.Backlog = append(stats.Backlog, BacklogRow(r))
 	}
 	stats.NeedsPerson = max(0, stats.ByStatus[string(deadletter.Manual)]-muted)
 	return stats, nil

@@ -73,10 +73,7 @@ func ReadOverview(ctx context.Context, db postgres.DB, p *policy.Policy) (*Overv
 		})
 	}
 	for _, c := range changes {
-		overview.Changes = append(overview.Changes, SwitchChange{
-			At: c.At, Scope: c.Scope, Name: c.Name, Enabled: c.Enabled, Include: c.Include,
-			Actor: c.Actor, DBUser: c.DbUser, Origin: c.Origin, Note: c.Note,
-		})
+		overview.Changes = append(overview.Changes, SwitchChange(c))
 	}
 	return overview, nil
 }

@@ -136,7 +136,7 @@ func (a *accessPage) summary() string {
 	}
 	var roles []string
 	for _, g := range a.Me.Grants {
-		roles = append(roles, g.Role+" "+whereInWords(g.Queues, g.Kinds, g.Sources))
+		roles = append(roles, string(g.Role)+" "+whereInWords(g.Queues, g.Kinds, g.Sources))
 	}
 	return "You are " + a.Me.Name + ", authenticated " + via + ": " + strings.Join(roles, "; ") + "."
 }

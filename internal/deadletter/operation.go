@@ -48,7 +48,7 @@ func (s *Store) Operation(ctx context.Context, id uuid.UUID, after *uuid.UUID,
 	}
 	o := &Operation{
 		ID: row.ID, Action: row.Action, Filter: row.Filter, Args: row.Args,
-		Actor: row.Actor, DBUser: row.DbUser, Origin: row.Origin, Note: row.Note,
+		Actor: row.Actor, DBUser: row.DBUser, Origin: row.Origin, Note: row.Note,
 		StartedAt: row.StartedAt, LastAt: row.LastAt, Looked: row.Looked, Changed: row.Changed,
 	}
 	if row.Undoes != uuid.Nil {

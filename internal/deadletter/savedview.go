@@ -26,10 +26,7 @@ func (s *Store) SavedViews(ctx context.Context, actor string) ([]SavedView, erro
 	rows, err := dbsqlc.New(s.DB()).Views(ctx, actor)
 	views := make([]SavedView, len(rows))
 	for i, r := range rows {
-		views[i] = SavedView{
-			Name: r.Name, Owner: r.Owner, Query: r.Query, Columns: r.Columns, Order: r.Sort,
-			Shared: r.Shared, CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt,
-		}
+		views[i] = SavedView(r)
 	}
 	return views, AsMoveError(err)
 }

@@ -625,11 +625,7 @@ func (r *Replayer) Entries(ctx context.Context, id uuid.UUID, outcome string, be
 	}
 	entries := make([]RunEntry, len(rows))
 	for i := range rows {
-		row := &rows[i]
-		entries[i] = RunEntry{
-			ID: row.EntryID, Outcome: row.Outcome, Detail: row.Detail, JobID: row.JobID, EndedAt: row.EndedAt,
-			Status: row.Status, Queue: row.Queue, Kind: row.Kind, Fingerprint: row.Fingerprint,
-		}
+		entries[i] = RunEntry(rows[i])
 	}
 	return entries, nil
 }

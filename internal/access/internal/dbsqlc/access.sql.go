@@ -312,7 +312,7 @@ func (q *Queries) RotateSession(ctx context.Context, arg RotateSessionParams) (i
 }
 
 const Sessions = `-- name: Sessions :many
-SELECT s.id, s.name, s.via, s.address, s.agent, s.created_at, s.seen_at,
+SELECT s.id::text AS id, s.name, s.via, s.address, s.agent, s.created_at, s.seen_at,
     least(s.created_at + $1::interval, s.seen_at + $2::interval, t.expires_at,
         t.revoked_at)::timestamptz AS expires_at
 FROM dlq.sessions s LEFT JOIN dlq.tokens t ON t.id = s.token_id
@@ -329,7 +329,7 @@ type SessionsParams struct {
 }
 
 type SessionsRow struct {
-	ID        uuid.UUID
+	ID        string
 	Name      string
 	Via       string
 	Address   string

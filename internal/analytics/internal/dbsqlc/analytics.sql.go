@@ -23,9 +23,9 @@ func (q *Queries) AsOf(ctx context.Context) (time.Time, error) {
 }
 
 const MovesLastDay = `-- name: MovesLastDay :one
-SELECT coalesce(sum(m.captured), 0)::bigint AS captured, coalesce(sum(m.redelivered), 0)::bigint AS redelivered,
-       coalesce(sum(m.resolved), 0)::bigint AS resolved,
-       coalesce(sum(m.failed), 0)::bigint AS failed, coalesce(sum(m.archived), 0)::bigint AS archived
+SELECT coalesce(sum(m.captured), 0)::bigint AS captured, coalesce(sum(m.resolved), 0)::bigint AS resolved,
+       coalesce(sum(m.failed), 0)::bigint AS failed, coalesce(sum(m.archived), 0)::bigint AS archived,
+       coalesce(sum(m.redelivered), 0)::bigint AS replayed
 FROM (
     SELECT r.captured, r.redelivered, r.resolved, r.failed, r.archived
     FROM dlq.rollup_flow r WHERE (SELECT dlq.scope()) IS NULL AND r.step = 'minute' AND r.scope = 'all'
@@ -47,11 +47,11 @@ FROM (
 `
 
 type MovesLastDayRow struct {
-	Captured    int64
-	Redelivered int64
-	Resolved    int64
-	Failed      int64
-	Archived    int64
+	Captured int64
+	Resolved int64
+	Failed   int64
+	Archived int64
+	Replayed int64
 }
 
 // MovesLastDay counts the moves of the last 24 hours exactly: the rollup, and the moves that it
@@ -62,10 +62,10 @@ func (q *Queries) MovesLastDay(ctx context.Context) (MovesLastDayRow, error) {
 	var i MovesLastDayRow
 	err := row.Scan(
 		&i.Captured,
-		&i.Redelivered,
 		&i.Resolved,
 		&i.Failed,
 		&i.Archived,
+		&i.Replayed,
 	)
 	return i, err
 }

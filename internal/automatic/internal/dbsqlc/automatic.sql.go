@@ -23,7 +23,7 @@ type AutomaticChangesRow struct {
 	Enabled *bool
 	Include []string
 	Actor   string
-	DbUser  string
+	DBUser  string
 	Origin  *string
 	Note    *string
 }
@@ -44,7 +44,7 @@ func (q *Queries) AutomaticChanges(ctx context.Context, most int32) ([]Automatic
 			&i.Enabled,
 			&i.Include,
 			&i.Actor,
-			&i.DbUser,
+			&i.DBUser,
 			&i.Origin,
 			&i.Note,
 		); err != nil {

@@ -538,7 +538,7 @@ type OperationRow struct {
 	Filter    json.RawMessage
 	Args      json.RawMessage
 	Actor     string
-	DbUser    string
+	DBUser    string
 	Origin    string
 	Note      string
 	Undoes    uuid.UUID
@@ -558,7 +558,7 @@ func (q *Queries) Operation(ctx context.Context, id uuid.UUID) (OperationRow, er
 		&i.Filter,
 		&i.Args,
 		&i.Actor,
-		&i.DbUser,
+		&i.DBUser,
 		&i.Origin,
 		&i.Note,
 		&i.Undoes,
@@ -1010,18 +1010,18 @@ func (q *Queries) Undo(ctx context.Context, arg UndoParams) (UndoRow, error) {
 }
 
 const Views = `-- name: Views :many
-SELECT v.owner::text AS owner, v.name::text AS name, v.query::text AS query, v.columns::text[] AS columns,
-    v.sort::text AS sort, v.shared::boolean AS shared, v.created_at::timestamptz AS created_at,
+SELECT v.name::text AS name, v.owner::text AS owner, v.query::text AS query, v.columns::text[] AS columns,
+    v.sort::text AS "order", v.shared::boolean AS shared, v.created_at::timestamptz AS created_at,
     v.updated_at::timestamptz AS updated_at
 FROM dlq.views($1::text) v
 `
 
 type ViewsRow struct {
-	Owner     string
 	Name      string
+	Owner     string
 	Query     string
 	Columns   []string
-	Sort      string
+	Order     string
 	Shared    bool
 	CreatedAt time.Time
 	UpdatedAt time.Time
@@ -1037,11 +1037,11 @@ func (q *Queries) Views(ctx context.Context, actor string) ([]ViewsRow, error) {
 	for rows.Next() {
 		var i ViewsRow
 		if err := rows.Scan(
-			&i.Owner,
 			&i.Name,
+			&i.Owner,
 			&i.Query,
 			&i.Columns,
-			&i.Sort,
+			&i.Order,
 			&i.Shared,
 			&i.CreatedAt,
 			&i.UpdatedAt,
