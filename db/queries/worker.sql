@@ -164,7 +164,7 @@ UPDATE dlq.dead_letter_queue e SET
         CASE WHEN d.refusal <> '' THEN jsonb_build_object('refusal', d.refusal) END)
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@reasons::text[]) AS reason, unnest(@refusals::text[]) AS refusal) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
-RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
+RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS class, coalesce(e.rule, '')::text AS rule,
     coalesce(e.fingerprint, '')::text AS fingerprint;
 
 -- name: ParkByRule :many
@@ -178,7 +178,7 @@ UPDATE dlq.dead_letter_queue e SET
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason)
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@rules::text[]) AS rule, unnest(@reasons::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
-RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
+RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS class, coalesce(e.rule, '')::text AS rule,
     coalesce(e.fingerprint, '')::text AS fingerprint;
 
 -- name: NextDue :one

@@ -482,7 +482,7 @@ func (s *Server) notifyParked(parked []worker.Parked) {
 	type parkedGroup struct {
 		group.Key
 
-		class riverdlq.Class
+		class string
 	}
 	counts, keys := map[parkedGroup]int{}, make([]group.Key, 0, len(parked))
 	for _, p := range parked {

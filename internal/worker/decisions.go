@@ -10,7 +10,6 @@ import (
 
 	"github.com/dlqd/dlqd/internal/automatic"
 	"github.com/dlqd/dlqd/internal/deadletter"
-	"github.com/dlqd/dlqd/internal/riverdlq"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 )
@@ -27,23 +26,25 @@ func column[R, V any](rows []R, of func(*R) V) []V {
 	return values
 }
 
-// decision is the outcome for an entry that was just judged.
+// decision is the decision on an entry that was just judged.
 type decision struct {
-	ID          uuid.UUID
-	Queue, Kind string
-	Parked      bool // the entry becomes manual
-	Status      deadletter.Status
-	Strategy    string
-	Class       string
-	Rule        string
-	Fingerprint string
-	Next        time.Time
-	WaitingFor  string
-	MaxRetries  int             // 0 leaves it unchanged
-	Priority    int             // 0 leaves it unchanged
-	Tags        json.RawMessage // array of strings to add
-	Assignee    string
-	Reason      string
+	strategy.Decision
+
+	row *dbsqlc.ClaimDueRow
+}
+
+// status returns the state that the entry gets.
+func (d *decision) status() string {
+	if d.Strategy == strategy.Manual {
+		return string(deadletter.Manual)
+	}
+	return string(deadletter.Pending)
+}
+
+// tags returns the tags to add, as a JSON array.
+func (d *decision) tags() json.RawMessage {
+	tags, _ := json.Marshal(append([]string{}, d.Tags...)) //nolint:errchkjson // strings
+	return tags
 }
 
 // decisions are the decisions of a batch.
@@ -51,22 +52,11 @@ type decisions []decision
 
 // add adds the decision on an entry and returns its action: "decided" or "parked".
 func (d *decisions) add(row *dbsqlc.ClaimDueRow, of *strategy.Decision) string {
-	status, action := deadletter.Pending, "decided"
+	*d = append(*d, decision{*of, row})
 	if of.Strategy == strategy.Manual {
-		status, action = deadletter.Manual, "parked"
+		return "parked"
 	}
-	tags := json.RawMessage("[]")
-	if len(of.Tags) > 0 {
-		tags, _ = json.Marshal(of.Tags) //nolint:errchkjson // strings
-	}
-	*d = append(*d, decision{
-		ID: row.ID, Queue: row.Queue, Kind: row.Kind,
-		Parked: status == deadletter.Manual && row.Strategy != strategy.Manual, Status: status,
-		Strategy: of.Strategy, Class: string(of.Class), Rule: of.Rule, Fingerprint: of.Fingerprint, Next: of.Next,
-		WaitingFor: of.WaitingFor, MaxRetries: of.MaxRetries, Priority: of.Priority,
-		Tags: tags, Assignee: of.Assignee, Reason: of.Reason,
-	})
-	return action
+	return "decided"
 }
 
 // write writes the decisions, if there are any.
@@ -102,10 +92,9 @@ func (d *decisions) recordParked(tx *transaction, moved []uuid.UUID) {
 		isMoved[id] = true
 	}
 	for i := range *d {
-		if r := &(*d)[i]; r.Parked && isMoved[r.ID] {
-			tx.addParked(Parked{
-				ID: r.ID, Queue: r.Queue, Kind: r.Kind, Class: riverdlq.Class(r.Class), Rule: r.Rule, Fingerprint: r.Fingerprint,
-			})
+		r := &(*d)[i]
+		if r.Strategy == strategy.Manual && r.row.Strategy != strategy.Manual && isMoved[r.row.ID] {
+			tx.addParked(Parked{r.row.ID, r.row.Queue, r.row.Kind, string(r.Class), r.Rule, r.Fingerprint})
 		}
 	}
 }
@@ -113,17 +102,17 @@ func (d *decisions) recordParked(tx *transaction, moved []uuid.UUID) {
 // columns returns the decisions as one array per column.
 func (d *decisions) columns() dbsqlc.FileDecidedParams {
 	return dbsqlc.FileDecidedParams{
-		Ids:          column(*d, func(r *decision) uuid.UUID { return r.ID }),
-		Statuses:     column(*d, func(r *decision) string { return string(r.Status) }),
+		Ids:          column(*d, func(r *decision) uuid.UUID { return r.row.ID }),
+		Statuses:     column(*d, (*decision).status),
 		Strategies:   column(*d, func(r *decision) string { return r.Strategy }),
-		ErrorClasses: column(*d, func(r *decision) string { return r.Class }),
+		ErrorClasses: column(*d, func(r *decision) string { return string(r.Class) }),
 		Rules:        column(*d, func(r *decision) string { return r.Rule }),
 		Fingerprints: column(*d, func(r *decision) string { return r.Fingerprint }),
 		NextRetryAts: column(*d, func(r *decision) time.Time { return r.Next }),
 		WaitingFors:  column(*d, func(r *decision) string { return r.WaitingFor }),
 		MaxRetries:   column(*d, func(r *decision) int32 { return int32(r.MaxRetries) }),
 		Priorities:   column(*d, func(r *decision) int16 { return int16(r.Priority) }),
-		Tags:         column(*d, func(r *decision) json.RawMessage { return r.Tags }),
+		Tags:         column(*d, (*decision).tags),
 		Assignees:    column(*d, func(r *decision) string { return r.Assignee }),
 		Reasons:      column(*d, func(r *decision) string { return r.Reason }),
 	}
@@ -194,7 +183,7 @@ func (d *deferred) write(ctx context.Context, tx transaction, actor string, coun
 		if err != nil {
 			return fmt.Errorf("park: %w", err)
 		}
-		tx.addParked(column(rows, func(r *dbsqlc.ParkByRuleRow) Parked { return parkedRow(dbsqlc.ParkRow(*r)) })...)
+		tx.addParked(column(rows, func(r *dbsqlc.ParkByRuleRow) Parked { return Parked(*r) })...)
 		counts["parked"] += n
 	}
 	return nil
@@ -214,12 +203,6 @@ func park(ctx context.Context, tx transaction, actor string, entries []manualEnt
 	if err != nil {
 		return fmt.Errorf("park: %w", err)
 	}
-	tx.addParked(column(rows, func(r *dbsqlc.ParkRow) Parked { return parkedRow(*r) })...)
+	tx.addParked(column(rows, func(r *dbsqlc.ParkRow) Parked { return Parked(*r) })...)
 	return nil
-}
-
-func parkedRow(r dbsqlc.ParkRow) Parked {
-	return Parked{
-		ID: r.ID, Queue: r.Queue, Kind: r.Kind, Class: riverdlq.Class(r.ErrorClass), Rule: r.Rule, Fingerprint: r.Fingerprint,
-	}
 }

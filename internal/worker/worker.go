@@ -120,11 +120,8 @@ type Config struct {
 
 // Parked describes an entry that needs manual handling.
 type Parked struct {
-	ID          uuid.UUID
-	Queue, Kind string
-	Class       riverdlq.Class
-	Rule        string
-	Fingerprint string
+	ID                                    uuid.UUID
+	Queue, Kind, Class, Rule, Fingerprint string
 }
 
 // Worker claims due entries and applies their strategies. Any number of workers may run, in any

@@ -930,7 +930,7 @@ UPDATE dlq.dead_letter_queue e SET
         CASE WHEN d.refusal <> '' THEN jsonb_build_object('refusal', d.refusal) END)
 FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS reason, unnest($5::text[]) AS refusal) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
-RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
+RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS class, coalesce(e.rule, '')::text AS rule,
     coalesce(e.fingerprint, '')::text AS fingerprint
 `
 
@@ -946,7 +946,7 @@ type ParkRow struct {
 	ID          uuid.UUID
 	Queue       string
 	Kind        string
-	ErrorClass  string
+	Class       string
 	Rule        string
 	Fingerprint string
 }
@@ -971,7 +971,7 @@ func (q *Queries) Park(ctx context.Context, arg ParkParams) ([]ParkRow, error) {
 			&i.ID,
 			&i.Queue,
 			&i.Kind,
-			&i.ErrorClass,
+			&i.Class,
 			&i.Rule,
 			&i.Fingerprint,
 		); err != nil {
@@ -994,7 +994,7 @@ UPDATE dlq.dead_letter_queue e SET
     move = jsonb_build_object('actor', $2::text, 'reason', d.reason)
 FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS rule, unnest($5::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
-RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
+RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS class, coalesce(e.rule, '')::text AS rule,
     coalesce(e.fingerprint, '')::text AS fingerprint
 `
 
@@ -1010,7 +1010,7 @@ type ParkByRuleRow struct {
 	ID          uuid.UUID
 	Queue       string
 	Kind        string
-	ErrorClass  string
+	Class       string
 	Rule        string
 	Fingerprint string
 }
@@ -1036,7 +1036,7 @@ func (q *Queries) ParkByRule(ctx context.Context, arg ParkByRuleParams) ([]ParkB
 			&i.ID,
 			&i.Queue,
 			&i.Kind,
-			&i.ErrorClass,
+			&i.Class,
 			&i.Rule,
 			&i.Fingerprint,
 		); err != nil {
