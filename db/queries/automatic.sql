@@ -11,7 +11,7 @@ SELECT pg_try_advisory_xact_lock_shared(hashtextextended('dlq.automatic', 0)) AS
 SELECT (coalesce(r.value, '') = 'attached')::boolean AS attached, coalesce(s.scope, '')::text AS scope,
        coalesce(s.name, '')::text AS name,
        coalesce(s.enabled, false)::boolean AS enabled, coalesce(s.include, '{}')::text[] AS include, s.at,
-       coalesce(s.actor, '')::text AS actor, s.note
+       coalesce(s.actor, '')::text AS actor, coalesce(s.note, '')::text AS note
 FROM (SELECT max(t.value) AS value FROM dlq.settings t WHERE t.key = 'river') r
 LEFT JOIN dlq.automatic_switches s ON s.scope IN ('stop', 'all', 'queue', 'kind', 'class')
 ORDER BY s.scope, s.name;
@@ -19,7 +19,7 @@ ORDER BY s.scope, s.name;
 -- name: AutomaticStop :one
 -- AutomaticStop returns the stop of all automatic redelivery, and since when; no row if there is
 -- none. If an operator stopped it and the database was restored, it returns the restore.
-SELECT s.at, s.actor, s.note, (s.name = 'restored')::boolean AS restored,
+SELECT s.at, s.actor, coalesce(s.note, '')::text AS note, (s.name = 'restored')::boolean AS restored,
        (s.name = '' OR (SELECT count(*) FROM dlq.automatic_switches o WHERE o.scope = 'stop') > 1)::boolean AS by_person
 FROM dlq.automatic_switches s WHERE s.scope = 'stop' ORDER BY s.name DESC LIMIT 1;
 

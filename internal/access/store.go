@@ -67,14 +67,10 @@ func insert(ctx context.Context, q *dbsqlc.Queries, t *Token, by string) (string
 	}
 	id := uuid.Must(uuid.NewV7())
 	t.ID, t.CreatedBy, t.CreatedAt = id.String(), by, time.Now()
-	var note *string
-	if t.Note != "" {
-		note = &t.Note
-	}
 	return secret, q.InsertToken(ctx, dbsqlc.InsertTokenParams{
 		ID: id, Name: t.Name, Hash: hash, Role: string(t.Role),
 		Queues: nonNil(t.Queues), Kinds: nonNil(t.Kinds), Sources: nonNil(t.Sources),
-		Note: note, CreatedBy: by, ExpiresAt: t.ExpiresAt,
+		Note: t.Note, CreatedBy: by, ExpiresAt: t.ExpiresAt,
 	})
 }
 
@@ -87,14 +83,8 @@ func (s *Store) List(ctx context.Context) ([]Token, error) {
 	for i, r := range rows {
 		tokens[i] = Token{
 			ID: r.ID.String(), Name: r.Name, Role: Role(r.Role), Queues: r.Queues,
-			Kinds: r.Kinds, Sources: r.Sources, CreatedBy: r.CreatedBy,
-			CreatedAt: r.CreatedAt, ExpiresAt: r.ExpiresAt, UsedAt: r.UsedAt, RevokedAt: r.RevokedAt,
-		}
-		if r.Note != nil {
-			tokens[i].Note = *r.Note
-		}
-		if r.RevokedBy != nil {
-			tokens[i].RevokedBy = *r.RevokedBy
+			Kinds: r.Kinds, Sources: r.Sources, Note: r.Note, CreatedBy: r.CreatedBy, CreatedAt: r.CreatedAt,
+			ExpiresAt: r.ExpiresAt, UsedAt: r.UsedAt, RevokedAt: r.RevokedAt, RevokedBy: r.RevokedBy,
 		}
 	}
 	return tokens, err

@@ -144,22 +144,18 @@ func InForce(p *policy.Policy, rows []dbsqlc.AutomaticSwitchesRow) *Switches {
 	for i := range rows {
 		row := &rows[i]
 		s.Attached = row.Attached
-		note := ""
-		if row.Note != nil {
-			note = *row.Note
-		}
 		switch row.Scope {
 		case "": // no switch is set; the row only has the stop or the attachment
 		case ScopeStop:
 			byPerson := row.Name != nameRestored || s.Stopped != nil
 			if s.Stopped == nil || row.Name == nameRestored {
-				s.Stopped = &Stop{At: *row.At, Actor: row.Actor, Note: note, Restored: row.Name == nameRestored}
+				s.Stopped = &Stop{At: *row.At, Actor: row.Actor, Note: row.Note, Restored: row.Name == nameRestored}
 			}
 			s.Stopped.ByPerson = byPerson
 		default:
 			s.list = append(s.list, Switch{
 				Scope: row.Scope, Name: row.Name, Enabled: row.Enabled, Include: row.Include,
-				Source: FromOperator, At: row.At, Actor: row.Actor, Note: note,
+				Source: FromOperator, At: row.At, Actor: row.Actor, Note: row.Note,
 			})
 		}
 	}
@@ -216,11 +212,8 @@ func ReadStop(ctx context.Context, db postgres.DB) (*Stop, error) {
 	if err != nil {
 		return nil, err
 	}
-	stop := &Stop{At: row.At, Actor: row.Actor, Restored: row.Restored, ByPerson: row.ByPerson}
-	if row.Note != nil {
-		stop.Note = *row.Note
-	}
-	return stop, nil
+	stop := Stop(row)
+	return &stop, nil
 }
 
 // List returns all switches in force, ordered by scope and name.

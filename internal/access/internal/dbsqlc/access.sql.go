@@ -205,7 +205,7 @@ func (q *Queries) InsertSession(ctx context.Context, arg InsertSessionParams) er
 
 const InsertToken = `-- name: InsertToken :exec
 INSERT INTO dlq.tokens (id, name, hash, role, queues, kinds, sources, note, created_by, expires_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+VALUES ($1, $2, $3, $4, $5, $6, $7, nullif($8::text, ''), $9, $10)
 `
 
 type InsertTokenParams struct {
@@ -216,7 +216,7 @@ type InsertTokenParams struct {
 	Queues    []string
 	Kinds     []string
 	Sources   []string
-	Note      *string
+	Note      string
 	CreatedBy string
 	ExpiresAt *time.Time
 }
@@ -378,8 +378,8 @@ func (q *Queries) SetOrigin(ctx context.Context, origin string) error {
 }
 
 const Tokens = `-- name: Tokens :many
-SELECT t.id, t.name, t.role, t.queues, t.kinds, t.sources, t.note, t.created_by, t.created_at, t.expires_at, t.used_at,
-    t.revoked_at, t.revoked_by
+SELECT t.id, t.name, t.role, t.queues, t.kinds, t.sources, coalesce(t.note, '')::text AS note, t.created_by, t.created_at,
+    t.expires_at, t.used_at, t.revoked_at, coalesce(t.revoked_by, '')::text AS revoked_by
 FROM dlq.tokens t ORDER BY t.id
 `
 
@@ -390,13 +390,13 @@ type TokensRow struct {
 	Queues    []string
 	Kinds     []string
 	Sources   []string
-	Note      *string
+	Note      string
 	CreatedBy string
 	CreatedAt time.Time
 	ExpiresAt *time.Time
 	UsedAt    *time.Time
 	RevokedAt *time.Time
-	RevokedBy *string
+	RevokedBy string
 }
 
 func (q *Queries) Tokens(ctx context.Context) ([]TokensRow, error) {

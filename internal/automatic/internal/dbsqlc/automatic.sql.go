@@ -59,7 +59,7 @@ func (q *Queries) AutomaticChanges(ctx context.Context, most int32) ([]Automatic
 }
 
 const AutomaticStop = `-- name: AutomaticStop :one
-SELECT s.at, s.actor, s.note, (s.name = 'restored')::boolean AS restored,
+SELECT s.at, s.actor, coalesce(s.note, '')::text AS note, (s.name = 'restored')::boolean AS restored,
        (s.name = '' OR (SELECT count(*) FROM dlq.automatic_switches o WHERE o.scope = 'stop') > 1)::boolean AS by_person
 FROM dlq.automatic_switches s WHERE s.scope = 'stop' ORDER BY s.name DESC LIMIT 1
 `
@@ -67,7 +67,7 @@ FROM dlq.automatic_switches s WHERE s.scope = 'stop' ORDER BY s.name DESC LIMIT 
 type AutomaticStopRow struct {
 	At       time.Time
 	Actor    string
-	Note     *string
+	Note     string
 	Restored bool
 	ByPerson bool
 }
@@ -91,7 +91,7 @@ const AutomaticSwitches = `-- name: AutomaticSwitches :many
 SELECT (coalesce(r.value, '') = 'attached')::boolean AS attached, coalesce(s.scope, '')::text AS scope,
        coalesce(s.name, '')::text AS name,
        coalesce(s.enabled, false)::boolean AS enabled, coalesce(s.include, '{}')::text[] AS include, s.at,
-       coalesce(s.actor, '')::text AS actor, s.note
+       coalesce(s.actor, '')::text AS actor, coalesce(s.note, '')::text AS note
 FROM (SELECT max(t.value) AS value FROM dlq.settings t WHERE t.key = 'river') r
 LEFT JOIN dlq.automatic_switches s ON s.scope IN ('stop', 'all', 'queue', 'kind', 'class')
 ORDER BY s.scope, s.name
@@ -105,7 +105,7 @@ type AutomaticSwitchesRow struct {
 	Include  []string
 	At       *time.Time
 	Actor    string
-	Note     *string
+	Note     string
 }
 
 // AutomaticSwitches returns the switches that operators have set, and whether River belongs to an
