@@ -3,6 +3,10 @@
 -- reads one range of the index dead_letter_open_due for each priority: a single scan over all
 -- priorities would pass every urgent entry that is not due yet. Columns that only a decision needs
 -- (the error and, if rules read it, the message) are read only for undecided entries.
+--
+-- Unfiled and DecidedEntries have the same columns, so that Go converts their rows. They share no view:
+-- a view would read the error of each entry (it has no parameters), and FOR UPDATE does not lock rows
+-- that come from a function.
 SELECT d.id, d.queue, d.kind, coalesce(d.source, '')::text AS source,
        CASE WHEN d.strategy IS NULL THEN coalesce(dlq.judged_message(d.error_message), '')
            ELSE '' END::text AS error_message,

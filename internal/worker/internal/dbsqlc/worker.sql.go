@@ -158,6 +158,10 @@ type ClaimDueRow struct {
 // reads one range of the index dead_letter_open_due for each priority: a single scan over all
 // priorities would pass every urgent entry that is not due yet. Columns that only a decision needs
 // (the error and, if rules read it, the message) are read only for undecided entries.
+//
+// Unfiled and DecidedEntries have the same columns, so that Go converts their rows. They share no view:
+// a view would read the error of each entry (it has no parameters), and FOR UPDATE does not lock rows
+// that come from a function.
 func (q *Queries) ClaimDue(ctx context.Context, arg ClaimDueParams) ([]ClaimDueRow, error) {
 	rows, err := q.db.Query(ctx, ClaimDue, arg.ReadMessages, arg.Now, arg.MaxEntries)
 	if err != nil {
