@@ -45,13 +45,25 @@ type host struct {
 
 func newHost(t *testing.T) *host {
 	t.Helper()
-	h := &host{Guest: postgrestest.NewGuest(t), T: t}
+	return openHost(t, postgrestest.AttachedGuest(t))
+}
+
+// newHostWithRoles returns a host with roles of its own, which the test may change.
+func newHostWithRoles(t *testing.T) *host {
+	t.Helper()
+	g := postgrestest.NewGuest(t)
+	g.Grant(t, postgres.DefaultSchemas())
+	g.Attach(t)
+	return openHost(t, g)
+}
+
+func openHost(t *testing.T, guest *postgrestest.Guest) *host {
+	t.Helper()
+	h := &host{Guest: guest, T: t}
 	h.owner, h.dlqd, h.admin = postgrestest.Open(t, h.Owner), postgrestest.Open(t, h.DLQD), postgrestest.Open(t, h.Admin)
-	h.Grant(t, postgres.DefaultSchemas())
 	h.migrator = &postgres.Migrator{
 		Pool: h.dlqd, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler),
 	}
-	require.NoError(t, h.migrator.Attach(t.Context()))
 	h.exec(h.dlqd, "SELECT dlq.set_capture('on', '1 min')") // busy machines are slow; tests of the limit set their own
 	return h
 }

@@ -123,9 +123,9 @@ func TestHost_CapturesInAnyTransaction(t *testing.T) {
 		require.True(t, h.captured(batches[0]))
 		require.True(t, h.captured(batches[1]))
 
-		in(func(tx pgx.Tx) { ends(tx, batches[2]) }, "PREPARE TRANSACTION 'x"+h.DLQDRole+"'")
+		in(func(tx pgx.Tx) { ends(tx, batches[2]) }, "PREPARE TRANSACTION 'x"+h.Database+"'")
 		require.False(t, h.captured(batches[2]))
-		h.exec(app, "COMMIT PREPARED 'x"+h.DLQDRole+"'")
+		h.exec(app, "COMMIT PREPARED 'x"+h.Database+"'")
 		require.True(t, h.captured(batches[2]))
 
 		in(func(tx pgx.Tx) {

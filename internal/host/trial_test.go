@@ -30,7 +30,7 @@ func TestHost_SurvivesRandomFaults(t *testing.T) {
 		seed = set
 	}
 	t.Logf("DLQD_TRIAL_SEED=%d", seed)
-	h := newHost(t)
+	h := newHostWithRoles(t)
 	// failures records all failures, because jobs are retried, restored and purged. captured says whether
 	// capture recorded the failure: then it ends up in an entry, even if the job is deleted.
 	h.exec(h.admin, `CREATE TABLE failures (job_id bigint, job_created_at timestamptz, at timestamptz, attempt integer,

@@ -38,7 +38,7 @@ func TestHost_SurvivesPartitionChanges(t *testing.T) {
 // on both schemas.
 func TestHost_SurvivesChangedRights(t *testing.T) {
 	t.Parallel()
-	h := newHost(t)
+	h := newHostWithRoles(t)
 	h.exec(h.admin, "CREATE TABLE secrets (id bigint)")
 	dlqd, app := h.DLQDRole, h.application().Config().ConnConfig.User
 	var database string
@@ -142,18 +142,18 @@ func TestHost_ReconcilesBesidePreparedTransactions(t *testing.T) {
 		tx, err := h.application().Begin(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, complete(t.Context(), riverpgxv5.New(nil).UnwrapExecutor(tx), batches[i]))
-		h.exec(tx, fmt.Sprintf("PREPARE TRANSACTION '%s_%d'", h.DLQDRole, i))
+		h.exec(tx, fmt.Sprintf("PREPARE TRANSACTION '%s_%d'", h.Database, i))
 		_ = tx.Rollback(t.Context()) // tells pgx that the transaction has ended
 	}
 	const entries = "SELECT count(*) FROM dlq.dead_letter_queue WHERE kind <> 'retried'" // retried jobs had failed before
 	h.reconcile()
 	require.Zero(t, h.count(entries))
-	h.exec(h.application(), fmt.Sprintf("COMMIT PREPARED '%s_0'", h.DLQDRole))
-	h.exec(h.application(), fmt.Sprintf("COMMIT PREPARED '%s_1'", h.DLQDRole))
+	h.exec(h.application(), fmt.Sprintf("COMMIT PREPARED '%s_0'", h.Database))
+	h.exec(h.application(), fmt.Sprintf("COMMIT PREPARED '%s_1'", h.Database))
 	h.reconcile()
 	require.Equal(t, 6, h.count(entries))
 	require.Equal(t, 3, h.count(entries+" AND captured_by = 'reconciler'"))
-	h.exec(h.application(), fmt.Sprintf("COMMIT PREPARED '%s_2'", h.DLQDRole))
+	h.exec(h.application(), fmt.Sprintf("COMMIT PREPARED '%s_2'", h.Database))
 	h.reconcile()
 	require.Equal(t, 9, h.count(entries))
 	h.requireExact()

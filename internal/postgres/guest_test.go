@@ -26,22 +26,24 @@ type guest struct {
 
 func newGuest(t *testing.T) *guest {
 	t.Helper()
-	g := &guest{Guest: postgrestest.NewGuest(t), T: t}
+	return openGuest(t, postgrestest.NewGuest(t))
+}
+
+// attachedGuest returns a guest with dlqd attached, and with roles that other tests use, too.
+func attachedGuest(t *testing.T) *guest {
+	t.Helper()
+	return openGuest(t, postgrestest.AttachedGuest(t))
+}
+
+func openGuest(t *testing.T, of *postgrestest.Guest) *guest {
+	t.Helper()
+	g := &guest{Guest: of, T: t}
 	g.owner, g.dlqd = postgrestest.Open(t, g.Owner), postgrestest.Open(t, g.DLQD)
 	app, err := pgxpool.New(t.Context(), g.App) // an application's session, without dlqd's settings
 	require.NoError(t, err)
 	t.Cleanup(app.Close)
 	g.app = app
 	g.migrator = newMigrator(g.dlqd)
-	return g
-}
-
-// attachedGuest returns a guest with dlqd attached.
-func attachedGuest(t *testing.T) *guest {
-	t.Helper()
-	g := newGuest(t)
-	g.Grant(t, postgres.DefaultSchemas())
-	require.NoError(t, g.migrator.Attach(t.Context()))
 	return g
 }
 
@@ -400,7 +402,9 @@ func TestGuest_SupportsTwoRivers(t *testing.T) {
 // Detach reports what it leaves, with commands that remove it.
 func TestDetach_ReportsWhatStays(t *testing.T) {
 	t.Parallel()
-	g := attachedGuest(t)
+	g := newGuest(t)
+	g.Grant(t, postgres.DefaultSchemas())
+	require.NoError(t, g.migrator.Attach(t.Context()))
 	job := g.fail(g.app)
 	execute(t, g.dlqd, "SELECT dlq.replay(id) FROM dlq.dead_letter_queue")
 	execute(t, g.app, "INSERT INTO river_job (kind, args, max_attempts) VALUES ('dlqd_message', '{}', 1)")

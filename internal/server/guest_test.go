@@ -207,12 +207,7 @@ func TestGuest_LeavesTheApplicationUnchanged(t *testing.T) {
 // client.
 func TestGuest_DeliversWithTheDocumentedRights(t *testing.T) {
 	t.Parallel()
-	g := postgrestest.NewGuest(t)
-	g.Grant(t, postgres.DefaultSchemas())
-	dlqd := postgrestest.Open(t, g.DLQD)
-	require.NoError(t, (&postgres.Migrator{
-		Pool: dlqd, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler),
-	}).Attach(t.Context()))
+	g := postgrestest.AttachedGuest(t)
 	guest := setup(t, options{config: func(c *server.Config) {
 		c.DatabaseURL = g.DLQD
 		c.Policy.Queues["mine"] = c.Policy.Queues[river.QueueDefault]

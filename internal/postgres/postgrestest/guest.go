@@ -25,7 +25,13 @@ type Guest struct {
 	Admin    string // of the server's superuser
 
 	DLQDRole string // name of dlqd's role
+	Database string // name of the database
 }
+
+// sharedGuestRoles are the roles of the guests of [AttachedGuest].
+var sharedGuestRoles = guestRoles{"guest_owner", "guest_app", "guest_dlqd", "guest_operator"}
+
+type guestRoles struct{ owner, app, dlqd, operator string }
 
 // NewGuest creates a database with River in schema public, and its roles.
 func NewGuest(tb testing.TB) *Guest {
@@ -33,28 +39,54 @@ func NewGuest(tb testing.TB) *Guest {
 	base := withRoles(tb)
 	ctx := tb.Context()
 	suffix := randomName()
-	owner, app, dlqd, operator := "owner_"+suffix, "app_"+suffix, "dlqd_"+suffix, "operator_"+suffix
-	database := "guest_" + suffix
+	roles := guestRoles{"owner_" + suffix, "app_" + suffix, "dlqd_" + suffix, "operator_" + suffix}
 	admin(ctx, tb, base, fmt.Sprintf("CREATE ROLE %s LOGIN; CREATE ROLE %s LOGIN; CREATE ROLE %s LOGIN; CREATE ROLE %s "+
-		"LOGIN IN ROLE dlq_operator", owner, app, dlqd, operator))
+		"LOGIN IN ROLE dlq_operator", roles.owner, roles.app, roles.dlqd, roles.operator))
 	tb.Cleanup(func() {
-		admin(context.WithoutCancel(ctx), tb, base, fmt.Sprintf("DROP ROLE %s, %s, %s, %s", owner, app, dlqd, operator))
+		admin(context.WithoutCancel(ctx), tb, base,
+			fmt.Sprintf("DROP ROLE %s, %s, %s, %s", roles.owner, roles.app, roles.dlqd, roles.operator))
 	})
-	admin(ctx, tb, base, fmt.Sprintf("CREATE DATABASE %s TEMPLATE template0 OWNER %s", database, owner))
-	tb.Cleanup(func() {
-		admin(context.WithoutCancel(ctx), tb, base, "DROP DATABASE IF EXISTS "+database+" WITH (FORCE)")
-	})
-	as := func(name string) string { return WithDatabase(WithUser(base, name), database) }
-	g := &Guest{
-		Owner: as(owner), App: as(app), DLQD: as(dlqd), Operator: as(operator),
-		Admin: WithDatabase(base, database), DLQDRole: dlqd,
-	}
-	pool := Open(tb, g.Owner)
-	MigrateRiver(tb, pool, "", 0)
-	_, err := pool.Exec(ctx, fmt.Sprintf(`GRANT SELECT, INSERT, UPDATE,
-		DELETE ON ALL TABLES IN SCHEMA public TO %[1]s; GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO %[1]s`, app))
-	require.NoError(tb, err)
+	g := newGuest(base, createDatabase(tb, base, "guest_"+suffix, "template0", roles.owner), roles)
+	g.installRiver(tb)
 	return g
+}
+
+// AttachedGuest returns a guest to which dlqd is attached, as a copy of a template: attaching takes 3 s of a processor
+// with the race detector. All such guests have the same roles. A test that changes a role itself needs [NewGuest].
+func AttachedGuest(tb testing.TB) *Guest {
+	tb.Helper()
+	base := withRoles(tb)
+	from := template(tb, &server.attached, "attached_", sharedGuestRoles.owner, func(database string) {
+		g := newGuest(base, database, sharedGuestRoles)
+		g.installRiver(tb)
+		g.Grant(tb, postgres.DefaultSchemas())
+		g.Attach(tb)
+	})
+	database := createDatabase(tb, base, "guest_"+randomName(), from, sharedGuestRoles.owner)
+	g := newGuest(base, database, sharedGuestRoles)
+	g.Grant(tb, postgres.DefaultSchemas()) // a copy does not have the privileges on the database
+	return g
+}
+
+func newGuest(base, database string, roles guestRoles) *Guest {
+	as := func(name string) string { return WithDatabase(WithUser(base, name), database) }
+	return &Guest{
+		Owner: as(roles.owner), App: as(roles.app), DLQD: as(roles.dlqd), Operator: as(roles.operator),
+		Admin: WithDatabase(base, database), DLQDRole: roles.dlqd, Database: database,
+	}
+}
+
+// installRiver installs River as the owner, and grants the application's role the use of its tables.
+func (g *Guest) installRiver(tb testing.TB) {
+	tb.Helper()
+	pool, err := postgres.Open(tb.Context(), g.Owner, 4)
+	require.NoError(tb, err)
+	defer pool.Close()
+	MigrateRiver(tb, pool, "", 0)
+	_, err = pool.Exec(tb.Context(), fmt.Sprintf(`GRANT SELECT, INSERT, UPDATE,
+		DELETE ON ALL TABLES IN SCHEMA public TO %[1]s; GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO %[1]s`,
+		parse(g.App).User.Username()))
+	require.NoError(tb, err)
 }
 
 // Grant grants dlqd's role all required rights of docs/attach.md, as the owner of River's tables
@@ -70,6 +102,16 @@ func (g *Guest) Grant(tb testing.TB, schemas postgres.Schemas) {
 			require.NoError(tb, err)
 		}
 	}
+}
+
+// Attach attaches dlqd as its role.
+func (g *Guest) Attach(tb testing.TB) {
+	tb.Helper()
+	pool, err := postgres.Open(tb.Context(), g.DLQD, 4)
+	require.NoError(tb, err)
+	defer pool.Close()
+	migrator := &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
+	require.NoError(tb, migrator.Attach(tb.Context()))
 }
 
 // MigrateRiver migrates River's schema to a version, up or down: 0 is the newest, -1 drops it. An

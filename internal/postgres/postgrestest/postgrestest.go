@@ -52,9 +52,14 @@ var server struct {
 	err      error
 	once     sync.Once
 	roles    sync.Once
-	template sync.Once
+	migrated templateDatabase // with River and dlqd
+	attached templateDatabase // with dlqd attached to an application's River
+}
 
-	templateName string // "" until it exists
+// templateDatabase is a database that tests copy.
+type templateDatabase struct {
+	once sync.Once
+	name string // "" until it exists
 }
 
 // Main runs a package's tests, and stops the server if the tests started one.
@@ -142,12 +147,19 @@ func Open(tb testing.TB, url string) *pgxpool.Pool {
 func create(tb testing.TB, from string) string {
 	tb.Helper()
 	base := withRoles(tb)
-	name := "test_" + randomName()
-	admin(tb.Context(), tb, base, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s OWNER %s", name, from, Role))
+	return WithDatabase(WithUser(base, Role), createDatabase(tb, base, "test_"+randomName(), from, Role))
+}
+
+// createDatabase creates a database for the length of the test, and returns its name. FILE_COPY takes half of the
+// processor time of WAL_LOG, the default, for a template of hundreds of small files.
+func createDatabase(tb testing.TB, base, name, from, owner string) string {
+	tb.Helper()
+	admin(tb.Context(), tb, base,
+		fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s OWNER %s STRATEGY file_copy", name, from, owner))
 	tb.Cleanup(func() {
 		admin(context.WithoutCancel(tb.Context()), tb, base, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)")
 	})
-	return WithDatabase(WithUser(base, Role), name)
+	return name
 }
 
 // withRoles creates the roles that all tests share, once per server, and returns the server's URL.
@@ -160,7 +172,9 @@ func withRoles(tb testing.TB) string {
 			DECLARE v_role text;
 			BEGIN
 				PERFORM pg_advisory_xact_lock(713);
-				FOREACH v_role IN ARRAY ARRAY['`+Role+` LOGIN', 'dlq_reader', 'dlq_operator', 'dlq_admin'] LOOP
+				FOREACH v_role IN ARRAY ARRAY['`+Role+` LOGIN', 'dlq_reader', 'dlq_operator', 'dlq_admin',
+					'`+sharedGuestRoles.owner+` LOGIN', '`+sharedGuestRoles.app+` LOGIN', '`+sharedGuestRoles.dlqd+` LOGIN',
+					'`+sharedGuestRoles.operator+` LOGIN IN ROLE dlq_operator'] LOOP
 					IF NOT EXISTS (SELECT FROM pg_roles
 						WHERE rolname = split_part(v_role, ' ', 1)) THEN EXECUTE 'CREATE ROLE ' || v_role; END IF;
 				END LOOP;
@@ -169,9 +183,9 @@ func withRoles(tb testing.TB) string {
 	return base
 }
 
-// templateName names the template database by a hash of its sources. A server outlives a test
-// binary, and a binary with changed SQL must create a new template, not copy the existing one.
-func templateName(migrations, code fs.FS, more ...string) (string, error) {
+// sourceHash returns a hash of the sources of a template database, which is part of its name. A server outlives a
+// test binary, and a binary with changed SQL must create a new template, not copy the existing one.
+func sourceHash(migrations, code fs.FS, more ...string) (string, error) {
 	hash := sha256.New()
 	add := func(text string) { _, _ = fmt.Fprintf(hash, "%d %s", len(text), text) } // a hash never fails to write
 	for _, files := range []fs.FS{migrations, code} {
@@ -190,7 +204,7 @@ func templateName(migrations, code fs.FS, more ...string) (string, error) {
 	for _, text := range more {
 		add(text)
 	}
-	return "template_" + hex.EncodeToString(hash.Sum(nil)[:8]), nil
+	return hex.EncodeToString(hash.Sum(nil)[:8]), nil
 }
 
 // riverMigrations returns the statements that create River's newest schema.
@@ -206,15 +220,31 @@ func riverMigrations() ([]string, error) {
 	return all, nil
 }
 
-// migrated returns the name of the template database. An advisory lock lets one of the test
-// binaries that share a server create it.
+// migrated returns the name of the template database with River and dlqd.
 func migrated(tb testing.TB) string {
 	tb.Helper()
 	base := withRoles(tb)
-	server.template.Do(func() {
+	return template(tb, &server.migrated, "template_", Role, func(database string) {
+		pool, err := postgres.Open(tb.Context(), WithDatabase(WithUser(base, Role), database), 4)
+		require.NoError(tb, err)
+		defer pool.Close()
+		migrator := &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
+		require.NoError(tb, migrator.Up(tb.Context()))
+		// capture must not skip jobs because the machine is busy; tests of the limit set their own
+		_, err = pool.Exec(tb.Context(), "SELECT dlq.put_capture('on', '1 min')")
+		require.NoError(tb, err)
+	})
+}
+
+// template returns the name of a template database, which build fills unless the server has it. An
+// advisory lock lets one of the test binaries that share a server create it.
+func template(tb testing.TB, of *templateDatabase, prefix, owner string, build func(database string)) string {
+	tb.Helper()
+	base := withRoles(tb)
+	of.once.Do(func() {
 		rivers, err := riverMigrations()
 		require.NoError(tb, err)
-		template, err := templateName(db.Migrations, db.Code, append(rivers, db.Triggers, db.RiverTriggers)...)
+		hash, err := sourceHash(db.Migrations, db.Code, append(rivers, db.Triggers, db.RiverTriggers)...)
 		require.NoError(tb, err)
 		ctx := tb.Context()
 		conn, err := pgx.Connect(ctx, base)
@@ -224,28 +254,18 @@ func migrated(tb testing.TB) string {
 		require.NoError(tb, err)
 		var has bool
 		require.NoError(tb, conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)",
-			template).Scan(&has))
-		if has {
-			server.templateName = template
-			return
+			prefix+hash).Scan(&has))
+		if !has {
+			building := "building_" + randomName()
+			_, err = conn.Exec(ctx, "CREATE DATABASE "+building+" TEMPLATE template0 OWNER "+owner)
+			require.NoError(tb, err)
+			build(building)
+			_, err = conn.Exec(ctx, "ALTER DATABASE "+building+" RENAME TO "+prefix+hash)
+			require.NoError(tb, err)
 		}
-		building := "building_" + randomName()
-		_, err = conn.Exec(ctx, "CREATE DATABASE "+building+" TEMPLATE template0 OWNER "+Role)
-		require.NoError(tb, err)
-		pool, err := postgres.Open(ctx, WithDatabase(WithUser(base, Role), building), 4)
-		require.NoError(tb, err)
-		migrator := &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
-		err = migrator.Up(ctx)
-		if err == nil { // capture must not skip jobs because the machine is busy; tests of the limit set their own
-			_, err = pool.Exec(ctx, "SELECT dlq.put_capture('on', '1 min')")
-		}
-		pool.Close()
-		require.NoError(tb, err)
-		_, err = conn.Exec(ctx, "ALTER DATABASE "+building+" RENAME TO "+template)
-		require.NoError(tb, err)
-		server.templateName = template
+		of.name = prefix + hash
 	})
-	return server.templateName
+	return of.name
 }
 
 func admin(ctx context.Context, tb testing.TB, base, statement string) {

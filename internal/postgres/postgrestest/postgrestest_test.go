@@ -9,12 +9,12 @@ import (
 	"github.com/dlqd/dlqd/db"
 )
 
-// A change of any source changes the template's name.
-func TestTemplateName_ChangesWithSources(t *testing.T) {
+// A change of any source changes the name of the template database.
+func TestSourceHash_ChangesWithSources(t *testing.T) {
 	t.Parallel()
 	files := func(text string) fstest.MapFS { return fstest.MapFS{"code/01.sql": {Data: []byte(text)}} }
 	name := func(migrations, code string, more ...string) string {
-		name, err := templateName(files(migrations), files(code), more...)
+		name, err := sourceHash(files(migrations), files(code), more...)
 		require.NoError(t, err)
 		return name
 	}
@@ -32,6 +32,6 @@ func TestTemplateName_ChangesWithSources(t *testing.T) {
 	rivers, err := riverMigrations()
 	require.NoError(t, err)
 	require.Greater(t, len(rivers), 5)
-	_, err = templateName(db.Migrations, db.Code, rivers...)
+	_, err = sourceHash(db.Migrations, db.Code, rivers...)
 	require.NoError(t, err)
 }
