@@ -162,13 +162,6 @@ func (x *Explorer) Explore(ctx context.Context) Found { //nolint:gocognit // one
 							if !ok {
 								return
 							}
-							if !broken(text) {
-								text = x.Model.Check(&after)
-							}
-							if broken(text) {
-								fail(text, step)
-								return
-							}
 							p := fingerprint(&after)
 							shard := &seen[p%shards]
 							shard.Lock()
@@ -177,6 +170,13 @@ func (x *Explorer) Explore(ctx context.Context) Found { //nolint:gocognit // one
 								shard.from[p] = origin{n.print, step}
 							}
 							shard.Unlock()
+							if !broken(text) && !known { // a known state was checked when it was reached first
+								text = x.Model.Check(&after)
+							}
+							if broken(text) {
+								fail(text, step)
+								return
+							}
 							if !known {
 								states.Add(1)
 								reached.Add(1)
