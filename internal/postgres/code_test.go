@@ -21,3 +21,9 @@ func TestCodeVersion_IgnoresComments(t *testing.T) {
 		require.NotEqual(t, version(code), version(other), other)
 	}
 }
+
+func TestSchemas_RenderReplacesWholeNames(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "office.a jobs.b xdlq.c _river.d office.dead.jobs.e 'office.f' dlq",
+		Schemas{DLQ: "office", River: "jobs"}.Render("dlq.a river.b xdlq.c _river.d dlq.dead.river.e 'dlq.f' dlq"))
+}

@@ -413,11 +413,13 @@ func newCodePart(schemas Schemas, files ...codeFile) codePart {
 		sql := schemas.Render(files[i].sql)
 		files[i].sql = sql
 		hash.Write([]byte(withoutComments(sql)))
-		for _, match := range routinePattern.FindAllStringSubmatch(sql, -1) {
-			part.creates = append(part.creates, match[1])
-		}
-		for _, match := range triggerPattern.FindAllStringSubmatch(sql, -1) {
-			part.creates = append(part.creates, match[1]+" on "+match[2])
+		for _, at := range lines(sql, "CREATE ") {
+			statement, _, _ := strings.Cut(sql[at:], ";")
+			if match := routinePattern.FindStringSubmatch(statement); match != nil {
+				part.creates = append(part.creates, match[1])
+			} else if match := triggerPattern.FindStringSubmatch(statement); match != nil {
+				part.creates = append(part.creates, match[1]+" on "+match[2])
+			}
 		}
 	}
 	part.version = hex.EncodeToString(hash.Sum(nil))[:16]
@@ -428,7 +430,7 @@ func newCodePart(schemas Schemas, files ...codeFile) codePart {
 // SQL code is a hash of that, so that a change of comments alone needs no upgrade of a database. It
 // does not use a regular expression, which takes 1 s with the race detector.
 func withoutComments(sql string) string {
-	sql = commentPattern.ReplaceAllString(sql, "")
+	sql, _ = splitComments(sql)
 	var out strings.Builder
 	out.Grow(len(sql))
 	for len(sql) > 0 {
@@ -470,8 +472,8 @@ func (p codePart) run(ctx context.Context, tx pgx.Tx) error {
 }
 
 var (
-	routinePattern = regexp.MustCompile(`(?m)^CREATE OR REPLACE (?:FUNCTION|PROCEDURE|VIEW) \w+\.(\w+)`)
-	triggerPattern = regexp.MustCompile(`(?m)^CREATE (?:OR REPLACE )?TRIGGER (\w+) [^;]*? ON \w+\.(\w+)`)
+	routinePattern = regexp.MustCompile(`^CREATE OR REPLACE (?:FUNCTION|PROCEDURE|VIEW) \w+\.(\w+)`)
+	triggerPattern = regexp.MustCompile(`^CREATE (?:OR REPLACE )?TRIGGER (\w+) [^;]*? ON \w+\.(\w+)`)
 )
 
 // dropCode drops dlqd's functions, triggers and views. CASCADE drops the triggers: dropping one by

@@ -5,6 +5,7 @@ package postgres
 import (
 	"fmt"
 	"regexp"
+	"strings"
 )
 
 // Default schema names.
@@ -24,10 +25,7 @@ type Schemas struct {
 	River string // schema of river_job
 }
 
-var (
-	schemaName   = regexp.MustCompile(`^[a-z_][a-z0-9_]*$`)
-	placeholders = regexp.MustCompile(`\b(dlq|river)\.`)
-)
+var schemaName = regexp.MustCompile(`^[a-z_][a-z0-9_]*$`)
 
 // DefaultSchemas returns dlq and public.
 func DefaultSchemas() Schemas { return Schemas{DLQ: DefaultSchema, River: DefaultRiverSchema} }
@@ -47,14 +45,35 @@ func (s Schemas) Validate() error {
 	return nil
 }
 
-// Render replaces the placeholders "dlq." and "river." by the schema names.
+// Render replaces the placeholders "dlq." and "river." by the schema names. It does not use a regular
+// expression, which takes 0.4 s for all functions with the race detector.
 func (s Schemas) Render(sql string) string {
-	return placeholders.ReplaceAllStringFunc(sql, func(m string) string {
-		if m == "dlq." {
-			return s.DLQ + "."
+	var out strings.Builder
+	out.Grow(len(sql) + len(sql)/16)
+	for {
+		word, rest, found := strings.Cut(sql, ".")
+		if !found {
+			out.WriteString(sql)
+			return out.String()
 		}
-		return s.River + "."
-	})
+		if before, is := strings.CutSuffix(word, "dlq"); is && !endsInWord(before) {
+			word = before + s.DLQ
+		} else if before, is := strings.CutSuffix(word, "river"); is && !endsInWord(before) {
+			word = before + s.River
+		}
+		out.WriteString(word)
+		out.WriteByte('.')
+		sql = rest
+	}
+}
+
+// endsInWord reports whether a word continues after text.
+func endsInWord(text string) bool {
+	if text == "" {
+		return false
+	}
+	c := text[len(text)-1]
+	return c == '_' || '0' <= c && c <= '9' || 'A' <= c && c <= 'Z' || 'a' <= c && c <= 'z'
 }
 
 // WakeTopic returns the NOTIFY channel that wakes DLQ workers.
