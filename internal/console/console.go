@@ -60,7 +60,7 @@ type Console struct {
 // New returns the console. Requests must be authenticated already: the principal is in their
 // context.
 func New(config Config) *Console {
-	c := &Console{Config: config, mux: http.NewServeMux(), templates: parse()}
+	c := &Console{Config: config, mux: http.NewServeMux(), templates: parsed()}
 	c.live.render, c.live.ping = c.renderLive, config.Reach
 	c.page("/{$}", c.overview)
 	c.page("/dead-letters", c.deadLetters)

@@ -17,6 +17,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 	"unicode/utf16"
@@ -77,8 +78,9 @@ func static() http.Handler {
 // templates maps the name of a page to its template.
 type templates map[string]*template.Template
 
-// parse parses the templates, each page with the layout and the shared parts.
-func parse() templates {
+// parsed returns the templates, each page with the layout and the shared parts. All consoles of a
+// process share them: parsing takes 10 ms, and html/template escapes a page at its first use.
+var parsed = sync.OnceValue(func() templates {
 	shared := template.Must(template.New("").Funcs(functions).ParseFS(templateFiles, "templates/frame.html",
 		"templates/parts.html", "templates/entry.html"))
 	pages := templates{}
@@ -94,7 +96,7 @@ func parse() templates {
 		pages[page] = template.Must(template.Must(shared.Clone()).ParseFS(templateFiles, name))
 	}
 	return pages
-}
+})
 
 func (t templates) page(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "frame") }
 func (t templates) live(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "live") }
