@@ -3,6 +3,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
+# Only the race detector needs cgo. Without it, the linters, dlqd and withpostgres share what the compiler wrote.
+WITH_POSTGRES := CGO_ENABLED=0 go run ./internal/postgres/postgrestest/withpostgres env -u CGO_ENABLED
 GO_TOOL := CGO_ENABLED=0 go tool -modfile=$(CURDIR)/tools/go.mod
 REDOCLY := npx --yes @redocly/cli@2.77.0
 TSC := npx --yes -p typescript@5.9.3 tsc
@@ -13,7 +15,7 @@ help: ## list the targets
 
 .PHONY: build
 build: ## build bin/dlqd
-	go build -o bin/dlqd ./cmd/dlqd
+	CGO_ENABLED=0 go build -o bin/dlqd ./cmd/dlqd
 
 .PHONY: demo
 demo: install-postgres build ## send a few hundred messages to a receiver with faults, in twenty seconds
@@ -40,31 +42,31 @@ test: install-postgres ## run all tests with the race detector (PACKAGES=… sel
 	@# Without GORACE, each program built with the race detector sleeps for a second before it exits. Most of the
 	@# time, tests wait for a server, so -p and -parallel run more packages and tests at once than there are
 	@# processors.
-	GORACE=atexit_sleep_ms=50 GOGC=400 go run ./internal/postgres/postgrestest/withpostgres \
+	GORACE=atexit_sleep_ms=50 GOGC=400 $(WITH_POSTGRES) \
 		go test $(RACE) -p 3 -parallel 3 -vet=off -ldflags=-w -timeout 60m $(PACKAGES)
-	go run ./internal/postgres/postgrestest/withpostgres go -C riverdlq test $(RACE) -vet=off ./...
+	$(WITH_POSTGRES) go -C riverdlq test $(RACE) -vet=off ./...
 	cd tools && CGO_ENABLED=0 go test ./mutate ./release
 
 .PHONY: riverdlq-matrix
 riverdlq-matrix: install-postgres ## test riverdlq with River 0.39, 0.42, 0.45 and the last four releases (needs the module proxy)
-	go run ./internal/postgres/postgrestest/withpostgres scripts/riverdlq-matrix.sh
+	$(WITH_POSTGRES) scripts/riverdlq-matrix.sh
 
 .PHONY: trial-capture
 trial-capture: install-postgres ## disturb an application at random for a while (TRIAL=10m), and check that each failure has one dead letter
-	DLQD_TRIAL=$(or $(TRIAL),10m) go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestHost_SurvivesRandomFaults ./internal/host
+	DLQD_TRIAL=$(or $(TRIAL),10m) $(WITH_POSTGRES) go test -count=1 -timeout 0 -v -run TestHost_SurvivesRandomFaults ./internal/host
 
 .PHONY: trial-team
 trial-team: install-postgres ## have four operators decide about dead letters in the console (TRIAL=10m); count refusals and contradictions
-	DLQD_TRIAL=$(or $(TRIAL),10m) go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestTeam_FourOperators ./internal/server
+	DLQD_TRIAL=$(or $(TRIAL),10m) $(WITH_POSTGRES) go test -count=1 -timeout 0 -v -run TestTeam_FourOperators ./internal/server
 
 .PHONY: trial-proxy
 trial-proxy: install-postgres ## use the console through a real nginx, as docs/proxies.md configures it
 	@scripts/install.sh nginx
-	go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -v -run TestProxy_Nginx ./internal/server
+	$(WITH_POSTGRES) go test -count=1 -v -run TestProxy_Nginx ./internal/server
 
 .PHONY: trial-archive
 trial-archive: install-postgres ## fill a small file system with the archive, as root; then list, verify, erase and restore
-	DLQD_TRIAL=1 go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -v -run TestArchive_SurvivesFullDisk ./internal/retention
+	DLQD_TRIAL=1 $(WITH_POSTGRES) go test -count=1 -v -run TestArchive_SurvivesFullDisk ./internal/retention
 
 .PHONY: model
 model: ## check the protocol model with two jobs (TRIAL=1h, at most STATES=20000000); see docs/protocol.md
@@ -72,11 +74,11 @@ model: ## check the protocol model with two jobs (TRIAL=1h, at most STATES=20000
 
 .PHONY: trial-kills
 trial-kills: install-postgres ## kill, stop and disconnect processes that deliver 10,000 ordered messages; check for lost and repeated ones
-	DLQD_TRIAL=1 go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -v -run TestServe_KeepsOrderThroughKills ./cmd/dlqd
+	DLQD_TRIAL=1 $(WITH_POSTGRES) go test -count=1 -timeout 0 -v -run TestServe_KeepsOrderThroughKills ./cmd/dlqd
 
 .PHONY: trial-failover
 trial-failover: install-postgres ## kill a primary under load and promote its standby, five times synchronous and five times asynchronous
-	DLQD_TRIAL=1 go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -timeout 0 -parallel 5 -v -run TestServe_SurvivesFailover ./cmd/dlqd
+	DLQD_TRIAL=1 $(WITH_POSTGRES) go test -count=1 -timeout 0 -parallel 5 -v -run TestServe_SurvivesFailover ./cmd/dlqd
 
 .PHONY: trial-chart
 trial-chart: ## lint and render the Helm chart, decode what it renders, and load the compose file (takes minutes the first time)
@@ -94,7 +96,7 @@ SEED ?= 1
 .PHONY: mutate
 mutate: install-postgres ## change the code of ROOMS in COUNT places each, one at a time, and list the changes that no test notices (takes hours; resumes)
 	cd tools && CGO_ENABLED=0 go build -o ../bin/mutate ./mutate
-	go run ./internal/postgres/postgrestest/withpostgres bin/mutate -seed $(SEED) -count $(COUNT) $(ROOMS)
+	$(WITH_POSTGRES) bin/mutate -seed $(SEED) -count $(COUNT) $(ROOMS)
 
 .PHONY: check
 check: fmt-check lint words generate-check openapi-lint script-check vulnerabilities ## check format, lint, words and width, generated files, OpenAPI, the console's script and known vulnerabilities
@@ -153,12 +155,12 @@ script-check: ## type-check the console's script (needs npm)
 .PHONY: trial-incidents
 trial-incidents: install-postgres ## handle three incidents in the console; print clicks and seconds, and fail above 60 s
 	@scripts/install.sh chromium
-	DLQD_TRIAL=1 go run ./internal/postgres/postgrestest/withpostgres go test -v -count=1 -parallel 1 -run TestIncident_ ./internal/console
+	DLQD_TRIAL=1 $(WITH_POSTGRES) go test -v -count=1 -parallel 1 -run TestIncident_ ./internal/console
 
 .PHONY: screenshots
 screenshots: install-postgres ## regenerate docs/images/: the console in light and dark, on a desktop and a phone
 	@scripts/install.sh chromium
-	DLQD_SCREENSHOTS=$(CURDIR)/docs/images go run ./internal/postgres/postgrestest/withpostgres go test -count=1 -run TestScreenshots ./internal/console
+	DLQD_SCREENSHOTS=$(CURDIR)/docs/images $(WITH_POSTGRES) go test -count=1 -run TestScreenshots ./internal/console
 
 .PHONY: vulnerabilities
 vulnerabilities: build ## check bin/dlqd for known vulnerabilities, if the database is reachable
@@ -175,7 +177,7 @@ release: ## write the files of release VERSION=v… of the last commit to dist/,
 .PHONY: trial-release
 trial-release: install-postgres ## make a release twice and compare it; install, upgrade, remove and run it (as root, for half an hour; PLATFORMS=linux/amd64 limits it)
 	@scripts/install.sh debootstrap rpm
-	go run ./internal/postgres/postgrestest/withpostgres env DLQD_TRIAL=1 CGO_ENABLED=0 \
+	$(WITH_POSTGRES) env DLQD_TRIAL=1 CGO_ENABLED=0 \
 		go -C tools test -count=1 -timeout 0 -v -run TestTrial ./release
 
 .PHONY: install-postgres

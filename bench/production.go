@@ -41,7 +41,9 @@ func production(b *bench, scale float64) error {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	program := filepath.Join(dir, "dlqd")
-	build := exec.CommandContext(b.ctx, "go", "build", "-o", program, "./cmd/dlqd") //nolint:gosec // in a directory of its own
+	build := exec.CommandContext(b.ctx, "go", "build", "-ldflags=-w", "-o", program, //nolint:gosec // in a directory of its own
+		"./cmd/dlqd")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as "make build" does
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build: %w: %s", err, out)
 	}

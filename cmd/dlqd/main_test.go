@@ -43,7 +43,9 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	program = filepath.Join(dir, "dlqd")
-	if out, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
+	build := exec.Command("go", "build", "-ldflags=-w", "-o", program, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as "make build" does
+	if out, err := build.CombinedOutput(); err != nil {
 		panic(string(out))
 	}
 	code := m.Run()

@@ -2,6 +2,7 @@ package main_test
 
 import (
 	"encoding/json"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -39,7 +40,9 @@ func TestVersion_NamesItsParts(t *testing.T) {
 func TestVersion_IsUnknownWithoutGit(t *testing.T) {
 	t.Parallel()
 	built := filepath.Join(t.TempDir(), "dlqd")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", built, ".").CombinedOutput()
+	build := exec.CommandContext(t.Context(), "go", "build", "-ldflags=-w", "-buildvcs=false", "-o", built, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as "make build" does
+	out, err := build.CombinedOutput()
 	require.NoError(t, err, string(out))
 	text, err := exec.CommandContext(t.Context(), built, "--version").Output()
 	require.NoError(t, err)
