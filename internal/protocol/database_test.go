@@ -24,6 +24,7 @@ import (
 
 const (
 	lockNotAvailable = "55P03"
+	pollInterval     = 3 * time.Millisecond
 	wholeScan        = "SELECT dlq.look_for_failures('whole', 'reconciler', 2000, '0', true)"
 )
 
@@ -512,8 +513,18 @@ func (d *database) terminate(conn *pgx.Conn) {
 	d.Helper()
 	pid := conn.PgConn().PID()
 	d.exec(administrator, "SELECT pg_terminate_backend($1)", pid)
-	for d.queryBool("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", pid) {
-		require.NoError(d, d.ctx.Err())
+	d.await(func() bool { return !d.queryBool("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", pid) })
+}
+
+// await polls until a condition is true. Its pauses leave the processor to the session that the test waits for.
+func (d *database) await(condition func() bool) {
+	d.Helper()
+	for !condition() {
+		select {
+		case <-d.ctx.Done():
+			require.NoError(d, d.ctx.Err())
+		case <-time.After(pollInterval):
+		}
 	}
 }
 
@@ -544,9 +555,9 @@ func (d *database) reconcilerStep(rule protocol.Rule) bool {
 			_, err := conn.Exec(d.ctx, wholeScan)
 			ended <- err
 		}()
-		for len(ended) == 0 && !d.queryBool("SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)", pid) {
-			require.NoError(d, d.ctx.Err())
-		}
+		d.await(func() bool {
+			return len(ended) > 0 || d.queryBool("SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)", pid)
+		})
 		return true
 	}
 	if rule == protocol.CrashReconciler {

@@ -218,29 +218,39 @@ var (
 	}()
 )
 
-// times calls fn with each time of the state.
-func (s *State) times(fn func(*Time)) {
+// maxTimes is the number of times that a state can have.
+const maxTimes = maxJobs + maxFailures*(3+maxJobs) + maxFacts
+
+// times returns where the state's times are. It calls no function for each: most of an exploration's
+// time with the race detector would be calls.
+func (s *State) times() (at [maxTimes]*Time, n int) {
 	for i := range s.NJobs {
-		fn(&s.Jobs[i].Finalized)
+		at[n] = &s.Jobs[i].Finalized
+		n++
 	}
 	for i := range s.NFailures {
-		fn(&s.Failures[i].At)
 		e := &s.Entries[i]
-		fn(&e.Closed)
-		fn(&e.Acted)
+		at[n], at[n+1], at[n+2] = &s.Failures[i].At, &e.Closed, &e.Acted
+		n += 3
 		for j := range s.IDs {
-			fn(&e.Completed[j])
+			at[n] = &e.Completed[j]
+			n++
 		}
 	}
 	for i := range s.NFacts {
-		fn(&s.Facts[i].At)
+		at[n] = &s.Facts[i].At
+		n++
 	}
+	return at, n
 }
 
 // now returns a time after all others.
 func (s *State) now() Time {
 	last := Time(0)
-	s.times(func(t *Time) { last = max(last, *t) })
+	at, n := s.times()
+	for _, t := range at[:n] {
+		last = max(last, *t)
+	}
 	return last + 1
 }
 
@@ -254,21 +264,22 @@ func (s *State) normalize() {
 		}
 	}
 	var used [4]uint64
-	s.times(func(t *Time) {
+	at, n := s.times()
+	for _, t := range at[:n] {
 		if *t > 0 {
 			used[*t>>6] |= 1 << (*t & 63)
 		}
-	})
-	s.times(func(t *Time) {
+	}
+	for _, t := range at[:n] {
 		if *t == 0 {
-			return
+			continue
 		}
 		rank := bits.OnesCount64(used[*t>>6] & (1<<(*t&63) - 1))
 		for w := range *t >> 6 {
 			rank += bits.OnesCount64(used[w])
 		}
 		*t = Time(rank + 1)
-	})
+	}
 	if less(s.Workers[1], s.Workers[0]) {
 		s.Workers[0], s.Workers[1] = s.Workers[1], s.Workers[0]
 	}
