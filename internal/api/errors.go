@@ -15,6 +15,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/door"
 	"github.com/dlqd/dlqd/internal/message"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 const (
@@ -160,6 +161,9 @@ func databaseProblem(err error) huma.StatusError {
 			return huma.Error503ServiceUnavailable(unreachable)
 		}
 		return huma.Error500InternalServerError("internal error; dlqd's log has the cause")
+	}
+	if postgres.IsNotifyQueueFull(err) {
+		return huma.Error503ServiceUnavailable("the database's queue of notifications is full; try again")
 	}
 	switch pgErr.Code[:2] {
 	case "22": // data exception: a value that a type does not hold

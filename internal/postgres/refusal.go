@@ -23,11 +23,20 @@ const dataCorrupted = "XX001"
 // encoded as JSON. Errors that may pass, such as a deadlock or a lost connection, are not refusals.
 func IsRefusal(err error) bool {
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
-		return pgErr.Code == dataCorrupted || !slices.Contains(passing, pgErr.Code[:2])
+		return pgErr.Code == dataCorrupted || !IsNotifyQueueFull(err) && !slices.Contains(passing, pgErr.Code[:2])
 	}
 	var marshaler *json.MarshalerError
 	var value *json.UnsupportedValueError
 	return errors.As(err, &marshaler) || errors.As(err, &value)
+}
+
+// IsNotifyQueueFull reports whether a commit failed because the server's queue of notifications is full: a session that
+// listens does not end its transaction. The SQLSTATE is 54000, as for a value that is too large for an index. Only the
+// name of Postgres's function, which is the same in every language, tells the two apart. dlq.may_pass needs no such
+// rule, because SQL functions catch no error of the commit.
+func IsNotifyQueueFull(err error) bool {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pgErr.Code == "54000" && pgErr.Routine == "PreCommit_Notify"
 }
 
 // IsCollision reports whether another transaction prevented this one: by a deadlock, or with "tuple to be locked was

@@ -34,6 +34,10 @@ func TestIsRefusal_DependsOnSQLState(t *testing.T) {
 		require.Equal(t, !want, mayPass, code)
 	}
 
+	// A session that listens keeps a transaction open, and notifications fill the queue: every commit with one fails.
+	full := &pgconn.PgError{Code: "54000", Routine: "PreCommit_Notify"}
+	require.False(t, postgres.IsRefusal(fmt.Errorf("insert: %w", full)))
+
 	_, unencodable := json.Marshal(math.Inf(1))
 	_, time10000 := json.Marshal(time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC))
 	for _, err := range []error{unencodable, time10000} {
