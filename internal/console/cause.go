@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/cause"
 	"github.com/dlqd/dlqd/internal/filter"
@@ -233,7 +234,8 @@ func (in *request) likeOf(e *api.EntryDetail) (*likeness, error) {
 // maxRunsShown limits the replay runs of a group that an entry's page shows.
 const maxRunsShown = 3
 
-// runsOfGroup describes the runs whose filter names a failure group.
+// runsOfGroup describes the runs whose filter names a failure group. The numbers of a run are of all its entries: they
+// are of the group only if the filter selects no other group.
 func runsOfGroup(runs []*replay.Run, queue, fingerprint string) (list []string) {
 	for _, run := range runs {
 		var chosen filter.Filter
@@ -244,13 +246,18 @@ func runsOfGroup(runs []*replay.Run, queue, fingerprint string) (list []string) 
 		for _, of := range chosen.Fingerprint {
 			names = names || of != "" && strings.HasPrefix(fingerprint, of)
 		}
-		for _, of := range chosen.Queue {
-			names = names && (of == queue || len(chosen.Queue) > 1)
+		if len(chosen.Queue) > 0 {
+			names = names && slices.ContainsFunc(chosen.Queue, func(of string) bool { return access.MatchPattern(of, queue) })
 		}
-		if names {
-			list = append(list, fmt.Sprintf("%s replayed %s of this group on %s: %s recovered, %s failed again.", run.Actor,
-				number(run.Replayed), weekdayOf(run.CreatedAt), number(run.Succeeded), number(run.Failed)))
+		if !names {
+			continue
 		}
+		what := number(run.Replayed) + " of this group"
+		if len(chosen.Fingerprint) > 1 || len(chosen.Queue) != 1 || chosen.Queue[0] != queue {
+			what = plural(run.Replayed, "dead letter") + " of this and perhaps of other groups"
+		}
+		list = append(list, fmt.Sprintf("%s replayed %s on %s: %s recovered, %s failed again.", run.Actor, what,
+			weekdayOf(run.CreatedAt), number(run.Succeeded), number(run.Failed)))
 	}
 	return list
 }

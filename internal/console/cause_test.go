@@ -89,12 +89,22 @@ func TestLike_DescribesRunsOfTheGroup(t *testing.T) {
 			Replayed: succeeded + 1, Succeeded: succeeded, Failed: 1, CreatedAt: time.Date(2026, 3, 3, 9, 0, 0, 0, time.UTC),
 		}
 	}
-	require.Equal(t, []string{"kim replayed 17 of this group on 3 Mar 2026: 16 recovered, 1 failed again."}, runsOfGroup(
+	const of, recovered = "kim replayed 17 of this group on ", "3 Mar 2026: 16 recovered, 1 failed again."
+	require.Equal(t, []string{of + recovered}, runsOfGroup(
 		[]*replay.Run{
 			run(`{"fingerprint": ["abcd"], "queue": ["payments"]}`, 16),
 			run(`{"fingerprint": ["abcd"], "queue": ["orders"]}`, 2),
+			run(`{"fingerprint": ["abcd"], "queue": ["orders", "mails"]}`, 5),
 			run(`{"queue": ["payments"]}`, 3), run(`{"fingerprint": ["ffff"]}`, 4),
 		}, "payments", "abcdef"))
+	for _, several := range []string{ // the numbers of a run are of all groups that its filter selects
+		`{"fingerprint": ["abcd", "ffff"], "queue": ["payments"]}`, `{"fingerprint": ["abcd"], "queue": ["pay*"]}`,
+		`{"fingerprint": ["abcd"], "queue": ["payments", "orders"]}`, `{"fingerprint": ["abcd"]}`,
+	} {
+		require.Equal(t,
+			[]string{"kim replayed 17 dead letters of this and perhaps of other groups on " + recovered},
+			runsOfGroup([]*replay.Run{run(several, 16)}, "payments", "abcdef"), several)
+	}
 }
 
 // TestAttempts_ShowWaits checks that an attempt shows the time since the previous attempt.
