@@ -277,7 +277,12 @@ func (c *Console) actOnGroups(in *request) (*done, error) {
 		return refused("unknown action: choose replay, resolve, discard, assign, fixed, open or mute")
 	}
 	for i := range inputs {
-		if _, err := call(in, api.SetGroup, api.SetGroupInput{GroupInput: inputs[i], Body: change}); err != nil {
+		_, err := call(in, api.SetGroup, api.SetGroupInput{GroupInput: inputs[i], Body: change})
+		if problem, ok := errors.AsType[*api.Problem](err); ok && i > 0 { // the earlier ones stay changed
+			problem.Detail = fmt.Sprintf("%s: only the first %d of %s. Group %s of queue %s: %s", text, i,
+				plural(len(inputs), "group"), short(inputs[i].Fingerprint), inputs[i].Queue, problem.Detail)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
