@@ -316,11 +316,15 @@ type failure struct {
 	Again *again // nil if there is no form to send again
 }
 
-// again is a form that was not handled. The page shows what the user typed, and sends the whole form again.
+// again is a form that was not handled, or whose answer was lost. The page shows what the user typed, and sends the
+// whole form again.
 type again struct {
 	Action string
 	Typed  url.Values // to show
 	Fields url.Values // to send
+	// Page is where the user sees whether the form was handled all the same: the database may have committed before
+	// the connection was lost. It is "" if the form was refused before its handler.
+	Page string
 }
 
 // refusedForm returns the form of a refused request that may succeed if it is sent again; nil for other
@@ -337,7 +341,11 @@ func refusedForm(in *request, problem *api.Problem) *again {
 	for name := range t.Fields {
 		shown[name] = []string{in.formText(name)}
 	}
-	return &again{Action: t.Action, Typed: shown, Fields: in.PostForm}
+	a := &again{Action: t.Action, Typed: shown, Fields: in.PostForm}
+	if problem.Status >= http.StatusInternalServerError && !in.frame.Bare { // see Unavailable
+		a.Page = in.console.pageOf(in.Request)
+	}
+	return a
 }
 
 // Unavailable shows why a browser's request was not handled. It reads nothing from the database. The page shows
