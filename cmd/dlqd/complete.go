@@ -190,7 +190,7 @@ func completions[T any](items []T, of func(item *T) (value, description string))
 }
 
 func queueNames(c *client, cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return completions(ask(c, cmd, api.ListQueues, api.None{}).Queues, func(q *api.Queue) (string, string) {
+	return completions(ask(c, cmd, api.ListQueues, api.QueuesInput{}).Queues, func(q *api.Queue) (string, string) {
 		return q.Name, ""
 	}), cobra.ShellCompDirectiveNoFileComp
 }

@@ -21,7 +21,7 @@ func (c *client) noteUnknownQueues(cmd *cobra.Command, q string, queues ...strin
 	if len(queues) == 0 {
 		return
 	}
-	out := ask(c, cmd, api.ListQueues, api.None{})
+	out := ask(c, cmd, api.ListQueues, api.QueuesInput{})
 	if len(out.Queues) == 0 { // the call failed
 		return
 	}
@@ -42,7 +42,7 @@ func newQueues() *cobra.Command {
 	list := &cobra.Command{
 		Use: "list", Short: "List queues with their jobs and dead letters", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			out, err := call(cmd, &c, api.ListQueues, api.None{})
+			out, err := call(cmd, &c, api.ListQueues, api.QueuesInput{})
 			if err != nil || c.asJSON {
 				return err
 			}

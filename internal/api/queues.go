@@ -29,9 +29,15 @@ type Queue struct {
 	Available   int64      `json:"available" doc:"Jobs that can run now."`
 	Running     int64      `json:"running" doc:"Jobs that are running."`
 	Retryable   int64      `json:"retryable" doc:"Jobs that wait for their next attempt."`
-	Scheduled   int64      `json:"scheduled" doc:"Jobs that wait for their time, including held ones."`
+	Scheduled   int64      `json:"scheduled" doc:"Jobs that wait for their time, including held and pending ones."`
+	Pending     int64      `json:"pending" doc:"Jobs in River's state pending, which a client of River has to release."`
 	Held        int64      `json:"held" doc:"Messages that wait for a circuit breaker, or for another message with their ordering key."`
 	DeadLetters int64      `json:"deadLetters" doc:"Open dead letters."`
+}
+
+// QueuesInput selects what is read of queues.
+type QueuesInput struct {
+	WithoutJobs bool `query:"withoutJobs" doc:"Leave the jobs out: their numbers are 0, and queues that only jobs name are absent. Counting takes time with the number of live jobs."`
 }
 
 // QueueInput names a queue.
@@ -53,7 +59,7 @@ type QueuesOutputBody struct {
 
 // Operations on queues.
 var (
-	ListQueues  = Operation[None, QueuesOutputBody]{"list-queues", http.MethodGet, "/api/queues"}
+	ListQueues  = Operation[QueuesInput, QueuesOutputBody]{"list-queues", http.MethodGet, "/api/queues"}
 	PauseQueue  = Operation[QueueActionInput, Queue]{"pause-queue", http.MethodPost, "/api/queues/{name}/pause"}
 	ResumeQueue = Operation[QueueActionInput, Queue]{"resume-queue", http.MethodPost, "/api/queues/{name}/resume"}
 )
@@ -68,8 +74,8 @@ func (s *service) registerQueues(api huma.API) {
 		Summary: "List all queues, with their live jobs and open dead letters", Errors: []int{503},
 	}
 	example(&list, http.StatusOK, map[string]any{"queues": []Queue{queue}})
-	register(api, ListQueues, list, func(ctx context.Context, _ *None) (*QueuesOutputBody, error) {
-		queues, err := s.queues(ctx)
+	register(api, ListQueues, list, func(ctx context.Context, in *QueuesInput) (*QueuesOutputBody, error) {
+		queues, err := s.queues(ctx, !in.WithoutJobs)
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
@@ -114,7 +120,7 @@ func (s *service) registerQueues(api huma.API) {
 			if err != nil {
 				return nil, s.problem(ctx, err)
 			}
-			queues, err := s.queues(ctx)
+			queues, err := s.queues(ctx, true)
 			if err != nil {
 				return nil, s.problem(ctx, err)
 			}
@@ -127,9 +133,9 @@ func (s *service) registerQueues(api huma.API) {
 	}
 }
 
-// queues returns the queues of River, of the policy and of dead letters. It omits queues of which the
-// caller may not see all kinds.
-func (s *service) queues(ctx context.Context) ([]Queue, error) {
+// queues returns the queues of River, of the policy, of dead letters and, with jobs, of live jobs. It omits queues of
+// which the caller may not see all kinds.
+func (s *service) queues(ctx context.Context, jobs bool) ([]Queue, error) {
 	found := map[string]*Queue{}
 	of := func(name string) *Queue {
 		if found[name] == nil {
@@ -148,22 +154,9 @@ func (s *service) queues(ctx context.Context) ([]Queue, error) {
 	for name, q := range policy.Queues {
 		of(name).Destination, of(name).Concurrency = q.Destination, policy.Concurrency(name)
 	}
-	jobs, err := delivery.CountLiveJobs(ctx, s.Store.DB())
-	if err != nil {
-		return nil, err
-	}
-	for _, row := range jobs {
-		q := of(row.Queue)
-		q.Held += row.Held
-		switch row.State {
-		case "available":
-			q.Available = row.Jobs
-		case "running":
-			q.Running = row.Jobs
-		case "retryable":
-			q.Retryable = row.Jobs
-		default: // pending jobs wait, too
-			q.Scheduled += row.Jobs
+	if jobs {
+		if err := s.countJobs(ctx, of); err != nil {
+			return nil, err
 		}
 	}
 	backlog, err := s.Store.Backlog(ctx)
@@ -182,4 +175,30 @@ func (s *service) queues(ctx context.Context) ([]Queue, error) {
 	}
 	slices.SortFunc(list, func(a, b Queue) int { return strings.Compare(a.Name, b.Name) })
 	return list, nil
+}
+
+// countJobs adds the numbers of live jobs to their queues.
+func (s *service) countJobs(ctx context.Context, of func(name string) *Queue) error {
+	jobs, err := delivery.CountLiveJobs(ctx, s.Store.DB())
+	if err != nil {
+		return err
+	}
+	for _, row := range jobs {
+		q := of(row.Queue)
+		q.Held += row.Held
+		switch row.State {
+		case "available":
+			q.Available = row.Jobs
+		case "running":
+			q.Running = row.Jobs
+		case "retryable":
+			q.Retryable = row.Jobs
+		case "pending":
+			q.Pending = row.Jobs
+			q.Scheduled += row.Jobs
+		default:
+			q.Scheduled += row.Jobs
+		}
+	}
+	return nil
 }

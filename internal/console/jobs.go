@@ -83,10 +83,12 @@ type jobs struct {
 // jobs shows the jobs of a queue in a state.
 func (c *Console) jobs(in *request) (*view, error) {
 	params := in.URL.Query()
-	list, err := call(in, api.ListQueues, api.None{})
+	began := time.Now()
+	list, err := call(in, api.ListQueues, api.QueuesInput{})
 	if err != nil {
 		return nil, err
 	}
+	counting := time.Since(began)
 	j := &jobs{Queue: params.Get("queue"), Queues: list.Queues}
 	j.State = jobMark(params.Get("state"))
 	if j.Queue == "" && len(j.Queues) > 0 {
@@ -100,7 +102,8 @@ func (c *Console) jobs(in *request) (*view, error) {
 		queue = j.Queues[i]
 	}
 	counts := map[string]int64{
-		"available": queue.Available, "running": queue.Running, "retryable": queue.Retryable, "scheduled": queue.Scheduled,
+		"available": queue.Available, "running": queue.Running, "retryable": queue.Retryable,
+		"scheduled": queue.Scheduled - queue.Pending, "pending": queue.Pending,
 	}
 	if params.Get("state") == "" {
 		j.State = jobMark("available")
@@ -119,7 +122,10 @@ func (c *Console) jobs(in *request) (*view, error) {
 		j.Tabs = append(j.Tabs, tab)
 	}
 	j.Dead = queue.DeadLetters
-	v := &view{Template: "jobs", Title: "Jobs and messages", Data: j, Interval: jobsInterval, Section: "/queues"}
+	v := &view{
+		Template: "jobs", Title: "Jobs and messages", Data: j, Interval: max(jobsInterval, countingShare*counting),
+		Section: "/queues",
+	}
 	if j.Queue == "" {
 		j.Sentence = "No queues yet."
 		return v, nil
@@ -270,7 +276,7 @@ func (c *Console) showJob(in *request, id int64, live string) (*view, error) {
 	j.Tree = treeOf(j.Payload)
 	paused := false
 	if !j.HasEnded() {
-		queues, _, err := callIfAllowed(in, api.ListQueues, api.None{})
+		queues, _, err := callIfAllowed(in, api.ListQueues, api.QueuesInput{WithoutJobs: true})
 		if err != nil {
 			return nil, err
 		}
@@ -395,6 +401,9 @@ func (c *Console) actOnJob(in *request) (*done, error) {
 	after, err := call(in, operation, api.JobActionInput{
 		JobInput: api.JobInput{ID: id}, Body: &api.Action{Note: in.PostFormValue("note")},
 	})
+	if d, ok := approvalRedirect(err); ok {
+		return d, nil
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -67,7 +67,7 @@ func (b breakerRow) Word() mark {
 func (c *Console) queues(in *request) (*view, error) {
 	q := &queues{Copies: copies("dlqd queues; dlqd breakers", "SELECT * FROM dlq.count_jobs() ORDER BY queue, state; SELECT * FROM dlq.paused_queues(); SELECT * FROM dlq.circuit_breakers;", //nolint:unqueryvet // for people
 		in.curl(api.ListQueues.Path, api.ListBreakers.Path))}
-	list, err := call(in, api.ListQueues, api.None{})
+	list, err := call(in, api.ListQueues, api.QueuesInput{})
 	if err != nil {
 		return nil, err
 	}

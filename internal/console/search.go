@@ -176,7 +176,7 @@ func (s *search) find(in *request) error {
 func findByName(in *request, lower string, add func(found)) []func() error {
 	return []func() error{
 		func() error {
-			queues, _, err := callIfAllowed(in, api.ListQueues, api.None{})
+			queues, _, err := callIfAllowed(in, api.ListQueues, api.QueuesInput{WithoutJobs: true})
 			for _, q := range queues.Queues {
 				if strings.Contains(strings.ToLower(q.Name), lower) {
 					add(found{
