@@ -83,6 +83,9 @@ func newErase() *cobra.Command {
 			if in.Filter, err = filter.filter(args); err != nil {
 				return err
 			}
+			if in.DryRun && in.Note == "" { // the API requires a note, which a dry run does not record
+				in.Note = "dry run"
+			}
 			in.Actor = actor()
 			c.timeout = bulkTimeout
 			input := api.EraseInput{Body: in}

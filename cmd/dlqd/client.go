@@ -137,6 +137,9 @@ func (e *apiError) Error() string {
 		}
 		message := mistake.Message
 		var id string
+		if message == "expected length >= 1" {
+			message = "is required"
+		}
 		if strings.HasPrefix(message, "expected string to be RFC 4122 uuid") && json.Unmarshal(mistake.Value, &id) == nil {
 			message = id + " is not an id, such as " + exampleID
 		}

@@ -208,8 +208,11 @@ func newConfigDiff() *cobra.Command {
 // temporary directory.
 func checkout(cmd *cobra.Command, name string) (dir string, remove func(), err error) {
 	revision, path, ok := strings.Cut(name, ":")
-	if _, err := os.Stat(name); err == nil || !ok {
-		return name, func() {}, err
+	if _, err := os.Stat(name); err == nil {
+		return name, func() {}, nil
+	}
+	if !ok {
+		return "", nil, &usageError{fmt.Errorf("%s: there is no such directory; name one, or REVISION:DIRECTORY", name)}
 	}
 	archive, err := exec.CommandContext(cmd.Context(), "git", "archive", "--end-of-options", revision, path).Output() //nolint:gosec // what the operator names
 	if err != nil {

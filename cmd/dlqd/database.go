@@ -109,7 +109,12 @@ func newPsql() *cobra.Command {
 			}
 			child.Env = append(child.Env, "PGOPTIONS=-c search_path="+database.schemas.DLQ+","+database.schemas.River)
 			child.Stdin, child.Stdout, child.Stderr = os.Stdin, cmd.OutOrStdout(), cmd.ErrOrStderr()
-			return errors.Join(child.Run(), stop())
+			err = child.Run()
+			stopped := stop()
+			if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.Exited() && stopped == nil {
+				return &childError{exit.ExitCode()}
+			}
+			return errors.Join(err, stopped)
 		},
 	}
 	database.register(cmd)

@@ -56,6 +56,24 @@ func unusedFlagsError(condition string, unused []string) error {
 	return &usageError{fmt.Errorf("%s %s no effect %s", strings.Join(unused, ", "), verb, condition)}
 }
 
+// explainArguments makes commands say which arguments they take if the number of arguments is wrong.
+func explainArguments(cmd *cobra.Command) {
+	for _, sub := range cmd.Commands() {
+		explainArguments(sub)
+	}
+	check := cmd.Args
+	if check == nil {
+		return
+	}
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		err := check(cmd, args)
+		if err != nil && strings.Contains(err.Error(), "arg(s)") {
+			return &usageError{fmt.Errorf("wrong number of arguments: %d; usage: %s", len(args), cmd.UseLine())}
+		}
+		return err
+	}
+}
+
 // rejectUnknownSubcommands makes command groups reject unknown subcommands. By default cobra prints
 // the help and succeeds.
 func rejectUnknownSubcommands(cmd *cobra.Command) {

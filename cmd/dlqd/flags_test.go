@@ -237,7 +237,9 @@ func TestFlags_WordMistakesWithoutGo(t *testing.T) {
 		"--payload: {x is not valid JSON":                         {"replay", testEntry, "--payload", "{x"},
 		"--patch: must be a JSON Patch":                           {"replay", testEntry, "--patch", "{}"},
 		"--listen localhost: must be host:port or unix:PATH":      {"serve", "--listen", "localhost"},
-		"--listen 127.0.0.1:99999: address 99999: invalid port":   {"serve", "--listen", "127.0.0.1:99999"},
+		"--listen 127.0.0.1:99999: port 99999 is neither":         {"serve", "--listen", "127.0.0.1:99999"},
+		"wrong number of arguments: 0; usage: dlqd show ID":       {"show"},
+		"nowhere: there is no such directory":                     {"config", "diff", "nowhere", "."},
 		"--listen unix:/nowhere/dlqd.sock: must be unix: and the": {"serve", "--listen", "unix:/nowhere/dlqd.sock"},
 	} {
 		if args[0] == "serve" {

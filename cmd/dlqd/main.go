@@ -51,6 +51,9 @@ func main() {
 	if !started {
 		err = &usageError{err}
 	}
+	if child, ok := errors.AsType[*childError](err); ok { // the other program has said why
+		os.Exit(child.code)
+	}
 	if _, ok := errors.AsType[*usageError](err); ok {
 		err = &usageError{errors.New(redact.Text(err.Error()))} // the message may quote the command line
 	}
@@ -81,6 +84,11 @@ func exitCode(err error) int {
 
 // usageError is an error in the command line.
 type usageError struct{ error }
+
+// childError is the failure of another program that a command runs in its place, such as psql.
+type childError struct{ code int }
+
+func (e *childError) Error() string { return fmt.Sprintf("exit status %d", e.code) }
 
 // signals returns a context that ends at the first SIGINT or SIGTERM, and one that ends at the
 // second. hardStopLimit after the second, the process exits.
@@ -141,6 +149,7 @@ func newRoot(hard context.Context) *cobra.Command {
 		root.AddCommand(newCommand())
 	}
 	rejectUnknownSubcommands(root)
+	explainArguments(root)
 	root.SetFlagErrorFunc(flagError)
 	addCompletions(root)
 	return root

@@ -24,8 +24,8 @@ const minColumn = 12
 var columns = &runewidth.Condition{StrictEmojiNeutral: true}
 
 // textTable collects rows and prints them in columns. If the command has the output format wide, textTable
-// shortens the widest columns of a list on a terminal, so that a row fits a line. Elsewhere, with -o wide, and
-// in tables of names and values, values are complete.
+// shortens the widest columns of a list on a terminal, and leaves out some columns if that is not enough, so that a
+// row fits a line. Elsewhere, with -o wide, and in tables of names and values, values are complete.
 type textTable struct {
 	out   io.Writer
 	width int // of a line; 0 for no limit
@@ -70,17 +70,15 @@ func terminalWidth(out io.Writer) int {
 
 // Flush prints the table.
 func (t *textTable) Flush() error {
-	var widths []int
-	for _, cells := range t.rows {
-		for i, cell := range cells {
-			if i == len(widths) {
-				widths = append(widths, 0)
-			}
-			widths[i] = max(widths[i], columns.StringWidth(cell))
+	widths := t.widths()
+	for _, extra := range append(slices.Clone(extraColumns), "") {
+		if t.width == 0 || t.fit(widths) || extra == "" {
+			break
 		}
-	}
-	if t.width > 0 {
-		t.fit(widths)
+		if i := slices.Index(t.rows[0], extra); i >= 0 {
+			t.remove(i)
+		}
+		widths = t.widths()
 	}
 	var text strings.Builder
 	text.WriteString(t.title)
@@ -99,9 +97,31 @@ func (t *textTable) Flush() error {
 	return err
 }
 
+// widths returns the width of each column.
+func (t *textTable) widths() (widths []int) {
+	for _, cells := range t.rows {
+		for i, cell := range cells {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], columns.StringWidth(cell))
+		}
+	}
+	return widths
+}
+
+// remove removes a column.
+func (t *textTable) remove(column int) {
+	for i, cells := range t.rows {
+		if column < len(cells) {
+			t.rows[i] = slices.Delete(cells, column, column+1)
+		}
+	}
+}
+
 // fit shortens the widest columns until a row fits the width. It keeps ids and names, which other commands
-// take, and no column becomes narrower than its title or minColumn.
-func (t *textTable) fit(widths []int) {
+// take, and no column becomes narrower than its title or minColumn. It returns false if the row is too wide still.
+func (t *textTable) fit(widths []int) bool {
 	over := tableGap*(len(widths)-1) - t.width
 	for _, width := range widths {
 		over += width
@@ -121,10 +141,16 @@ func (t *textTable) fit(widths []int) {
 			}
 		}
 		if widest < 0 {
-			return
+			return false
 		}
 		widths[widest]--
 	}
+	return true
+}
+
+// extraColumns are the titles of columns that a table leaves out on a narrow terminal, the first ones first.
+var extraColumns = []string{
+	"POLICY", "ORIGIN", "ON BEHALF OF", "FIRST SEEN", "DECIDED BY", "TREND", "CLASS", "NEXT", "TYPE", "KIND",
 }
 
 // wholeColumns are the titles of columns whose values other commands take, or that mean nothing if shortened.

@@ -40,6 +40,30 @@ func TestTable_UsesTheWidthOfTheTerminal(t *testing.T) {
 	require.Contains(t, lines(80, "dead letter\tx")[1], message, "tables of names and values are complete")
 }
 
+// A terminal of 80 columns has no room for every column of a list: the least important ones are left out.
+func TestTable_LeavesColumnsOut(t *testing.T) {
+	t.Parallel()
+	lines := func(width int) []string {
+		var out bytes.Buffer
+		cmd := &cobra.Command{}
+		cmd.SetOut(&out)
+		w, row := table(cmd, "ID\tSTATUS\tQUEUE\tKIND\tCLASS\tTYPE\tFAILED\tERROR\tNEXT")
+		w.width = width
+		row(testEntry, "manual", "payments", "payment.captured", "validation", "https://bank.example/errors/amount", "5s ago",
+			"422 Unprocessable Entity: amount must be positive", "needs a person: class validation")
+		row(testEntry, "manual", "payments", "k", "unknown", "T", "5s ago", "x", "-")
+		require.NoError(t, w.Flush())
+		return strings.Split(out.String(), "\n")
+	}
+	for _, line := range lines(80) {
+		require.LessOrEqual(t, columns.StringWidth(line), 80, line)
+	}
+	require.Equal(t, []string{"ID", "STATUS", "QUEUE", "FAILED", "ERROR"}, strings.Fields(lines(80)[0]))
+	require.Contains(t, lines(80)[1], "422 Unprocess")
+	require.Len(t, strings.Fields(lines(140)[0]), 9)
+	require.Len(t, strings.Fields(lines(0)[0]), 9)
+}
+
 // Chinese characters take two columns of a terminal, combining characters none.
 func TestTable_AlignsWideCharacters(t *testing.T) {
 	t.Parallel()

@@ -51,19 +51,30 @@ func CheckListen(ctx context.Context, address string) error {
 		}
 		return nil
 	}
-	if _, _, err := net.SplitHostPort(address); err != nil {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
 		return fmt.Errorf("--listen %s: must be host:port or unix:PATH, such as 127.0.0.1:7353", address)
+	}
+	if _, err := net.DefaultResolver.LookupPort(ctx, "tcp", port); err != nil {
+		return fmt.Errorf("--listen %s: port %s is neither a number up to 65535 nor the name of a service", address, port)
 	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	switch operation, ok := errors.AsType[*net.OpError](err); {
 	case errors.Is(err, syscall.EADDRINUSE):
 		return nil
+	case isUnknownHost(err):
+		return fmt.Errorf("--listen %s: there is no host %s", address, host)
 	case ok:
 		return fmt.Errorf("--listen %s: %w", address, operation.Err)
 	case err != nil:
 		return fmt.Errorf("--listen %s: %w", address, err)
 	}
 	return listener.Close()
+}
+
+func isUnknownHost(err error) bool {
+	dns, ok := errors.AsType[*net.DNSError](err)
+	return ok && dns.IsNotFound
 }
 
 // URL returns the address of a listener of [Listen]: a URL, or unix: and a path. Unix sockets are
