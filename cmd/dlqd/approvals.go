@@ -27,10 +27,21 @@ func (e *approvalRequestedError) Error() string {
 		already = fmt.Sprintf("%s requested the same at %s, and no second request was made. ", a.Actor,
 			stamp(a.RequestedAt))
 	}
-	return fmt.Sprintf("approval requires a second person; nothing was changed yet. %sRequest %s for %d dead letters "+
+	return fmt.Sprintf("approval requires a second person; nothing was changed yet. %sRequest %s for %s "+
 		"expires at %s. "+
-		"To approve, another person runs: dlqd approvals approve %s --expect %d", already, a.ID, a.Entries,
+		"To approve, another person runs: dlqd approvals approve %s --expect %d", already, a.ID, affected(a, a.Entries),
 		stamp(a.ExpiresAt), a.ID, a.Entries)
+}
+
+// affected returns what a request is about: a job, or n dead letters.
+func affected(a *approval.Approval, n int64) string {
+	switch {
+	case a.Job() != 0:
+		return fmt.Sprintf("job %d", a.Job())
+	case n == 1:
+		return "1 dead letter"
+	}
+	return fmt.Sprintf("%d dead letters", n)
 }
 
 // countFlag is an optional integer flag: nil unless it is given.
@@ -198,8 +209,8 @@ func approve(cmd *cobra.Command, c *client, in api.ApprovalInput, action api.Act
 	if err != nil || c.asJSON {
 		return err
 	}
-	printSafef(cmd.OutOrStdout(), "approved %s: %d dead letters; dlqd carries it out. To see the outcome: dlqd "+
-		"approvals show %s\n", a.ID, *cmp.Or(a.Frozen, expect), a.ID)
+	printSafef(cmd.OutOrStdout(), "approved %s: %s; dlqd carries it out. To see the outcome: dlqd "+
+		"approvals show %s\n", a.ID, affected(a, *cmp.Or(a.Frozen, expect)), a.ID)
 	return nil
 }
 
@@ -208,7 +219,11 @@ func printApproval(cmd *cobra.Command, a *approval.Approval) error {
 	row("state", a.State)
 	row("action", a.Do())
 	row("request", string(a.Request))
-	row("dead letters", a.Entries)
+	if a.Job() != 0 {
+		row("job", a.Job())
+	} else {
+		row("dead letters", a.Entries)
+	}
 	row("by queue", string(a.ByQueue))
 	row("requested by", a.Actor)
 	row("on behalf of", text(a.OnBehalfOf))

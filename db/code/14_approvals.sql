@@ -72,6 +72,48 @@ END
 $$;
 COMMENT ON FUNCTION dlq.require_approval_to IS 'dlq.require_approval for a change of many entries (dlq.act_on).';
 
+-- A job that is cancelled gets no dead letter. Its work is dropped, as by a discard of the dead letter that it might
+-- have become. A redelivery is excepted, because its dead letter stays open.
+CREATE OR REPLACE FUNCTION dlq.require_approval_of_cancel(p_job bigint) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+DECLARE
+    v_queue text;
+BEGIN
+    IF dlq.is_owner() AND (coalesce(current_setting('dlq.origin', true), '') = '' OR dlq.approved() IS NOT NULL) THEN
+        RETURN;
+    END IF;
+    SELECT r.queues INTO v_queue
+    FROM river.river_job j
+    CROSS JOIN LATERAL (
+        SELECT coalesce((SELECT string_agg(q, ', ') FROM jsonb_array_elements_text(r.rule -> 'queues') q), j.queue)
+            AS queues
+        FROM dlq.settings s, jsonb_array_elements(s.value::jsonb -> 'rules') r (rule)
+        WHERE s.key = 'approvals' AND r.rule -> 'operations' ? 'discard'
+            AND coalesce((r.rule ->> 'above')::bigint, 0) < 1
+            AND coalesce(j.queue LIKE ANY (dlq.like_patterns(r.rule -> 'queues')), true)
+        LIMIT 1) r
+    WHERE j.id = p_job AND NOT j.metadata ? 'dlq:entry_id';
+    IF FOUND THEN
+        RAISE EXCEPTION 'cancel: job % needs a second person, as the discard of a dead letter of % does', p_job, v_queue
+            USING ERRCODE = 'DLQ07', HINT = format('Request it: SELECT dlq.request_approval(''cancel'', %L, ''why''). A second person approves it with dlq.approve.', jsonb_build_object('job', p_job));
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.require_approval_of_cancel IS
+    'Raises DLQ07 if the policy (access.yaml: approvals) requires a second person to discard one dead letter of the '
+    'queue of a job, unless the job is a redelivery.';
+
+CREATE OR REPLACE FUNCTION dlq.jobs_to_cancel(p_operation text, p_request jsonb) RETURNS TABLE (id bigint, queue text)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
+BEGIN
+    IF p_operation = 'cancel' THEN
+        RETURN QUERY SELECT j.id, j.queue::text FROM river.river_job j
+        WHERE j.id = (p_request ->> 'job')::bigint AND j.finalized_at IS NULL;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.jobs_to_cancel IS 'The job that a request for approval asks to cancel, while it has not ended.';
+
 -- A request counts only entries that its operation can change: an entry that another operator closed
 -- meanwhile needs no approval any more.
 CREATE OR REPLACE FUNCTION dlq.approval_filter(p_operation text, p_request jsonb) RETURNS jsonb
@@ -79,6 +121,7 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE p_operation
         WHEN 'replay' THEN dlq.replayable(p_request -> 'filter')
         WHEN 'erase' THEN p_request -> 'filter'
+        WHEN 'cancel' THEN '{"ids": ["00000000-0000-0000-0000-000000000000"]}' -- no dead letter
         ELSE dlq.only_in_states(p_request -> 'filter', CASE p_request ->> 'do'
             WHEN 'discard' THEN '{dlq_pending,dlq_manual,dlq_failed}'
             WHEN 'purge' THEN CASE WHEN (p_request ->> 'force')::boolean
@@ -114,6 +157,7 @@ BEGIN
     EXECUTE 'SELECT count(*), count(*) FILTER (WHERE e.id >= $2) FROM dlq.dead_letter_queue e WHERE '
         || dlq.approval_where(v_approval, v_filter)
     INTO entries, arrived USING v_filter, dlq.first_id(v_approval.requested_at);
+    entries := entries + (SELECT count(*) FROM dlq.jobs_to_cancel(v_approval.operation, v_approval.request));
     closed := '{}';
     IF v_filter ? 'status' AND v_filter -> 'status' <> '[]' THEN
         EXECUTE 'SELECT coalesce(jsonb_object_agg(c.status, c.n), ''{}'') FROM (
@@ -175,20 +219,21 @@ DECLARE
     v_entries  bigint;
     v_by_queue jsonb;
     v_equal    uuid;
+    v_job      record;
     v_expires  timestamptz := now() + make_interval(secs => coalesce((SELECT (s.value::jsonb ->> 'seconds')::float8
         FROM dlq.settings s WHERE s.key = 'approvals'), 86400));
 BEGIN
-    IF p_operation IS NULL OR p_operation NOT IN ('replay', 'bulk', 'erase')
+    IF p_operation IS NULL OR p_operation NOT IN ('replay', 'bulk', 'erase', 'cancel')
         OR jsonb_typeof(p_request) IS DISTINCT FROM 'object'
         OR p_operation = 'bulk' AND coalesce(p_request ->> 'do', '') NOT IN ('discard', 'resolve', 'unpark', 'purge')
-            THEN
+        OR p_operation = 'cancel' AND jsonb_typeof(p_request -> 'job') IS DISTINCT FROM 'number' THEN
         RAISE EXCEPTION 'approval: invalid operation or request' USING ERRCODE = 'DLQ04',
-            HINT = 'Operations: bulk (discard, resolve, unpark or purge), replay (with the fields of a replay run), erase. Example: dlq.request_approval(''bulk'', ''{"do": "discard", "filter": {"queue": "payments"}}'', ''ticket 7'').';
+            HINT = 'Operations: bulk (discard, resolve, unpark or purge), replay (with the fields of a replay run), erase, cancel (job). Example: dlq.request_approval(''bulk'', ''{"do": "discard", "filter": {"queue": "payments"}}'', ''ticket 7'').';
     END IF;
     PERFORM dlq.require_role_for(p_operation, p_request);
     v_filter := dlq.approval_filter(p_operation, p_request);
     PERFORM dlq.filter_where(v_filter);
-    IF dlq.chooses_all(p_request -> 'filter')
+    IF p_operation <> 'cancel' AND dlq.chooses_all(p_request -> 'filter')
         AND (p_operation = 'erase' OR NOT coalesce((p_request ->> 'all')::boolean, false)) THEN
         RAISE EXCEPTION '%: an empty filter matches every entry', p_operation USING ERRCODE = 'DLQ04',
             HINT = CASE WHEN p_operation = 'erase'
@@ -197,6 +242,17 @@ BEGIN
     END IF;
     SELECT coalesce(sum(q.n), 0), coalesce(jsonb_object_agg(q.queue, q.n), '{}') INTO v_entries, v_by_queue
     FROM (SELECT p.queue, sum(p.entries)::bigint AS n FROM dlq.preview(v_filter) p GROUP BY p.queue) q;
+    IF p_operation = 'cancel' THEN
+        SELECT j.id, j.queue INTO v_job
+        FROM dlq.jobs_to_cancel(p_operation, p_request) j
+        JOIN dlq.show_jobs(ARRAY[(p_request ->> 'job')::bigint], false) s ON s.id = j.id;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'job %: there is no such job that has not ended', p_request ->> 'job'
+                USING ERRCODE = 'DLQ02';
+        END IF;
+        v_entries := 1;
+        v_by_queue := jsonb_build_object(v_job.queue, 1);
+    END IF;
     -- An equal request that waits is returned instead of a second one, which would find nothing left to do
     -- once the first is carried out. Two transactions at the same time may still create two requests.
     SELECT a.id INTO v_equal FROM dlq.approvals a WHERE a.state = 'requested' AND a.expires_at > now()
@@ -219,7 +275,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.request_approval IS
     'Requests approval of an operation by a second person: bulk (such as {"do": "discard", "filter": {"queue": '
-    '"payments"}}: discard, resolve, unpark or purge), replay or erase. Returns its id, for dlq.approve. If an '
+    '"payments"}}: discard, resolve, unpark or purge), replay, erase, or cancel ({"job": 41}). Returns its id, for '
+    'dlq.approve. If an '
     'equal request waits already, returns its id and makes no second one.';
 
 -- A person may have several names: those of a token and of a sign-in, in upper and lower case. The
@@ -292,6 +349,7 @@ BEGIN
         SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE ' || dlq.approval_where(v_approval, v_filter)
         || ' ON CONFLICT DO NOTHING' USING v_filter, p_id;
     GET DIAGNOSTICS v_frozen = ROW_COUNT;
+    v_frozen := v_frozen + (SELECT count(*) FROM dlq.jobs_to_cancel(v_approval.operation, v_approval.request));
     IF v_frozen > p_expect THEN
         RAISE EXCEPTION 'approval %: matches % dead letters, more than the % expected', p_id, v_frozen, p_expect
             USING ERRCODE = 'DLQ05', HINT = 'Check them again.';

@@ -452,7 +452,7 @@ BEGIN
              'dlq.request_approval; decide it with dlq.approve, dlq.refuse_approval or dlq.withdraw_approval.'),
             ('approvals', 'id', 'UUID version 7 of the time of the request.'),
             ('approvals', 'operation',
-             'The operation: replay (a replay run), bulk (one action on many entries) or erase.'),
+             'The operation: replay (a replay run), bulk (one action on many entries), erase, or cancel (of a job).'),
             ('approvals', 'request', 'The request: its filter, and the other arguments of the operation.'),
             ('approvals', 'entries', 'The number of entries that the filter matched at the time of the request.'),
             ('approvals', 'by_queue', 'The same, by queue.'),

@@ -9,6 +9,9 @@ FROM dlq.request_approval(@operation::text, @request::jsonb, nullif(@note::text,
 SELECT dlq.approve(@id::uuid, @expect::bigint, nullif(@note::text, ''), @actor::text, nullif(@on_behalf_of::text, ''),
     nullif(@token_by::text, ''));
 
+-- name: RequireForCancel :exec
+SELECT dlq.require_approval_of_cancel(@job::bigint);
+
 -- name: Refuse :exec
 SELECT dlq.refuse_approval(@id::uuid, nullif(@note::text, ''), @actor::text);
 

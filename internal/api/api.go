@@ -277,9 +277,9 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerViews(api)
 	s.registerAnalytics(api)
 	s.registerAudit(api)
-	s.registerApprovals(api)
 	s.registerQueues(api)
 	s.registerJobs(api)
+	s.registerApprovals(api) // after the operations that may need approval
 	s.registerAutomatic(api)
 	s.registerRestored(api)
 	s.registerCapture(api)

@@ -6,16 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/riverqueue/river/rivertype"
 
+	"github.com/dlqd/dlqd/internal/approval"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/delivery"
 	"github.com/dlqd/dlqd/internal/filter"
@@ -98,29 +96,30 @@ func (s *service) registerJobs(api huma.API) {
 
 	for _, verb := range []struct {
 		operation                  Operation[JobActionInput, JobDetail]
-		name, done                 string
+		done                       string
 		summary, description, from string
-		states                     []string
-		run                        func(context.Context, pgx.Tx, int64) (*rivertype.JobRow, error)
+		run                        func(ctx context.Context, tx pgx.Tx, id int64) (act string, err error)
 	}{
 		{
-			CancelJob, "cancel", "cancelled", "Cancel a job that has not ended",
+			CancelJob, "cancelled", "Cancel a job that has not ended",
 			"A job that is cancelled gets no dead letter. A running job is asked to end; if its worker does not heed that, " +
 				"the attempt goes on, and no other follows. A redelivery that is cancelled counts as failed: its dead letter is " +
-				"pending again, and the policy may redeliver it.", "available, pending, retryable, running and scheduled",
-			[]string{"available", "pending", "retryable", "running", "scheduled"},
-			func(ctx context.Context, tx pgx.Tx, id int64) (*rivertype.JobRow, error) {
-				return s.River.JobCancelTx(ctx, tx, id)
+				"pending again, and the policy may redeliver it. Where the policy requires a second person to discard a dead " +
+				"letter of the queue, it does so for the cancellation of other jobs.",
+			"available, pending, retryable, running and scheduled",
+			func(ctx context.Context, tx pgx.Tx, id int64) (string, error) {
+				db := s.Store.In(tx)
+				return delivery.CancelJob(ctx, s.River, tx, db, id,
+					func() error { return approval.RequireForCancel(ctx, db, id) })
 			},
 		},
 		{
-			RetryJob, "retry", "retried", "Run a waiting job now",
+			RetryJob, "retried", "Run a waiting job now",
 			"The next attempt begins as soon as a worker is free. A message whose destination's circuit breaker is open, or " +
 				"that waits for an earlier message with its ordering key, is held again. A cancelled job without a dead " +
 				"letter and without an ordering key is put back.", "retryable, scheduled and cancelled",
-			[]string{"retryable", "scheduled", "cancelled"},
-			func(ctx context.Context, tx pgx.Tx, id int64) (*rivertype.JobRow, error) {
-				return s.River.JobRetryTx(ctx, tx, id)
+			func(ctx context.Context, tx pgx.Tx, id int64) (string, error) {
+				return delivery.RetryJob(ctx, s.River, tx, s.Store.In(tx), id)
 			},
 		},
 	} {
@@ -136,49 +135,14 @@ func (s *service) registerJobs(api huma.API) {
 			if err != nil {
 				return nil, err
 			}
-			if verb.name == "retry" && before.State == "cancelled" && before.DeadLetter != nil {
+			if verb.operation == RetryJob && before.State == "cancelled" && before.DeadLetter != nil {
 				return nil, huma.Error409Conflict(
 					fmt.Sprintf("job %d: has dead letter %s; replay that", in.ID, before.DeadLetter.ID))
 			}
-			act := fmt.Sprintf("%s job %d", verb.done, in.ID)
-			err = s.Store.Record(ctx, "queue "+before.Queue, act, in.Body.act(ctx), func(tx pgx.Tx) error {
-				// The lock is on the row that River changes next, so the state is the one that River finds.
-				job, err := delivery.LockJob(ctx, s.Store.In(tx), in.ID)
-				switch {
-				case err != nil:
-					return err
-				case job == nil:
-					return &deadletter.MoveError{
-						Kind: deadletter.ErrNotAllowed, Detail: fmt.Sprintf("job %d: is locked by another session, or just ended", in.ID),
-						Hint: "Try again.",
-					}
-				case !slices.Contains(verb.states, job.State):
-					return &deadletter.MoveError{
-						Kind: deadletter.ErrNotAllowed,
-						Detail: fmt.Sprintf("job %d: cannot %s from %s (allowed: %s)", in.ID, verb.name, job.State,
-							strings.Join(verb.states, ", ")),
-					}
-				case job.State == "cancelled" && job.HasEntry:
-					return &deadletter.MoveError{
-						Kind: deadletter.ErrNotAllowed, Detail: fmt.Sprintf("job %d: has a dead letter; replay that", in.ID),
-					}
-				case job.State == "cancelled" && job.HasOrder:
-					return &deadletter.MoveError{
-						Kind:   deadletter.ErrNotAllowed,
-						Detail: fmt.Sprintf("job %d: later messages with its ordering key no longer wait for it", in.ID),
-						Hint:   "Submit the message again, with another messageId.",
-					}
-				}
-				_, err = verb.run(ctx, tx, in.ID)
-				if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "23505" {
-					return &deadletter.MoveError{
-						Kind: deadletter.ErrNotAllowed, Detail: fmt.Sprintf("job %d: another job has its unique key", in.ID),
-					}
-				}
-				return err
-			})
-			if err != nil {
-				return nil, s.problem(ctx, err)
+			if err := s.Store.RecordDone(ctx, "queue "+before.Queue, in.Body.act(ctx), func(tx pgx.Tx) (string, error) {
+				return verb.run(ctx, tx, in.ID)
+			}); err != nil {
+				return nil, s.approvalOrProblem(ctx, err, approval.Cancel, approval.Cancellation{Job: in.ID}, in.Body)
 			}
 			after, err := s.getJob(ctx, &in.JobInput)
 			if problem, ok := errors.AsType[huma.StatusError](err); ok && problem.GetStatus() == http.StatusNotFound {

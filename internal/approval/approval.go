@@ -23,6 +23,7 @@ const (
 	Replay = "replay" // a [replay.Request]
 	Bulk   = "bulk"   // a [deadletter.Bulk]
 	Erase  = "erase"  // an [Erasure]
+	Cancel = "cancel" // a [Cancellation]
 )
 
 // States of a request. [Approval] lists all of them.
@@ -37,10 +38,15 @@ type Erasure struct {
 	Filter json.RawMessage `json:"filter"`
 }
 
+// Cancellation is the request of a [Cancel] operation.
+type Cancellation struct {
+	Job int64 `json:"job"`
+}
+
 // Approval is a request for an operation, with its decision and its outcome.
 type Approval struct {
 	ID          uuid.UUID       `json:"id" doc:"Id of the request."`
-	Operation   string          `json:"operation" enum:"replay,bulk,erase" doc:"Operation: a replay run, a bulk action, or an erasure."`
+	Operation   string          `json:"operation" enum:"replay,bulk,erase,cancel" doc:"Operation: a replay run, a bulk action, an erasure, or the cancellation of a job, which is the one entry of its request."`
 	Request     json.RawMessage `json:"request" doc:"The complete request: its filter and the other parameters of the operation."`
 	Entries     int64           `json:"entries" doc:"Number of entries that the filter selected when approval was requested."`
 	ByQueue     json.RawMessage `json:"byQueue" doc:"Number of entries by queue."`
@@ -79,6 +85,15 @@ func (a *Approval) Do() string {
 	return a.Operation
 }
 
+// Job returns the id of the job that the request asks to cancel, or 0.
+func (a *Approval) Job() int64 {
+	var request Cancellation
+	if a.Operation == Cancel {
+		_ = json.Unmarshal(a.Request, &request)
+	}
+	return request.Job
+}
+
 // Needs returns whether the approval needs the role admin instead of operator, and whether it needs
 // that role for every queue and kind.
 func (a *Approval) Needs() (admin, everywhere bool) {
@@ -115,6 +130,11 @@ type Store struct {
 
 func (s *Store) inTx(ctx context.Context, fn func(q *dbsqlc.Queries) error) error {
 	return deadletter.AsMoveError(s.Store.InTx(ctx, func(tx postgres.DB) error { return fn(dbsqlc.New(tx)) }))
+}
+
+// RequireForCancel returns an error ([deadletter.ErrApproval]) if the policy requires a second person to cancel a job.
+func RequireForCancel(ctx context.Context, tx postgres.DB, job int64) error {
+	return deadletter.AsMoveError(dbsqlc.New(tx).RequireForCancel(ctx, job))
 }
 
 // Request creates a request for an operation. If an equal request waits already, Request returns that one and

@@ -35,7 +35,9 @@ type Runner struct {
 	Store    *deadletter.Store
 	Replayer *replay.Replayer
 	Archive  *archive.Archive // nil if there is none
-	Logger   *slog.Logger
+	// CancelJob cancels a job. It returns nil if the job is cancelled already.
+	CancelJob func(ctx context.Context, job int64, act deadletter.Act) error
+	Logger    *slog.Logger
 	// Observe, if not nil, is called after each request that was executed or could not be, with its
 	// duration and error.
 	Observe func(took time.Duration, err error)
@@ -141,6 +143,12 @@ func (r *Runner) do(ctx context.Context, a *dbsqlc.TakeRow) (*dbsqlc.EndParams, 
 		}
 		_, _, err := r.Store.Bulk(ctx, bulk) // dlq.act_where counts the changes of each batch
 		return &dbsqlc.EndParams{}, err
+	case Cancel:
+		var request Cancellation
+		if err := json.Unmarshal(a.Request, &request); err != nil {
+			return nil, fmt.Errorf("%w: %w", errRequest, err)
+		}
+		return &dbsqlc.EndParams{Changed: new(int64(1))}, r.CancelJob(ctx, request.Job, act)
 	default:
 		var erasure Erasure
 		if err := json.Unmarshal(a.Request, &erasure); err != nil {

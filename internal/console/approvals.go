@@ -37,6 +37,14 @@ type approvalView struct {
 // Verb returns the requested action with a capital.
 func (a approvalView) Verb() string { return upper(a.Do()) }
 
+// What returns what the operation changes, as a number of dead letters or a job.
+func (a approvalView) What() string {
+	if job := a.Job(); job != 0 {
+		return "job " + strconv.FormatInt(job, 10)
+	}
+	return plural(a.Entries, "dead letter")
+}
+
 // filter returns the filter of the request, as JSON.
 func (a approvalView) filter() json.RawMessage {
 	var request struct {
@@ -76,7 +84,7 @@ func (a approvalView) Queues() []share {
 
 // Sentence describes the request and its outcome.
 func (a approvalView) Sentence() string {
-	asks := a.Actor + " requests to " + strings.ToLower(a.Do()) + " " + plural(a.Entries, "dead letter") + "."
+	asks := a.Actor + " requests to " + strings.ToLower(a.Do()) + " " + a.What() + "."
 	by := ""
 	if a.DecidedBy != nil {
 		by = *a.DecidedBy
@@ -89,7 +97,7 @@ func (a approvalView) Sentence() string {
 		return asks + " " + by + " approved it, and dlqd executes it."
 	case "done":
 		text := asks + " " + by + " approved it, and it was done"
-		if a.Changed != nil {
+		if a.Changed != nil && a.Job() == 0 {
 			text += ": " + plural(*a.Changed, "dead letter", "dead letters") + " changed"
 		}
 		return text + "."
@@ -147,7 +155,7 @@ func (in *request) askedForAll(entries []deadletter.Summary) askedFor {
 
 // Ending tells the requester how the request ended.
 func (a approvalView) Ending() string {
-	text := "Your request to " + strings.ToLower(a.Do()) + " " + plural(a.Entries, "dead letter")
+	text := "Your request to " + strings.ToLower(a.Do()) + " " + a.What()
 	by := ""
 	if a.DecidedBy != nil {
 		by = *a.DecidedBy
@@ -155,7 +163,7 @@ func (a approvalView) Ending() string {
 	switch a.State {
 	case "done":
 		text += " was approved by " + by + ", and dlqd executed it"
-		if a.Changed != nil {
+		if a.Changed != nil && a.Job() == 0 {
 			text += ": " + number(*a.Changed) + " changed"
 		}
 	case "failed":
@@ -282,7 +290,7 @@ func (c *Console) approval(in *request) (*view, error) {
 	a.Copies = copies("dlqd approvals show "+id, "SELECT "+approvalColumns+" FROM dlq.approvals WHERE id = '"+id+"';",
 		in.curl(address(api.GetApproval, input)))
 	return &view{
-		Template: "approval", Title: a.Verb() + " " + plural(a.Entries, "dead letter"), Data: a,
+		Template: "approval", Title: a.Verb() + " " + a.What(), Data: a,
 		Interval: max(approvalsInterval, countingShare*counting), Seen: outcomesFor(me, requested),
 	}, nil
 }
@@ -376,7 +384,7 @@ func (c *Console) decide(in *request) (*done, error) {
 		if err != nil {
 			return nil, &api.Problem{
 				Status: http.StatusUnprocessableEntity, Title: "Number required",
-				Detail: "type the number of affected dead letters that the page shows; if more match by then, dlqd refuses",
+				Detail: "type the number that the page shows; if more match by then, dlqd refuses",
 			}
 		}
 		if _, err := call(in, api.Approve, api.ApproveInput{

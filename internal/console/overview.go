@@ -32,7 +32,7 @@ type overview struct {
 	Breakers  []breaker.Status
 	Waiting   []waiting
 	Runs      []*replay.Run
-	Approvals []*approval.Approval
+	Approvals []approvalView
 	Oldest    []analytics.Oldest
 	AsOf      time.Time
 	Copies    []copyText
@@ -155,7 +155,9 @@ func (o *overview) readRunsAndBreakers(in *request) error {
 		}
 	}
 	approvals, _, err := callIfAllowed(in, api.ListApprovals, api.ApprovalsInput{State: approval.Requested, Limit: 5})
-	o.Approvals = approvals.Approvals
+	for _, a := range approvals.Approvals {
+		o.Approvals = append(o.Approvals, approvalView{a})
+	}
 	return err
 }
 

@@ -957,18 +957,25 @@ func (s *Store) PublishPolicy(ctx context.Context, version string, approvals jso
 	})
 }
 
-// Record runs do in a transaction and writes an audit row for an action on something that is not an
-// entry.
+// Record runs do in a transaction and writes an audit row for what it does to something that is not an entry.
 func (s *Store) Record(ctx context.Context, subject, what string, act Act, do func(tx pgx.Tx) error) error {
+	return s.RecordDone(ctx, subject, act, func(tx pgx.Tx) (string, error) { return what, do(tx) })
+}
+
+// RecordDone is Record for actions of which only do knows what they are.
+func (s *Store) RecordDone(ctx context.Context, subject string, act Act,
+	do func(tx pgx.Tx) (what string, err error),
+) error {
 	return postgres.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		if err := s.setOrigin(ctx, tx); err != nil {
 			return err
 		}
-		if err := dbsqlc.New(s.schemas.Rendered(tx)).RecordAct(ctx, dbsqlc.RecordActParams{
-			Subject: subject, Act: what, Actor: act.Actor, Note: act.Note,
-		}); err != nil {
+		what, err := do(tx)
+		if err != nil {
 			return err
 		}
-		return do(tx)
+		return dbsqlc.New(s.schemas.Rendered(tx)).RecordAct(ctx, dbsqlc.RecordActParams{
+			Subject: subject, Act: what, Actor: act.Actor, Note: act.Note,
+		})
 	})
 }

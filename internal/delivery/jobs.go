@@ -4,11 +4,17 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/riverqueue/river"
 
+	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
@@ -113,15 +119,65 @@ func FindJob(ctx context.Context, db postgres.DB, id int64) (*Job, []Failure, js
 	return job, failures, rows[0].Args, err
 }
 
-// LockedJob is a job that the transaction has locked.
-type LockedJob = dbsqlc.LockJobRow
+// CancelJob cancels a job in a transaction, and returns the act for the audit trail. allowed, if not nil, is called
+// before the change. CancelJob waits for no lock.
+func CancelJob(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, db postgres.DB, id int64,
+	allowed func() error,
+) (act string, err error) {
+	job, err := lockJob(ctx, db, id, "cancel", "available", "pending", "retryable", "running", "scheduled")
+	if err == nil && allowed != nil {
+		err = allowed()
+	}
+	if err == nil {
+		_, err = client.JobCancelTx(ctx, tx, id)
+	}
+	if err != nil {
+		return "", err
+	}
+	if job.State == "running" { // its worker ends it, and may end it otherwise
+		return fmt.Sprintf("asked running job %d to end", id), nil
+	}
+	return fmt.Sprintf("cancelled job %d", id), nil
+}
 
-// LockJob locks a job until the end of the transaction; nil if another session has locked the job, or if it does not
-// exist. It does not wait.
-func LockJob(ctx context.Context, tx postgres.DB, id int64) (*LockedJob, error) {
+// RetryJob makes a job that waits, or that was cancelled, available in a transaction, and returns the act for the audit
+// trail. RetryJob waits for no lock.
+func RetryJob(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, db postgres.DB, id int64,
+) (act string, err error) {
+	job, err := lockJob(ctx, db, id, "retry", "retryable", "scheduled", "cancelled")
+	switch {
+	case err != nil:
+		return "", err
+	case job.State == "cancelled" && job.HasEntry:
+		return "", notAllowed("", "job %d: has a dead letter; replay that", id)
+	case job.State == "cancelled" && job.HasOrder:
+		return "", notAllowed("Submit the message again, with another messageId.",
+			"job %d: later messages with its ordering key no longer wait for it", id)
+	}
+	_, err = client.JobRetryTx(ctx, tx, id)
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == "23505" {
+		return "", notAllowed("", "job %d: another job has its unique key", id)
+	}
+	return fmt.Sprintf("retried job %d", id), err
+}
+
+func notAllowed(hint, detail string, args ...any) error {
+	return &deadletter.MoveError{Kind: deadletter.ErrNotAllowed, Detail: fmt.Sprintf(detail, args...), Hint: hint}
+}
+
+// lockJob locks a job as River does to change it, until the end of the transaction. It returns an error if the job is
+// in another state, or if another session has locked it. The lock is on the row that River changes next, so that the
+// job is in the state that River finds.
+func lockJob(ctx context.Context, tx postgres.DB, id int64, verb string,
+	allowed ...string,
+) (*dbsqlc.LockJobRow, error) {
 	job, err := dbsqlc.New(tx).LockJob(ctx, id)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil //nolint:nilnil // documented above
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil, notAllowed("Try again.", "job %d: is locked by another session, or just ended", id)
+	case err == nil && !slices.Contains(allowed, job.State):
+		return nil, notAllowed("", "job %d: cannot %s from %s (allowed: %s)", id, verb, job.State,
+			strings.Join(allowed, ", "))
 	}
 	return &job, err
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -720,4 +721,63 @@ func TestApprovals_ApplyToRedeliveriesIntoAQueue(t *testing.T) {
 		`{"filter": {"queue": ["post"]}, "note": "n", "force": true, "queue": "payments"}`)
 	require.Equal(t, http.StatusAccepted, status, out)
 	require.Contains(t, out, `"run"`)
+}
+
+// Cancelling a job drops its work without a dead letter, so a rule of discards applies to it. The dead letter of a
+// redelivery stays open, and rules that begin above one dead letter do not apply to one job.
+func TestApprovals_ApplyToCancelledJobs(t *testing.T) {
+	t.Parallel()
+	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}, Queues: []string{"pay*"}},
+		policy.ApprovalRule{Operations: []string{"discard"}, Above: 1})
+	kim, lee := b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root")
+	insert := func(queue, metadata string) (id string) {
+		require.NoError(t, b.pool.QueryRow(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, state,
+			scheduled_at, metadata) VALUES ('order.paid', '{}', $1, 3, 'scheduled', now() + interval '1 hour', $2)
+			RETURNING id::text`, queue, metadata).Scan(&id))
+		return id
+	}
+	state := func(job string) string { return b.text("SELECT state::text FROM river_job WHERE id = " + job) }
+	cancel := func(job string) (int, string) {
+		return b.as(kim, "POST", "/api/jobs/"+job+"/cancel", `{"note": "ticket 7"}`)
+	}
+	for _, free := range []string{
+		insert("mail", "{}"), insert("payments", `{"dlq:entry_id": "01999999-0000-7000-8000-000000000000"}`),
+	} {
+		status, out := cancel(free)
+		require.Equal(t, http.StatusOK, status, out)
+		require.Contains(t, out, `"state":"cancelled"`)
+	}
+
+	job := insert("payments", "{}")
+	id := b.ask(kim, "/api/jobs/"+job+"/cancel", `{"note": "ticket 7"}`)
+	require.Equal(t, "scheduled", state(job), "nothing changes before the approval")
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.acts WHERE act LIKE '%job "+job+"%'"))
+	require.Equal(t, id, b.ask(kim, "/api/jobs/"+job+"/cancel", `{}`), "an equal request waits already")
+	status, told, to := b.send(kim, "/jobs/"+job+"/act", url.Values{"do": {"cancel"}})
+	require.Equal(t, []any{http.StatusSeeOther, "/approvals/" + id}, []any{status, to}, told)
+	_, page := b.browse(lee, "/approvals/"+id)
+	has(t, page, "kim requests to cancel job "+job+".")
+	has(t, page, `<a href="/jobs/`+job+`">job `+job+`</a>`)
+	_, page = b.browse(lee, "/approvals")
+	has(t, page, "<b>Cancel</b> job "+job)
+
+	require.Equal(t, http.StatusForbidden, b.decide(kim, id, "approve", `{"expect": 1}`))
+	require.Equal(t, http.StatusConflict, b.decide(lee, id, "approve", `{"expect": 0}`))
+	require.Equal(t, http.StatusOK, b.decide(lee, id, "approve", `{"expect": 1}`))
+	b.awaitApproval(kim, id, "done")
+	require.Equal(t, "cancelled", state(job))
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.acts WHERE act = 'cancelled job `+job+`' AND actor = 'kim'
+		AND note = 'ticket 7' AND origin LIKE '%approved by lee'`))
+	_, page = b.browse(kim, "/approvals/"+id)
+	has(t, page, "lee approved it, and it was done.")
+
+	// The job may end before the approval, and a caller of another queue does not learn that it exists.
+	ended := insert("payments", "{}")
+	id = b.ask(kim, "/api/jobs/"+ended+"/cancel", `{}`)
+	b.exec("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = " + ended)
+	require.Equal(t, http.StatusOK, b.decide(lee, id, "approve", `{"expect": 1}`))
+	require.Contains(t, b.awaitApproval(kim, id, "failed").Problem, "cannot cancel from completed")
+	foreign := b.named("pat", access.Operator, "root", "mail")
+	status, out := b.as(foreign, "POST", "/api/jobs/"+insert("payments", "{}")+"/cancel", `{}`)
+	require.Equal(t, http.StatusNotFound, status, out)
 }

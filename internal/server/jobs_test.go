@@ -68,7 +68,7 @@ func TestJobs_CancelAndRetry(t *testing.T) {
 	insert := func(state string) (id string) {
 		require.NoError(t, b.pool.QueryRow(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, scheduled_at, finalized_at, errors)
 			VALUES ('order.paid', '{"secret": "payload"}', 'pay_eu', 3, 1, $1::text::river_job_state, now() + interval '1 hour',
-			CASE $1::text WHEN 'completed' THEN now() END, ARRAY['{"at": "2026-11-25T08:00:00Z", "attempt": 1, "error": "refused"}'::jsonb])
+			CASE WHEN $1::text IN ('completed', 'cancelled') THEN now() END, ARRAY['{"at": "2026-11-25T08:00:00Z", "attempt": 1, "error": "refused"}'::jsonb])
 			RETURNING id::text`, state).Scan(&id))
 		return id
 	}
@@ -128,6 +128,25 @@ func TestJobs_CancelAndRetry(t *testing.T) {
 	status, out = act(operator, b.jobs["pay_eu/order.paid"], "retry")
 	require.Equal(t, http.StatusConflict, status, "a job with a dead letter is replayed: "+out)
 
+	// River asks the worker of a running job to end it, and the job may end otherwise.
+	running := insert("running")
+	status, out = act(operator, running, "cancel")
+	require.Equal(t, http.StatusOK, status, out)
+	require.Equal(t, "running", state(running))
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.acts WHERE act = 'asked running job "+running+" to end'"))
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.acts WHERE act = 'cancelled job "+running+"'"))
+
+	// A job with the same unique key was inserted after the cancellation.
+	unique := insert("cancelled")
+	b.exec(`UPDATE river_job SET finalized_at = now(), unique_key = '\x01', unique_states = B'00000001',
+		metadata = '{"cancel_attempted_at": "x"}' WHERE id = ` + unique)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, unique_key, unique_states)
+		VALUES ('order.paid', '{}', 'pay_eu', 3, 'available', '\x01', B'00000001')`)
+	status, out = act(operator, unique, "retry")
+	require.Equal(t, http.StatusConflict, status, out)
+	require.Contains(t, out, "another job has its unique key")
+	require.Equal(t, "cancelled", state(unique))
+
 	locked := insert("retryable")
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -148,6 +167,53 @@ func TestJobs_CancelAndRetry(t *testing.T) {
 	status, told, to := b.send(operator, "/jobs/"+locked+"/act", url.Values{"do": {"cancel"}, "note": {"no"}})
 	require.Equal(t, []any{http.StatusSeeOther, "/jobs/" + locked}, []any{status, to}, told)
 	require.Equal(t, "cancelled", state(locked))
+}
+
+// Jobs in River's state pending wait for a client of River, and not for a time: they have a number of their own. Pages
+// that need no numbers of jobs do not count them.
+func TestQueues_CountPendingJobs(t *testing.T) {
+	t.Parallel()
+	b := scopeSetup(t)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, scheduled_at)
+		SELECT 'order.paid', '{}', q, 3, s::river_job_state, now() + interval '1 hour'
+		FROM (VALUES ('pay_eu'), ('only_jobs')) q (q), (VALUES ('pending'), ('pending'), ('scheduled')) s (s)`)
+	reader := b.token(access.Reader, nil)
+	list := func(query string) map[string]map[string]any {
+		status, out := b.as(reader, "GET", "/api/queues"+query, "")
+		require.Equal(t, http.StatusOK, status, out)
+		var body struct{ Queues []map[string]any }
+		require.NoError(t, json.Unmarshal([]byte(out), &body))
+		queues := map[string]map[string]any{}
+		for _, q := range body.Queues {
+			queues[q["name"].(string)] = q
+		}
+		return queues
+	}
+	all := list("")
+	require.EqualValues(t, 2, all["pay_eu"]["pending"])
+	require.EqualValues(t, 3, all["pay_eu"]["scheduled"])
+	require.Contains(t, all, "only_jobs")
+	names := list("?withoutJobs=true")
+	require.EqualValues(t, 0, names["pay_eu"]["scheduled"])
+	require.Equal(t, all["pay_eu"]["deadLetters"], names["pay_eu"]["deadLetters"])
+	require.NotContains(t, names, "only_jobs")
+
+	_, page := b.browse(reader, "/jobs?queue=pay_eu&state=pending")
+	has(t, page, "2 jobs of pay_eu are pending.")
+	_, page = b.browse(reader, "/jobs?queue=pay_eu&state=scheduled")
+	has(t, page, "1 job of pay_eu is scheduled.")
+}
+
+// Acting on several groups stops at a refusal. It says which groups were changed before.
+func TestGroups_SayHowManyWereChanged(t *testing.T) {
+	t.Parallel()
+	b := scopeSetup(t)
+	operator := b.token(access.Operator, nil)
+	_, told, _ := b.send(operator, "/groups", url.Values{
+		"do": {"fixed"}, "group": {"pay_eu/same", "pay_eu/00000000000000000000"}, "from": {"/groups"},
+	})
+	require.Contains(t, told, "only the first 1 of 2 groups")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.group_marks WHERE fixed_at IS NOT NULL"))
 }
 
 // The search redirects to the thing whose id is the text, and lists the things whose names contain the text.

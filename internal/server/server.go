@@ -410,16 +410,19 @@ func (s *Server) startDLQWorker() error {
 	runs := replay.NewRunner(s.store, s.logger.With("part", "replay"), s.guard.Load().MaySend).Loop()
 	s.loops.Add(runs)
 	s.wakeRuns = runs.Wake
-	approved := (&approval.Runner{
-		Store: s.store, Replayer: s.replayer(), Archive: s.archive,
-		Logger: s.logger.With("part", "approvals"), Observe: s.metrics.ObserveApproval,
-	}).Loop()
-	s.loops.Add(approved)
-	s.wakeApproved = approved.Wake
 	riverAdmin, err := s.riverAdmin()
 	if err != nil {
 		return err
 	}
+	approved := (&approval.Runner{
+		Store: s.store, Replayer: s.replayer(), Archive: s.archive,
+		CancelJob: func(ctx context.Context, job int64, act deadletter.Act) error {
+			return s.cancelJob(ctx, riverAdmin, job, act)
+		},
+		Logger: s.logger.With("part", "approvals"), Observe: s.metrics.ObserveApproval,
+	}).Loop()
+	s.loops.Add(approved)
+	s.wakeApproved = approved.Wake
 	queues := &breaker.Queues{Pool: s.pool, Schemas: s.config.Schemas, River: riverAdmin, Breakers: s.breakers}
 	s.loops.Add(queues.Loop())
 	return nil
@@ -462,6 +465,23 @@ func (s *Server) startMaintenance() {
 	s.loops.Add(s.analytics.Loops()...)
 	s.loops.Add((&metrics.Sampler{Store: s.store, Schemas: s.config.Schemas, Policy: s.policy}).Loop())
 	s.loops.Add(reconcile.New(reconcile.Config{DB: s.store.DB(), Logger: s.logger.With("part", "reconciler")}).Loop())
+}
+
+// cancelJob cancels a job for an approved request. If the process that executed the request before died, the job may be
+// cancelled already.
+func (s *Server) cancelJob(ctx context.Context, client *river.Client[pgx.Tx], id int64, act deadletter.Act) error {
+	job, _, _, err := delivery.FindJob(ctx, s.store.DB(), id)
+	switch {
+	case err != nil:
+		return err
+	case job == nil:
+		return &deadletter.MoveError{Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("job %d: there is no such job", id)}
+	case job.State == "cancelled":
+		return nil
+	}
+	return s.store.RecordDone(ctx, "queue "+job.Queue, act, func(tx pgx.Tx) (string, error) {
+		return delivery.CancelJob(ctx, client, tx, s.store.In(tx), id, nil)
+	})
 }
 
 // riverAdmin returns a River client that works no queue. It lists and pauses queues.

@@ -280,6 +280,15 @@ func (q *Queries) RequestsFor(ctx context.Context, ids []uuid.UUID) ([]RequestsF
 	return items, nil
 }
 
+const RequireForCancel = `-- name: RequireForCancel :exec
+SELECT dlq.require_approval_of_cancel($1::bigint)
+`
+
+func (q *Queries) RequireForCancel(ctx context.Context, job int64) error {
+	_, err := q.db.Exec(ctx, RequireForCancel, job)
+	return err
+}
+
 const Take = `-- name: Take :many
 SELECT t.id::uuid AS id, t.operation::text AS operation, t.request::jsonb AS request, t.actor::text AS actor,
        coalesce(t.origin, '')::text AS origin, coalesce(t.note, '')::text AS note,
