@@ -13,11 +13,12 @@ WHERE t.id = (SELECT k.id FROM dlq.tokens k WHERE k.id = @id
 
 -- name: InsertToken :exec
 INSERT INTO dlq.tokens (id, name, hash, role, queues, kinds, sources, note, created_by, expires_at)
-VALUES (@id, @name, @hash, @role, @queues, @kinds, @sources, nullif(@note::text, ''), @created_by, sqlc.narg(expires_at));
+VALUES (@id, @name, @hash, @role, @queues, @kinds, @sources, nullif(@note::text, ''), @created_by,
+    sqlc.narg(expires_at));
 
 -- name: Tokens :many
-SELECT t.id, t.name, t.role, t.queues, t.kinds, t.sources, coalesce(t.note, '')::text AS note, t.created_by, t.created_at,
-    t.expires_at, t.used_at, t.revoked_at, coalesce(t.revoked_by, '')::text AS revoked_by
+SELECT t.id, t.name, t.role, t.queues, t.kinds, t.sources, coalesce(t.note, '')::text AS note, t.created_by,
+    t.created_at, t.expires_at, t.used_at, t.revoked_at, coalesce(t.revoked_by, '')::text AS revoked_by
 FROM dlq.tokens t ORDER BY t.id;
 
 -- name: RevokeToken :execrows

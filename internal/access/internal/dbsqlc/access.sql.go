@@ -205,7 +205,8 @@ func (q *Queries) InsertSession(ctx context.Context, arg InsertSessionParams) er
 
 const InsertToken = `-- name: InsertToken :exec
 INSERT INTO dlq.tokens (id, name, hash, role, queues, kinds, sources, note, created_by, expires_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, nullif($8::text, ''), $9, $10)
+VALUES ($1, $2, $3, $4, $5, $6, $7, nullif($8::text, ''), $9,
+    $10)
 `
 
 type InsertTokenParams struct {
@@ -378,8 +379,8 @@ func (q *Queries) SetOrigin(ctx context.Context, origin string) error {
 }
 
 const Tokens = `-- name: Tokens :many
-SELECT t.id, t.name, t.role, t.queues, t.kinds, t.sources, coalesce(t.note, '')::text AS note, t.created_by, t.created_at,
-    t.expires_at, t.used_at, t.revoked_at, coalesce(t.revoked_by, '')::text AS revoked_by
+SELECT t.id, t.name, t.role, t.queues, t.kinds, t.sources, coalesce(t.note, '')::text AS note, t.created_by,
+    t.created_at, t.expires_at, t.used_at, t.revoked_at, coalesce(t.revoked_by, '')::text AS revoked_by
 FROM dlq.tokens t ORDER BY t.id
 `
 
