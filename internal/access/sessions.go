@@ -55,14 +55,14 @@ const (
 
 // Session is a user's session in a browser.
 type Session struct {
-	ID        string
-	Name      string // the user
-	Via       string // ViaToken or ViaOIDC
-	Address   string // from which the user signed in
-	Agent     string // User-Agent of the browser
-	CreatedAt time.Time
-	SeenAt    time.Time // accurate to a minute
-	ExpiresAt time.Time // time of expiry, if the user makes no further request
+	ID        string    `json:"id" format:"uuid" doc:"Id of the session, for ending it. It is not a credential."`
+	Name      string    `json:"name" doc:"The user."`
+	Via       string    `json:"via" enum:"token,oidc" doc:"How the user signed in."`
+	Address   string    `json:"address" doc:"Address from which the user signed in."`
+	Agent     string    `json:"agent" doc:"User-Agent of the browser."`
+	CreatedAt time.Time `json:"createdAt" doc:"When the user signed in."`
+	SeenAt    time.Time `json:"seenAt" doc:"When the session was last used, accurate to a minute."`
+	ExpiresAt time.Time `json:"expiresAt" doc:"When the session ends if it is not used again."`
 }
 
 // ErrNoSession means that no session has the id.

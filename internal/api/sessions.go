@@ -17,15 +17,9 @@ const SessionsPath = "/api/sessions"
 
 // Session is a user's session in a browser.
 type Session struct {
-	ID        string    `json:"id" format:"uuid" doc:"Id of the session, for ending it. It is not a credential."`
-	Name      string    `json:"name" doc:"The user."`
-	Via       string    `json:"via" enum:"token,oidc" doc:"How the user signed in."`
-	Address   string    `json:"address" doc:"Address from which the user signed in."`
-	Agent     string    `json:"agent" doc:"User-Agent of the browser."`
-	CreatedAt time.Time `json:"createdAt" doc:"When the user signed in."`
-	SeenAt    time.Time `json:"seenAt" doc:"When the session was last used, accurate to a minute."`
-	ExpiresAt time.Time `json:"expiresAt" doc:"When the session ends if it is not used again."`
-	Current   bool      `json:"current" doc:"Whether it is the session of this request."`
+	access.Session
+
+	Current bool `json:"current" doc:"Whether it is the session of this request."`
 }
 
 // EndSessions selects the sessions to end.
@@ -75,10 +69,10 @@ func (s *service) registerSessions(api huma.API) {
 		Errors:      []int{503},
 	}
 	at := time.Date(2026, 3, 2, 8, 0, 0, 0, time.UTC)
-	shown := &SessionsOutputBody{[]Session{{
+	shown := &SessionsOutputBody{[]Session{{Current: true, Session: access.Session{
 		ID: "0198a0b0-0000-7000-8000-000000000000", Name: "kim@example.com", Via: access.ViaOIDC, Address: "192.0.2.7",
-		Agent: "Mozilla/5.0", CreatedAt: at, SeenAt: at.Add(time.Hour), ExpiresAt: at.Add(13 * time.Hour), Current: true,
-	}}}
+		Agent: "Mozilla/5.0", CreatedAt: at, SeenAt: at.Add(time.Hour), ExpiresAt: at.Add(13 * time.Hour),
+	}}}}
 	example(&list, http.StatusOK, shown)
 	register(api, ListSessions, list, s.listSessions)
 
@@ -152,10 +146,7 @@ func (s *service) listSessions(ctx context.Context, in *SessionsInput) (*Session
 		return nil, s.problem(ctx, err)
 	}
 	for _, one := range sessions {
-		out.Sessions = append(out.Sessions, Session{
-			ID: one.ID, Name: one.Name, Via: one.Via, Address: one.Address, Agent: one.Agent,
-			CreatedAt: one.CreatedAt, SeenAt: one.SeenAt, ExpiresAt: one.ExpiresAt, Current: one.ID == p.Session,
-		})
+		out.Sessions = append(out.Sessions, Session{Session: one, Current: one.ID == p.Session})
 	}
 	return out, nil
 }
