@@ -87,7 +87,7 @@ func (d *database) actual() string {
 	for f := range d.failures {
 		ats[f], entries[f] = d.failures[f].at, d.failures[f].id
 	}
-	rows, err := d.conn(worker).Query(d.ctx, `WITH j AS (SELECT id, created_at, number, n - 1 AS i
+	rows, err := d.conn(observer).Query(d.ctx, `WITH j AS (SELECT id, created_at, number, n - 1 AS i
 		FROM unnest($1::bigint[], $2::timestamptz[], $3::integer[]) WITH ORDINALITY u (id, created_at, number, n)),
 		f AS (SELECT at, id, n - 1 AS i FROM unnest($4::timestamptz[], $5::uuid[]) WITH ORDINALITY u (at, id, n))
 		SELECT CASE WHEN r.id IS NULL THEN format('job %s gone entry=%s', j.i, 'e' || e.i)
