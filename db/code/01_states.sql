@@ -60,10 +60,14 @@ COMMENT ON FUNCTION dlq.caller IS
     'The role of the session: the one chosen by SET ROLE, or else session_user. Also correct inside '
     'functions that run as the schema''s owner.';
 
+-- PL/pgSQL, like dlq.origin: each move calls both, and Postgres would plan an SQL function again in every statement
+-- (measured: 115 µs of the 280 µs of a replay).
 CREATE OR REPLACE FUNCTION dlq.is_owner() RETURNS boolean
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT pg_has_role(dlq.caller(),
-        (SELECT c.relowner FROM pg_class c WHERE c.oid = 'dlq.dead_letter_queue'::regclass), 'USAGE')
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN pg_has_role(dlq.caller(),
+        (SELECT c.relowner FROM pg_class c WHERE c.oid = 'dlq.dead_letter_queue'::regclass), 'USAGE');
+END
 $$;
 COMMENT ON FUNCTION dlq.is_owner IS
     'Whether the caller owns the schema, as dlqd itself does, or is a superuser.';
@@ -88,14 +92,20 @@ COMMENT ON FUNCTION dlq.is_person IS 'Whether an actor is a user or a program of
 -- claim. A database user may have the name of one of dlqd's actors, such as capture: the second
 -- condition gives the moves of such a user an origin, too.
 CREATE OR REPLACE FUNCTION dlq.origin(p_actor text, p_claimed text DEFAULT NULL) RETURNS text
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
-RETURN CASE
-    WHEN nullif(current_setting('dlq.origin', true), '') IS NOT NULL AND dlq.is_owner()
-        THEN current_setting('dlq.origin', true)
-    WHEN dlq.is_person(p_actor) OR p_actor = session_user AND NOT dlq.is_owner()
-    THEN 'SQL, from ' || coalesce(host(inet_client_addr()), 'a local socket')
-        || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', '')
-         || CASE WHEN p_claimed <> p_actor THEN ', on behalf of ' || p_claimed ELSE '' END END;
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_described constant text := nullif(current_setting('dlq.origin', true), '');
+BEGIN
+    IF v_described IS NOT NULL AND dlq.is_owner() THEN
+        RETURN v_described;
+    ELSIF dlq.is_person(p_actor) OR p_actor = session_user AND NOT dlq.is_owner() THEN
+        RETURN 'SQL, from ' || coalesce(host(inet_client_addr()), 'a local socket')
+            || coalesce(' (' || nullif(current_setting('application_name'), '') || ')', '')
+            || CASE WHEN p_claimed <> p_actor THEN ', on behalf of ' || p_claimed ELSE '' END;
+    END IF;
+    RETURN NULL;
+END
+$$;
 COMMENT ON FUNCTION dlq.origin IS
     'Where an operator''s move comes from: the API''s description of its caller, or the address and '
     'program of the database session, with the claimed name if it differs from the actor. Null for '
