@@ -10,6 +10,14 @@ CREATE OR REPLACE TRIGGER dead_letter_move BEFORE UPDATE ON dlq.dead_letter_queu
           OR OLD.stage = 'inbox' OR OLD.stage IS DISTINCT FROM NEW.stage)
     EXECUTE FUNCTION dlq.on_move();
 
+-- An open entry is in the open partition. A statement names that partition or the root.
+CREATE OR REPLACE TRIGGER dead_letter_moves AFTER UPDATE ON dlq.dead_letter_queue
+    REFERENCING OLD TABLE AS was NEW TABLE AS came FOR EACH STATEMENT
+    WHEN (current_setting('dlq.moves', true) <> '') EXECUTE FUNCTION dlq.on_moves();
+CREATE OR REPLACE TRIGGER dead_letter_moves AFTER UPDATE ON dlq.dead_letter_open
+    REFERENCING OLD TABLE AS was NEW TABLE AS came FOR EACH STATEMENT
+    WHEN (current_setting('dlq.moves', true) <> '') EXECUTE FUNCTION dlq.on_moves();
+
 -- Only statements that set these columns pay for the comparison.
 CREATE OR REPLACE TRIGGER dead_letter_content BEFORE UPDATE OF original_event, error_message ON dlq.dead_letter_queue
     FOR EACH ROW
@@ -78,6 +86,7 @@ BEGIN
         SELECT t.tgname, t.tgrelid::regclass AS name, k.text
         FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
         JOIN (VALUES ('dead_letter_move', 'Rejects moves that the state table does not allow, and writes audit rows.'),
+            ('dead_letter_moves', 'Writes the audit rows of moves that dlqd makes in one statement.'),
             ('dead_letter_content', 'Rejects changes of payloads and errors without an audit row.'),
             ('dead_letter_enter', 'Rejects new entries that are not dlq_pending.'),
             ('dead_letter_insert', 'Rejects new entries that are neither dlq_pending nor have an audit row.'),

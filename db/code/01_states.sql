@@ -315,6 +315,8 @@ DECLARE
     v_left   text;
     v_joined text;
     v_stage  constant dlq.dead_letter_stage := OLD.stage;
+    -- The triggers of the open partition and of the root write the audit rows of the statement (dlq.on_moves).
+    v_batch  constant boolean := OLD.stage = 'open' AND dlq.moves_in_batch();
     v_raw    dlq.dead_letter_queue; -- the row as capture wrote it
 BEGIN
     IF NEW.id IS DISTINCT FROM OLD.id OR NEW.river_job_id IS DISTINCT FROM OLD.river_job_id THEN
@@ -389,31 +391,33 @@ BEGIN
         NEW.resolution_timestamp := NULL;
     END IF;
 
-    v_actor := coalesce(NEW.move ->> 'actor', session_user);
-    v_origin := dlq.origin(v_actor, NEW.move ->> 'claimed');
-    v_left := CASE WHEN dlq.is_open(OLD.status) THEN OLD.fingerprint END;
-    v_joined := CASE WHEN dlq.is_open(NEW.status) THEN NEW.fingerprint END;
-    IF v_left IS NOT DISTINCT FROM v_joined THEN
-        v_left := NULL;
-        v_joined := NULL;
+    IF NOT v_batch THEN
+        v_actor := coalesce(NEW.move ->> 'actor', session_user);
+        v_origin := dlq.origin(v_actor, NEW.move ->> 'claimed');
+        v_left := CASE WHEN dlq.is_open(OLD.status) THEN OLD.fingerprint END;
+        v_joined := CASE WHEN dlq.is_open(NEW.status) THEN NEW.fingerprint END;
+        IF v_left IS NOT DISTINCT FROM v_joined THEN
+            v_left := NULL;
+            v_joined := NULL;
+        END IF;
+        INSERT INTO dlq.dead_letter_transitions
+            (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue,
+             kind, error_class, detail, config_version,
+             from_class, error_type, failed_at, first_failed_at, left_group, joined_group, origin, operation)
+        VALUES
+            (NEW.id, OLD.status, NEW.status, v_actor, NEW.move ->> 'reason', NEW.move ->> 'note',
+             NEW.strategy, NEW.rule, NEW.next_retry_at, coalesce(NEW.redelivery_job_id, OLD.redelivery_job_id,
+                 NEW.river_job_id),
+             NEW.queue, NEW.kind, NEW.error_class, nullif(NEW.move -> 'detail', 'null'),
+             -- The audit row of an operator's move has the version of the policy in force now, not of the
+             -- one by which dlqd last decided the entry.
+             CASE WHEN v_origin IS NULL THEN NEW.config_version ELSE coalesce(dlq.policy_version(), NEW.config_version) END,
+             OLD.error_class,
+             CASE WHEN NEW.last_failed_at IS DISTINCT FROM OLD.last_failed_at THEN coalesce(NEW.error_type, '') END,
+             CASE WHEN NEW.last_failed_at IS DISTINCT FROM OLD.last_failed_at THEN NEW.last_failed_at END,
+             CASE WHEN NEW.closed_at IS NOT NULL THEN NEW.first_failed_at END,
+             v_left, v_joined, v_origin, (NEW.move ->> 'operation')::uuid);
     END IF;
-    INSERT INTO dlq.dead_letter_transitions
-        (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue,
-         kind, error_class, detail, config_version,
-         from_class, error_type, failed_at, first_failed_at, left_group, joined_group, origin, operation)
-    VALUES
-        (NEW.id, OLD.status, NEW.status, v_actor, NEW.move ->> 'reason', NEW.move ->> 'note',
-         NEW.strategy, NEW.rule, NEW.next_retry_at, coalesce(NEW.redelivery_job_id, OLD.redelivery_job_id,
-             NEW.river_job_id),
-         NEW.queue, NEW.kind, NEW.error_class, nullif(NEW.move -> 'detail', 'null'),
-         -- The audit row of an operator's move has the version of the policy in force now, not of the
-         -- one by which dlqd last decided the entry.
-         CASE WHEN v_origin IS NULL THEN NEW.config_version ELSE coalesce(dlq.policy_version(), NEW.config_version) END,
-         OLD.error_class,
-         CASE WHEN NEW.last_failed_at IS DISTINCT FROM OLD.last_failed_at THEN coalesce(NEW.error_type, '') END,
-         CASE WHEN NEW.last_failed_at IS DISTINCT FROM OLD.last_failed_at THEN NEW.last_failed_at END,
-         CASE WHEN NEW.closed_at IS NOT NULL THEN NEW.first_failed_at END,
-         v_left, v_joined, v_origin, (NEW.move ->> 'operation')::uuid);
 
     -- If the row changes its partition, Postgres inserts it into the new one after this trigger. The
     -- marker "moved" tells dlq.on_enter that the entry is not new.
@@ -424,6 +428,75 @@ $$;
 COMMENT ON FUNCTION dlq.on_move IS
     'Trigger: refuses a move that dlq.allowed_moves() does not list (SQLSTATE DLQ01), sets the '
     'columns that follow from the status, and writes the audit row.';
+
+-- A function that moves many entries with one statement sets dlq.moves for this statement (dlq.set_moves): dlq.on_moves
+-- then writes the audit rows of all of them with one insert. The setting counts only for the schema's owner, who may also
+-- set the column move: an operator could set it before calling a function.
+CREATE OR REPLACE FUNCTION dlq.moves_in_batch() RETURNS boolean
+LANGUAGE sql STABLE
+RETURN coalesce(current_setting('dlq.moves', true), '') <> ''
+    AND pg_has_role(coalesce(nullif(current_setting('role', true), 'none'), session_user)::name, current_user, 'USAGE');
+COMMENT ON FUNCTION dlq.moves_in_batch IS
+    'Whether dlq.on_moves writes the audit rows of the current statement, and not dlq.on_move. Called by these two, '
+    'which run as the schema''s owner.';
+
+-- The triggers are missing for a moment while dlqd is upgraded: it replaces functions before triggers.
+CREATE OR REPLACE FUNCTION dlq.set_moves(p_move jsonb) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_move IS NOT NULL AND (SELECT count(*) FROM pg_trigger t WHERE t.tgname = 'dead_letter_moves'
+        AND t.tgrelid IN ('dlq.dead_letter_queue'::regclass, 'dlq.dead_letter_open'::regclass)
+        AND t.tgenabled IN ('O', 'A')) < 2 THEN
+        RETURN false;
+    END IF;
+    PERFORM set_config('dlq.moves', coalesce(p_move::text, ''), true);
+    RETURN p_move IS NOT NULL;
+END
+$$;
+COMMENT ON FUNCTION dlq.set_moves IS
+    'Sets dlq.moves to what the moves of the next statement have in common: an object like the column move. That column '
+    'is to be set by the statement, too. Null after the statement. Returns whether dlq.moves is set now.';
+
+-- Without enable_nestloop = off, a plan that was made for one row could compare each of 5,000 rows with each other.
+CREATE OR REPLACE FUNCTION dlq.on_moves() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_nestloop = off SET jit = off AS $$
+DECLARE
+    v_move    jsonb;
+    v_actor   text;
+    v_origin  text;
+    v_version text;
+BEGIN
+    IF NOT dlq.moves_in_batch() THEN
+        RETURN NULL;
+    END IF;
+    v_move := current_setting('dlq.moves')::jsonb;
+    v_actor := coalesce(v_move ->> 'actor', session_user);
+    v_origin := dlq.origin(v_actor, v_move ->> 'claimed');
+    v_version := CASE WHEN v_origin IS NOT NULL THEN dlq.policy_version() END;
+    INSERT INTO dlq.dead_letter_transitions
+        (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue,
+         kind, error_class, detail, config_version,
+         from_class, error_type, failed_at, first_failed_at, left_group, joined_group, origin, operation)
+    SELECT n.id, o.status, n.status, v_actor, v_move ->> 'reason', v_move ->> 'note',
+           n.strategy, n.rule, n.next_retry_at, coalesce(n.redelivery_job_id, o.redelivery_job_id, n.river_job_id),
+           n.queue, n.kind, n.error_class, nullif(v_move -> 'detail', 'null'),
+           coalesce(v_version, n.config_version),
+           o.error_class,
+           CASE WHEN n.last_failed_at IS DISTINCT FROM o.last_failed_at THEN coalesce(n.error_type, '') END,
+           CASE WHEN n.last_failed_at IS DISTINCT FROM o.last_failed_at THEN n.last_failed_at END,
+           CASE WHEN n.closed_at IS NOT NULL THEN n.first_failed_at END,
+           nullif(o.fingerprint, g.joined), nullif(g.joined, o.fingerprint), v_origin, (v_move ->> 'operation')::uuid
+    FROM was o
+    JOIN came n ON n.id = o.id
+    CROSS JOIN LATERAL (SELECT CASE WHEN dlq.is_open(n.status) THEN n.fingerprint END AS joined) g
+    WHERE o.stage = 'open'
+    ORDER BY n.id;
+    RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION dlq.on_moves IS
+    'Trigger: writes the audit rows of a statement that moves open entries, if dlq.moves is set. dlq.on_move checks '
+    'each move.';
 
 -- on_enter distinguishes a row that changes its partition from a new one, which must be pending.
 -- The inbox has no such trigger, because capture would pay for it.

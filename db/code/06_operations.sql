@@ -112,10 +112,14 @@ SET row_security = off AS $$
 DECLARE
     v_row   record;
     v_actor constant text := dlq.actor(p_actor);
+    v_move  constant jsonb := jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', p_reason, 'note', p_note,
+        'detail', p_detail);
+    v_moving boolean;
     -- The trace of the operator's request, to which the redelivery is linked.
     v_trace constant jsonb := CASE WHEN coalesce(current_setting('dlq.trace', true), '') = '' THEN '{}'
         ELSE jsonb_build_object('dlq:trace', current_setting('dlq.trace', true)) END;
 BEGIN
+    v_moving := dlq.set_moves(v_move);
     FOR v_row IN
         WITH candidates AS MATERIALIZED (
             SELECT e.id, e.status = 'dlq_failed' AS failed, e.job_kind, e.queue, e.priority, e.tags,
@@ -204,8 +208,7 @@ BEGIN
                 locked_at = now(),
                 notes = coalesce(p_note, e.notes),
                 config_version = coalesce(p_config_version, e.config_version),
-                move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', p_reason, 'note', p_note,
-                    'detail', p_detail)
+                move = v_move
             FROM jobs, notified
             WHERE e.id = jobs.entry_id
         ), reopened AS (
@@ -217,8 +220,7 @@ BEGIN
                 locked_at = now(),
                 notes = coalesce(p_note, e.notes),
                 config_version = coalesce(p_config_version, e.config_version),
-                move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', p_reason, 'note', p_note,
-                    'detail', p_detail)
+                move = v_move
             FROM jobs, notified
             WHERE e.id = jobs.entry_id AND e.stage = 'failed' AND e.status = 'dlq_failed'
                 AND EXISTS (SELECT FROM candidates l WHERE l.failed)
@@ -238,6 +240,9 @@ BEGIN
            OR ((SELECT count(*) FROM candidates a WHERE a.verdict = 'sent') > (SELECT count(*) FROM jobs)
                AND NOT EXISTS (SELECT FROM jobs WHERE jobs.entry_id = l.id))
     LOOP
+        IF v_moving THEN -- the statement has ended: Postgres runs one that writes to its end before the first row
+            v_moving := dlq.set_moves(NULL);
+        END IF;
         entry_id := v_row.entry_id;
         verdict := v_row.verdict;
         job_id := v_row.job_id;
@@ -261,6 +266,9 @@ BEGIN
         END IF;
         RETURN NEXT;
     END LOOP;
+    IF v_moving THEN
+        PERFORM dlq.set_moves(NULL);
+    END IF;
 END
 $$;
 COMMENT ON FUNCTION dlq.redeliver_now IS 'Does the work of dlq.redeliver, for filed entries.';

@@ -107,6 +107,84 @@ func TestOwner_CannotForgeRows(t *testing.T) {
 		WHERE status = 'dlq_failed'`))
 }
 
+// The audit rows of a statement that moves many entries (dlq.on_moves) are those that dlq.on_move writes for each.
+func TestMoves_BatchWritesRowsOfSingleMoves(t *testing.T) {
+	t.Parallel()
+	_, pool := createRoleEntries(t)
+	s := ownerSession(t, pool)
+	s.can("INSERT INTO dlq.settings (key, value) VALUES ('policy_version', '2') ON CONFLICT (key) DO UPDATE SET value = '2'")
+	s.can("UPDATE dlq.dead_letter_queue SET config_version = '1', error_class = 'validation', fingerprint = 'f'")
+	redeliver := func(actor string) {
+		s.can("SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_open), '" + actor +
+			`', 'sent', 'a note', true, '{"run": 1}')`)
+	}
+	rows := func() string {
+		return s.text(`SELECT string_agg((to_jsonb(t) - '{id,at,xid,river_job_id}'::text[])::text, E'\n' ORDER BY t.entry_id)
+			FROM dlq.dead_letter_transitions t JOIN dlq.dead_letter_open e ON e.id = t.entry_id
+				AND e.redelivery_job_id = t.river_job_id`)
+	}
+	for _, actor := range []string{"kim", "worker:1"} {
+		redeliver(actor)
+		batch := rows()
+		require.Equal(t, 4, strings.Count(batch, `"to_status": "dlq_processing"`))
+		s.can("UPDATE dlq.dead_letter_queue SET status = 'dlq_manual'")
+		for _, table := range []string{"dead_letter_queue", "dead_letter_open"} { // as while dlqd is upgraded
+			s.can("ALTER TABLE dlq." + table + " DISABLE TRIGGER dead_letter_moves")
+		}
+		redeliver(actor)
+		require.Equal(t, batch, rows())
+		s.can("UPDATE dlq.dead_letter_queue SET status = 'dlq_manual'")
+		for _, table := range []string{"dead_letter_queue", "dead_letter_open"} {
+			s.can("ALTER TABLE dlq." + table + " ENABLE TRIGGER dead_letter_moves")
+		}
+	}
+}
+
+// No setting hides a move or its actor. One that an operator makes is ignored.
+func TestMoves_SettingHidesNoMove(t *testing.T) {
+	t.Parallel()
+	url, pool := createRoleEntries(t)
+	s := ownerSession(t, pool)
+	id := s.text("SELECT min(id::text) FROM dlq.dead_letter_open")
+	last := func() string {
+		return s.text(`SELECT concat_ws(' ', t.actor = session_user, t.reason, t.from_status, t.to_status)
+			FROM dlq.dead_letter_transitions t WHERE t.entry_id = '` + id + "' ORDER BY t.at DESC, t.id DESC LIMIT 1")
+	}
+	s.can("BEGIN")
+	s.can("SELECT dlq.redeliver(ARRAY['" + id + "']::uuid[], 'kim', 'sent')")
+	require.Equal(t, "f sent dlq_manual dlq_processing", last())
+	s.can("UPDATE dlq.dead_letter_queue SET status = 'dlq_manual' WHERE id = '" + id + "'")
+	require.Equal(t, "t dlq_processing dlq_manual", last(), "the setting of the statement before has ended")
+	s.can("COMMIT")
+	moves := func() string { return s.text("SELECT count(*)::text FROM dlq.dead_letter_transitions") }
+	for _, table := range []string{"dead_letter_queue", "dead_letter_open"} {
+		s.can(`SET dlq.moves = '{"actor": "kim", "reason": "x"}'`)
+		before := moves()
+		for _, sql := range []string{
+			"SET status = 'dlq_processing', redelivery_job_id = 1, river_job_id = -1", "SET status = 'dlq_failed'",
+		} {
+			_, err := s.conn.Exec(t.Context(), "UPDATE dlq."+table+" "+sql+" WHERE id = '"+id+"'")
+			require.ErrorContains(t, err, "DLQ01")
+		}
+		require.Equal(t, before, moves())
+		s.can("UPDATE dlq." + table + " SET status = 'dlq_pending', next_retry_at = now() WHERE id = '" + id + "'")
+		require.Equal(t, "f x dlq_manual dlq_pending", last())
+		s.can("RESET dlq.moves")
+		s.can("UPDATE dlq." + table + " SET status = 'dlq_manual' WHERE id = '" + id + "'")
+		require.Equal(t, "t dlq_pending dlq_manual", last())
+	}
+	asRole(t, url, "dlq_operator", func(conn *pgx.Conn) {
+		operator := &session{T: t, conn: conn}
+		operator.can(`SET dlq.moves = '{"actor": "kim", "reason": "x"}'`)
+		operator.can("SELECT dlq.unpark('" + id + "')")
+		require.Equal(t, "f returned to the automatic path dlq_manual dlq_pending", last())
+		operator.can("SELECT dlq.replay('" + id + "', p_force => true)")
+		require.Equal(t, "f replayed dlq_pending dlq_processing", last())
+		require.Equal(t, "1", s.text(`SELECT count(DISTINCT actor)::text FROM dlq.dead_letter_transitions
+			WHERE entry_id = '`+id+"' AND reason IN ('returned to the automatic path', 'replayed') AND actor LIKE 'dlq_operator_%'"))
+	})
+}
+
 // A manual UPDATE moved entries to dlq_processing without a job, or with one of another entry. The
 // sweep returns them to pending.
 func TestSweep_ReturnsEntriesMovedWithoutJob(t *testing.T) {
