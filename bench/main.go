@@ -6,7 +6,8 @@
 //	go run ./bench access       the same POSTs with a token, beside a server without authentication
 //	go run ./bench processing   no-op jobs, beside bare River
 //	go run ./bench capture      cost of capture for jobs that succeed and jobs that fail, beside River without it
-//	go run ./bench replay       runs that replay many entries, beside River inserting as many jobs
+//	go run ./bench replay       runs that replay many entries, beside claiming them, inserting as many jobs with River's
+//	                            client and updating each, and beside these inserts alone
 //	go run ./bench retention    a month of a million entries, dropped beside deleted, and captures meanwhile
 //	go run ./bench analytics    each question at 10,000,000 entries and 30,000,000 moves; cost of rollups for captures
 //	go run ./bench console      each page of the console at 10,000,000 entries, and the database load of open pages
