@@ -454,8 +454,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.set_moves IS
-    'Sets dlq.moves to what the moves of the next statement have in common: an object like the column move. That column '
-    'is to be set by the statement, too. Null after the statement. Returns whether dlq.moves is set now.';
+    'Sets dlq.moves to what the moves of the next statement have in common: an object like the column move, or with '
+    'the reason of each id under "reasons". The statement has to set that column, too. Null after the statement. '
+    'Returns whether dlq.moves is set now.';
 
 -- Without enable_nestloop = off, a plan that was made for one row could compare each of 5,000 rows with each other.
 CREATE OR REPLACE FUNCTION dlq.on_moves() RETURNS trigger
@@ -477,7 +478,7 @@ BEGIN
         (entry_id, from_status, to_status, actor, reason, note, strategy, rule, next_retry_at, river_job_id, queue,
          kind, error_class, detail, config_version,
          from_class, error_type, failed_at, first_failed_at, left_group, joined_group, origin, operation)
-    SELECT n.id, o.status, n.status, v_actor, v_move ->> 'reason', v_move ->> 'note',
+    SELECT n.id, o.status, n.status, v_actor, coalesce(r.value, v_move ->> 'reason'), v_move ->> 'note',
            n.strategy, n.rule, n.next_retry_at, coalesce(n.redelivery_job_id, o.redelivery_job_id, n.river_job_id),
            n.queue, n.kind, n.error_class, nullif(v_move -> 'detail', 'null'),
            coalesce(v_version, n.config_version),
@@ -489,6 +490,7 @@ BEGIN
     FROM was o
     JOIN came n ON n.id = o.id
     CROSS JOIN LATERAL (SELECT CASE WHEN dlq.is_open(n.status) THEN n.fingerprint END AS joined) g
+    LEFT JOIN jsonb_each_text(v_move -> 'reasons') r ON r.key = n.id::text
     WHERE o.stage = 'open'
     ORDER BY n.id;
     RETURN NULL;

@@ -142,15 +142,28 @@ COMMENT ON FUNCTION dlq.sent_by IS
     'The strategy of a redelivery: that of its entry if a worker made it; manual if an operator, a '
     'replay run or a retry outside dlqd did.';
 
+CREATE OR REPLACE FUNCTION dlq.completed_by(p_job bigint, p_redelivery bigint, p_original bigint) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN p_job = p_redelivery THEN 'job ' || p_job || ' completed'
+    WHEN p_job = p_original THEN 'the original, job ' || p_job || ', completed'
+    ELSE 'an earlier redelivery, job ' || p_job || ', completed' END;
+COMMENT ON FUNCTION dlq.completed_by IS 'The reason of the move that resolves an entry because p_job completed.';
+
 CREATE OR REPLACE FUNCTION dlq.resolve_by(p_ids uuid[], p_jobs bigint[], p_ended timestamptz[], p_actor text)
     RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$
+DECLARE
+    v_moving boolean;
 BEGIN
     -- Every replay run that redelivered one of these entries counts it as succeeded.
     UPDATE dlq.replay_run_entries r SET outcome = 'succeeded', ended_at = clock_timestamp()
     FROM unnest(p_ids) i (id) JOIN dlq.entry_jobs m ON m.entry_id = i.id AND m.run_id IS NOT NULL
     WHERE r.run_id = m.run_id AND r.entry_id = i.id AND r.outcome IS NULL;
+    v_moving := dlq.set_moves((SELECT jsonb_build_object('actor', p_actor, 'reasons',
+            jsonb_object_agg(e.id, dlq.completed_by(d.job, e.redelivery_job_id, e.river_job_id)))
+        FROM unnest(p_ids, p_jobs) d (id, job) JOIN dlq.dead_letter_open e ON e.id = d.id
+        WHERE cardinality(p_ids) > 1 HAVING count(*) > 0));
     UPDATE dlq.dead_letter_queue e SET
         status = 'dlq_resolved',
         replay_attempts = e.replay_attempts || (CASE WHEN e.redelivery_job_id = d.job
@@ -162,12 +175,13 @@ BEGIN
             THEN 'automatic_retry' ELSE 'manual_retry' END::dlq.resolution_strategy,
         resolved_by = CASE WHEN e.redelivery_job_id = d.job THEN e.locked_by ELSE 'job ' || d.job END,
         move = jsonb_build_object('actor', p_actor, 'reason',
-            CASE WHEN d.job = e.redelivery_job_id THEN 'job ' || d.job || ' completed'
-            WHEN d.job = e.river_job_id THEN 'the original, job ' || d.job || ', completed'
-            ELSE 'an earlier redelivery, job ' || d.job || ', completed' END)
+            dlq.completed_by(d.job, e.redelivery_job_id, e.river_job_id))
     FROM (SELECT unnest(p_ids) AS id, unnest(p_jobs) AS job, unnest(p_ended) AS ended) d
     WHERE e.id = d.id AND e.stage IN ('open', 'failed')
         AND e.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual', 'dlq_failed');
+    IF v_moving THEN
+        PERFORM dlq.set_moves(NULL);
+    END IF;
     PERFORM dlq.supersede(p_ids, p_jobs, p_actor);
 END
 $$;
@@ -326,6 +340,7 @@ CREATE OR REPLACE FUNCTION dlq.follow_job(p_entry uuid, p_job bigint, p_created_
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$
 BEGIN
+    -- Most entries are open. An UPDATE of the partitions of failed ones, too, would prepare for each of them.
     UPDATE dlq.dead_letter_queue SET
         status = 'dlq_processing',
         redelivery_job_id = p_job,
@@ -334,7 +349,18 @@ BEGIN
         locked_at = now(),
         notes = coalesce(p_note, notes),
         move = jsonb_build_object('actor', p_actor, 'reason', p_reason, 'note', p_note)
-    WHERE id = p_entry AND stage IN ('open', 'failed') AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
+    WHERE id = p_entry AND stage = 'open' AND status IN ('dlq_pending', 'dlq_manual');
+    IF NOT FOUND THEN
+        UPDATE dlq.dead_letter_queue SET
+            status = 'dlq_processing',
+            redelivery_job_id = p_job,
+            dlq_retry_count = dlq_retry_count + 1,
+            locked_by = p_actor,
+            locked_at = now(),
+            notes = coalesce(p_note, notes),
+            move = jsonb_build_object('actor', p_actor, 'reason', p_reason, 'note', p_note)
+        WHERE id = p_entry AND stage = 'failed' AND status = 'dlq_failed';
+    END IF;
     INSERT INTO dlq.entry_jobs AS m (job_id, job_created_at, entry_id, run_id)
     VALUES (p_job, p_created_at, p_entry, p_run)
     ON CONFLICT (job_id, job_created_at) DO UPDATE SET entry_id = excluded.entry_id,
@@ -592,6 +618,7 @@ DECLARE
     v_id     uuid;
     v_open   uuid;
     v_own    boolean;
+    v_found  boolean; -- whether v_id is open, or the fact is about a closed entry
     v_entry  record;
     v_actor  constant text := 'river:' || p_fact.db_user;
     v_origin constant text := current_setting('dlq.origin', true);
@@ -601,7 +628,11 @@ BEGIN
                  ELSE (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = p_fact.job_id
                      AND m.job_created_at = p_fact.job_created_at) END;
     v_own := v_id IS NOT NULL;
-    IF p_fact.fact <> 'closed' AND NOT EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.id = v_id) THEN
+    v_found := p_fact.fact = 'closed';
+    IF NOT v_found AND v_own THEN -- with a null id, Postgres would plan this query each time
+        v_found := EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.id = v_id);
+    END IF;
+    IF NOT v_found THEN
         -- If the entry that followed the job is closed, use the open entry that the job itself has.
         v_open := (SELECT e.id FROM dlq.dead_letter_open e WHERE e.river_job_id = p_fact.job_id
             AND e.job_created_at = p_fact.job_created_at);

@@ -184,6 +184,27 @@ func TestApply_AppliesEndsOfRedeliveries(t *testing.T) {
 	require.Zero(t, b.countFacts())
 }
 
+// Ends of many redeliveries are applied with one statement. Each entry has its own audit row.
+func TestApply_RecordsEachEntryOfBatch(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	jobs := map[uuid.UUID]int64{}
+	for range 3 {
+		_, id := b.createEntry()
+		jobs[id] = b.replay(id)
+	}
+	for _, job := range jobs {
+		b.endJob(job, "completed")
+	}
+	require.Equal(t, int64(3), b.count("SELECT dlq.apply_facts()"))
+	for id, job := range jobs {
+		require.Equal(t, fmt.Sprintf("capture: job %d completed", job), b.text(`SELECT actor || ': ' || reason
+			FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND from_status = 'dlq_processing'
+				AND to_status = 'dlq_resolved' AND river_job_id = $2 AND first_failed_at IS NOT NULL AND origin IS NULL`, id, job))
+	}
+	require.Equal(t, int64(3), b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_resolved'"))
+}
+
 func TestApply_WorksWithoutDeleteRight(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
