@@ -22,8 +22,8 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
-// replayLimit is a replay without dlqd's promises: a transaction claims entries, inserts as many jobs with River's client,
-// and updates each entry.
+// replayLimit is a replay without dlqd's promises: a transaction claims entries, inserts as many jobs with River's
+// client, and updates each entry.
 const replayLimit = "limit"
 
 // replayBench measures replay runs without a rate limit, beside the limit and beside River inserting as

@@ -411,7 +411,8 @@ BEGIN
              NEW.queue, NEW.kind, NEW.error_class, nullif(NEW.move -> 'detail', 'null'),
              -- The audit row of an operator's move has the version of the policy in force now, not of the
              -- one by which dlqd last decided the entry.
-             CASE WHEN v_origin IS NULL THEN NEW.config_version ELSE coalesce(dlq.policy_version(), NEW.config_version) END,
+             CASE WHEN v_origin IS NULL THEN NEW.config_version
+                 ELSE coalesce(dlq.policy_version(), NEW.config_version) END,
              OLD.error_class,
              CASE WHEN NEW.last_failed_at IS DISTINCT FROM OLD.last_failed_at THEN coalesce(NEW.error_type, '') END,
              CASE WHEN NEW.last_failed_at IS DISTINCT FROM OLD.last_failed_at THEN NEW.last_failed_at END,
@@ -430,8 +431,8 @@ COMMENT ON FUNCTION dlq.on_move IS
     'columns that follow from the status, and writes the audit row.';
 
 -- A function that moves many entries with one statement sets dlq.moves for this statement (dlq.set_moves): dlq.on_moves
--- then writes the audit rows of all of them with one insert. The setting counts only for the schema's owner, who may also
--- set the column move: an operator could set it before calling a function.
+-- then writes the audit rows of all of them with one insert. The setting counts only for the schema's owner, who may
+-- also set the column move: an operator could set it before calling a function.
 CREATE OR REPLACE FUNCTION dlq.moves_in_batch() RETURNS boolean
 LANGUAGE sql STABLE
 RETURN coalesce(current_setting('dlq.moves', true), '') <> ''

@@ -112,8 +112,8 @@ SET row_security = off AS $$
 DECLARE
     v_row   record;
     v_actor constant text := dlq.actor(p_actor);
-    v_move  constant jsonb := jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', p_reason, 'note', p_note,
-        'detail', p_detail);
+    v_move  constant jsonb := jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', p_reason,
+        'note', p_note, 'detail', p_detail);
     v_moving boolean;
     -- The trace of the operator's request, to which the redelivery is linked.
     v_trace constant jsonb := CASE WHEN coalesce(current_setting('dlq.trace', true), '') = '' THEN '{}'
