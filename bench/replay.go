@@ -27,8 +27,8 @@ import (
 const replayLimit = "limit"
 
 // replayBench measures replay runs without a rate limit, beside the limit and beside River inserting as
-// many jobs, and at a given rate. The limit has the entries, the indexes, the batches and the commits of the run, and no
-// triggers. Each entry has its failed job.
+// many jobs, and at a given rate. The limit has the entries, the indexes, the batches and the commits of
+// the run, and no triggers. Each entry has its failed job.
 func replayBench(b *bench, scale float64) error {
 	entries := int(200_000 * scale)
 	b.row("batch size", "replayed/s", "limit/s", "ratio", "River inserts/s", "ratio",
