@@ -428,7 +428,7 @@ END
 $$;
 COMMENT ON FUNCTION dlq.on_move IS
     'Trigger: refuses a move that dlq.allowed_moves() does not list (SQLSTATE DLQ01), sets the '
-    'columns that follow from the status, and writes the audit row.';
+    'columns that follow from the status, and writes the audit row, unless dlq.on_moves does.';
 
 -- A function that moves many entries with one statement sets dlq.moves for this statement (dlq.set_moves): dlq.on_moves
 -- then writes the audit rows of all of them with one insert. The setting counts only for the schema's owner, who may
