@@ -80,6 +80,10 @@ trial-kills: install-postgres ## kill, stop and disconnect processes that delive
 trial-failover: install-postgres ## kill a primary under load and promote its standby, five times synchronous and five times asynchronous
 	DLQD_TRIAL=1 $(WITH_POSTGRES) go test -count=1 -timeout 0 -parallel 5 -v -run TestServe_SurvivesFailover ./cmd/dlqd
 
+.PHONY: trial-upgrade
+trial-upgrade: install-postgres ## upgrade from 0.1 (built from git) and run two versions beside each other, under load, with a ledger
+	DLQD_TRIAL=1 $(WITH_POSTGRES) go test -count=1 -timeout 0 -v -run TestServe_UpgradesBeside ./cmd/dlqd
+
 .PHONY: trial-chart
 trial-chart: ## lint and render the Helm chart, decode what it renders, and load the compose file (takes minutes the first time)
 	cd tools/chart && CGO_ENABLED=0 go test ./...
@@ -142,7 +146,9 @@ freeze: ## at a release: freeze its migrations (LAST=00007: up to this one), and
 		[ "$${number%%_*}" -gt "$$last" ] || grep -qs "  $$file$$" db/frozen.sum || (cd db && sha256sum "$$file" >> frozen.sum); \
 	done; \
 	code=internal/postgres/testdata/frozen/$$last.sql.gz; \
-	[ -e "$$code" ] || cat db/code/*.sql db/triggers.sql db/river_triggers.sql | gzip -9n > "$$code"
+	[ -e "$$code" ] || cat db/code/*.sql db/triggers.sql db/river_triggers.sql | gzip -9n > "$$code"; \
+	[ -e "$${code%.sql.gz}.statements.gz" ] || \
+		cat internal/*/internal/dbsqlc/*.sql.go | gzip -9n > "$${code%.sql.gz}.statements.gz"
 
 .PHONY: openapi-lint
 openapi-lint: ## lint the OpenAPI document with Redocly (needs npm)
@@ -176,7 +182,7 @@ release: ## write the files of release VERSION=v… of the last commit to dist/,
 
 .PHONY: trial-release
 trial-release: install-postgres ## make a release twice and compare it; install, upgrade, remove and run it (as root, for half an hour; PLATFORMS=linux/amd64 limits it)
-	@scripts/install.sh debootstrap rpm
+	@scripts/install.sh debootstrap rpm minisign
 	$(WITH_POSTGRES) env DLQD_TRIAL=1 CGO_ENABLED=0 \
 		go -C tools test -count=1 -timeout 0 -v -run TestTrial ./release
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs missing programs with the system's package manager:
-#   install.sh postgres|prometheus|alertmanager|pgbouncer|nginx|cc|curl|chromium|debootstrap|rpm ...
+#   install.sh postgres|prometheus|alertmanager|pgbouncer|nginx|cc|curl|chromium|debootstrap|rpm|minisign ...
 set -eu
 
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }

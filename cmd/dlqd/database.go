@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -18,6 +19,7 @@ import (
 
 func newMigrate() *cobra.Command {
 	cmd := &cobra.Command{Use: "migrate", Short: "Apply or revert migrations of the database's schema"}
+	var to int64
 	sub := func(use, short string, run func(cmd *cobra.Command, m *postgres.Migrator) error) {
 		var database databaseFlags
 		c := &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
@@ -29,6 +31,10 @@ func newMigrate() *cobra.Command {
 			c.Flags().BoolVar(&database.ownRiver, "own-river", false, "the existing River tables belong to dlqd, not to an "+
 				"application")
 		}
+		if use == "down" {
+			c.Flags().Int64Var(&to, "to", 0, "version that the schema has afterwards, such as the one of an older dlqd "+
+				"(\"dlqd version\" prints it)")
+		}
 		cmd.AddCommand(c)
 	}
 	sub("up", "Apply River's migrations and dlqd's", func(cmd *cobra.Command, m *postgres.Migrator) error {
@@ -37,12 +43,20 @@ func newMigrate() *cobra.Command {
 		}
 		return printStatus(cmd, m)
 	})
-	sub("down", "Revert dlqd's last migration; River's tables stay", func(cmd *cobra.Command, m *postgres.Migrator) error {
-		if err := m.Down(cmd.Context()); err != nil {
-			return err
-		}
-		return printStatus(cmd, m)
-	})
+	sub("down", "Revert dlqd's last migration, or those after a version; River's tables stay",
+		func(cmd *cobra.Command, m *postgres.Migrator) error {
+			down := m.Down
+			if cmd.Flags().Changed("to") {
+				if to < 1 {
+					return &usageError{fmt.Errorf("--to %d: must be at least 1, the first version", to)}
+				}
+				down = func(ctx context.Context) error { return m.DownTo(ctx, to) }
+			}
+			if err := down(cmd.Context()); err != nil {
+				return err
+			}
+			return printStatus(cmd, m)
+		})
 	sub("status", "Show the schema's version", printStatus)
 	return cmd
 }
@@ -59,8 +73,13 @@ func printStatus(cmd *cobra.Command, m *postgres.Migrator) error {
 	out := cmd.OutOrStdout()
 	_, _ = fmt.Fprintf(out, "database %s\n", where)
 	_, _ = fmt.Fprintf(out, "River (schema %s): version %d of %d\n", m.Schemas.River, s.RiverVersion, s.RiverLatest)
-	_, _ = fmt.Fprintf(out, "dlqd (schema %s): version %d of %d; functions and triggers current: %t\n", m.Schemas.DLQ,
-		s.Version, s.Latest, s.CodeInstalled)
+	if s.Newer() {
+		_, _ = fmt.Fprintf(out, "dlqd (schema %s): version %d, installed by dlqd %s; this dlqd is for version %d; programs for "+
+			"version %d or newer work on it\n", m.Schemas.DLQ, s.Version, s.Program, s.Latest, s.Oldest)
+	} else {
+		_, _ = fmt.Fprintf(out, "dlqd (schema %s): version %d of %d; functions and triggers current: %t\n", m.Schemas.DLQ,
+			s.Version, s.Latest, s.CodeInstalled)
+	}
 	if s.Attached {
 		_, _ = fmt.Fprintln(out, "attached: River belongs to another application")
 	}

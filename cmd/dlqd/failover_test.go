@@ -28,32 +28,39 @@ type submissions struct {
 // submit submits one message after another until stop is closed. It repeats each message until a process
 // accepts it.
 func (s *submissions) submit(client int, apis []string, stop <-chan struct{}) {
-	http1 := &http.Client{Timeout: 5 * time.Second}
-	for n := 0; ; n++ {
-		id := fmt.Sprintf("m%d-%d", client, n)
-		body := fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": %d}`, id, n)
-		for try := 0; ; try++ {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			api := apis[(client+try)%len(apis)] + "/api/messages"
-			response, err := http1.Post(api, "application/json", strings.NewReader(body))
-			if err == nil {
-				_, _ = io.Copy(io.Discard, response.Body)
-				_ = response.Body.Close()
-				if response.StatusCode == http.StatusAccepted || response.StatusCode == http.StatusOK {
-					break
-				}
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
-		s.mu.Lock()
-		s.accepted[id] = time.Now()
-		s.mu.Unlock()
+	for n := 0; s.submitOne(client, n, apis, stop); n++ {
 	}
 }
+
+// submitOne submits a message until a process accepts it. It returns false once stop is closed.
+func (s *submissions) submitOne(client, n int, apis []string, stop <-chan struct{}) bool {
+	id := fmt.Sprintf("m%d-%d", client, n)
+	body := fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": %d}`, id, n)
+	for try := 0; ; try++ {
+		select {
+		case <-stop:
+			return false
+		default:
+		}
+		response, err := submitClient.Post(apis[(client+try)%len(apis)]+"/api/messages", "application/json",
+			strings.NewReader(body))
+		if err == nil {
+			_, _ = io.Copy(io.Discard, response.Body)
+			_ = response.Body.Close()
+			if response.StatusCode == http.StatusAccepted || response.StatusCode == http.StatusOK {
+				break
+			}
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	s.mu.Lock()
+	s.accepted[id] = time.Now()
+	s.mu.Unlock()
+	return true
+}
+
+// submitClient is the client of all submissions.
+var submitClient = &http.Client{Timeout: 5 * time.Second}
 
 func (s *submissions) count() int {
 	s.mu.Lock()

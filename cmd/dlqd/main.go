@@ -29,7 +29,7 @@ import (
 const (
 	exitFailed   = 1 // standard error says why
 	exitUsage    = 2 // wrong command line
-	exitSchema   = 3 // the database's schema is old: run the command that the message names
+	exitSchema   = 3 // the database's schema is too old or too new: the message says what to run
 	exitHeld     = 4 // another dlqd holds the data directory
 	exitStopped  = 5 // stopped before running jobs had finished; they run again
 	exitNoServer = 6 // no Postgres is installed
@@ -70,7 +70,7 @@ func exitCode(err error) int {
 		return exitApproval
 	case errors.As(err, &usage):
 		return exitUsage
-	case errors.Is(err, postgres.ErrSchemaOld):
+	case errors.Is(err, postgres.ErrSchemaOld), errors.Is(err, postgres.ErrSchemaNew):
 		return exitSchema
 	case errors.As(err, &held):
 		return exitHeld

@@ -57,6 +57,12 @@ func TestMain(m *testing.M) {
 // run runs dlqd and waits for its exit.
 func run(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
+	return runProgram(t, program, args...)
+}
+
+// runProgram runs another version of dlqd.
+func runProgram(t *testing.T, program string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
 	cmd := exec.CommandContext(t.Context(), program, args...)
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
@@ -113,6 +119,12 @@ func serve(t *testing.T, args ...string) *served {
 }
 
 func serveOnly(t *testing.T, args ...string) *served {
+	t.Helper()
+	return serveProgram(t, program, args...)
+}
+
+// serveProgram starts another version of dlqd.
+func serveProgram(t *testing.T, program string, args ...string) *served {
 	t.Helper()
 	s := &served{t: t, log: &syncBuffer{}, read: make(chan struct{})}
 	s.cmd = exec.CommandContext(context.WithoutCancel(t.Context()), program,
@@ -254,8 +266,10 @@ func TestServe_ExitCodes(t *testing.T) {
 	_, stderr, code = run(t, "serve", "--data-dir", dataDir(t), "--postgres-bin", t.TempDir())
 	require.Equal(t, 6, code, stderr)
 	require.Contains(t, stderr, "Install it with")
-	_, stderr, code = run(t, "serve", "--database-url", "postgres://u:hunter2@127.0.0.1:1/x?connect_timeout=2")
+	_, stderr, code = run(t, "serve", "--database-url", "postgres://u:hunter2@127.0.0.1:1/x?connect_timeout=2",
+		"--database-wait", "1500ms")
 	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "waiting for the database, which does not answer")
 	require.NotContains(t, stderr, "hunter2")
 	help, _, _ := run(t, "serve", "--help")
 	require.Contains(t, help, "DATABASE_URL")

@@ -220,7 +220,8 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 		"postgres//u:" + password + "@127.0.0.1/x", "postgres://u:" + password + "@[bad/x",
 	} {
 		runs("migrate", "status", "--database-url", at)
-		runs("serve", "--archive", "none", "--database-url-file", write(t.TempDir(), "database", at))
+		runs("serve", "--archive", "none", "--database-wait", "1500ms", "--database-url-file",
+			write(t.TempDir(), "database", at))
 	}
 	runs("serve", "--databse-url=postgres://u:"+password+"@h/x")
 	runs("postgres://u:" + password + "@h/x")

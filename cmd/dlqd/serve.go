@@ -82,6 +82,7 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 					"insecure", "allowed-host", "allowed-origin", "rate-limit",
 					"max-requests", "max-connections", "tls-cert", "tls-key", "tls-client-ca",
 				}},
+				{config.DatabaseURL != "", "with an embedded Postgres", []string{"database-wait"}},
 				{config.DLQWorkers, "without --dlq-workers", []string{"poll-interval"}},
 				{config.Process || config.DLQWorkers, "without --process and --dlq-workers", []string{"poll-only"}},
 			} {
@@ -163,6 +164,8 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag
 		"--poll-only=false is for a pooler in session mode")
 	flags.DurationVar(&config.StopTimeout, "stop-timeout", server.DefaultStopTimeout, "maximum time for a clean stop; "+
 		"its last quarter (at most 5 s) is for cancelling requests and jobs that have not finished")
+	flags.DurationVar(&config.DatabaseWait, "database-wait", server.DefaultDatabaseWait,
+		"how long to wait at the start for a database that does not answer")
 	flags.Int32Var(&config.MaxConns, "max-conns", postgres.DefaultMaxConns,
 		"maximum number of database connections; defaults to pool_max_conns of the URL if set")
 	flags.StringVar(&logLevel, "log-level", "info", "debug, info, warn or error; \"dlqd log-level\" changes it while "+

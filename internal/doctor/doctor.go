@@ -268,13 +268,14 @@ var checks = []check{
 // current, the others.
 func Examine(ctx context.Context, m *postgres.Migrator) []Finding {
 	findings := []Finding{database(ctx, m), rights(ctx, m), rowSecurity(ctx, m)}
-	if err := m.Check(ctx); err != nil {
+	fit, err := m.Fit(ctx)
+	if err != nil {
 		return append(findings, Finding{
 			Name: "schema", Detail: err.Error(),
-			Do: "follow the message; the other checks need a schema that is up to date",
+			Do: "follow the message; the other checks need a schema that this dlqd works on",
 		})
 	}
-	findings = append(findings, Finding{Name: "schema", OK: true, Detail: "up to date"}, clock(ctx, m))
+	findings = append(findings, Finding{Name: "schema", OK: true, Detail: fit}, clock(ctx, m))
 	for _, c := range checks {
 		findings = append(findings, c.run(ctx, m))
 	}
@@ -304,7 +305,7 @@ func objects(ctx context.Context, m *postgres.Migrator) Finding {
 			"the right to create a temporary schema: " + pgErr.Message}
 	}
 	switch {
-	case errors.Is(err, postgres.ErrManyLocks):
+	case errors.Is(err, postgres.ErrManyLocks), errors.Is(err, postgres.ErrNotComparable):
 		return Finding{Name: name, OK: true, Detail: "not compared with those of this dlqd: " + err.Error()}
 	case err != nil:
 		return Finding{

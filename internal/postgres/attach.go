@@ -62,6 +62,13 @@ func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := status.refusal(m.Schemas.DLQ); err != nil {
+		p.Refusals = append(p.Refusals, err.Error())
+		return p, nil
+	}
+	if status.Newer() {
+		return p, nil
+	}
 	if refusal, err := m.unknownTables(ctx, status); err != nil {
 		return nil, err
 	} else if refusal != "" {
@@ -186,6 +193,9 @@ func (m *Migrator) Attach(ctx context.Context) error {
 			return err
 		}
 		if err := plan.Err(); err != nil {
+			return err
+		}
+		if status, err := m.status(ctx); err != nil || status.Newer() {
 			return err
 		}
 		hadSchema, err := m.hasSchema(ctx, m.Schemas.DLQ)

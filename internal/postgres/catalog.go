@@ -91,9 +91,14 @@ var errRollback = errors.New("comparison finished")
 
 // Drift compares dlqd's schema with one that it creates from this program's migrations and code, in
 // a transaction that it rolls back. It lists what is missing or different, and what was added to
-// dlqd's tables.
+// dlqd's tables. It returns [ErrNotComparable] for the schema of a newer dlqd.
 func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 	ctx = Unbounded(ctx)
+	if status, err := m.status(ctx); err != nil {
+		return nil, err
+	} else if status.Newer() {
+		return nil, ErrNotComparable
+	}
 	var is, should, recreated map[string]object
 	err := m.inTx(ctx, func(tx pgx.Tx) (err error) {
 		var free bool

@@ -2,12 +2,22 @@ package postgres
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/pressly/goose/v3"
 )
 
 // Abandon leaves the server running and releases the data directory, as a killed process does.
 func (e *Embedded) Abandon() error { return e.lock.Unlock() }
+
+// OldestProgram is the schema version of the oldest program that works on the schema of this one.
+const OldestProgram = oldestProgram
+
+// OldestProgramText is [OldestProgram] as files of migrations are numbered.
+func OldestProgramText() string { return fmt.Sprintf("%05d", oldestProgram) }
+
+// WithoutComments is the text by which versions of functions are compared.
+var WithoutComments = withoutComments
 
 // OpenLimited is [Open] with a given timeout for statements.
 var OpenLimited = openLimited

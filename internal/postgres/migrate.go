@@ -13,6 +13,7 @@ import (
 	"math/rand/v2"
 	"regexp"
 	"sort"
+	"strconv"
 	"strings"
 	"sync"
 	"testing/fstest"
@@ -86,8 +87,12 @@ type Migrator struct {
 type MigrationStatus struct {
 	RiverVersion, RiverLatest int
 	Version, Latest           int64
-	CodeInstalled             bool // functions, views and triggers are those of this program
-	Attached                  bool // River belongs to another application
+	CodeInstalled             bool // functions, views and triggers are those of this program, or of a newer one
+	// Oldest is the schema version of the oldest program that works on the schema, and Program the version of the dlqd
+	// that installed it; 0 and "" if they are not recorded.
+	Oldest   int64
+	Program  string
+	Attached bool // River belongs to another application
 
 	codeCurrent, triggersCurrent, riverTriggersCurrent bool // the parts of CodeInstalled
 }
@@ -109,6 +114,9 @@ func (m *Migrator) Up(ctx context.Context) error {
 			return err
 		} else if refusal != "" {
 			return errors.New(refusal)
+		}
+		if status.Newer() {
+			return status.refusal(m.Schemas.DLQ)
 		}
 		if status.Attached {
 			return m.install(ctx, riverAttached)
@@ -132,6 +140,21 @@ func (m *Migrator) Up(ctx context.Context) error {
 // Down reverts dlqd's last migration. It first drops functions, views and triggers, which depend on
 // the newer tables. River's tables and their jobs stay: an application may use them.
 func (m *Migrator) Down(ctx context.Context) error {
+	return m.revert(ctx, func(p *goose.Provider) error {
+		_, err := p.Down(ctx)
+		return err
+	})
+}
+
+// DownTo reverts all migrations after a version, as [Migrator.Down] reverts one.
+func (m *Migrator) DownTo(ctx context.Context, to int64) error {
+	return m.revert(ctx, func(p *goose.Provider) error {
+		_, err := p.DownTo(ctx, to)
+		return err
+	})
+}
+
+func (m *Migrator) revert(ctx context.Context, down func(*goose.Provider) error) error {
 	ctx = Unbounded(ctx)
 	return m.exclusively(ctx, func() error {
 		status, err := m.status(ctx)
@@ -146,15 +169,15 @@ func (m *Migrator) Down(ctx context.Context) error {
 		if status.Version == 0 {
 			return nil
 		}
+		if status.Newer() {
+			return fmt.Errorf("schema %s is at version %d, and this dlqd has the migrations up to %d: run \"dlqd migrate down\" "+
+				"of dlqd %s; nothing was changed", m.Schemas.DLQ, status.Version, status.Latest,
+				cmp.Or(status.Program, "that installed it"))
+		}
 		if err := m.dropCode(ctx); err != nil {
 			return err
 		}
-		return m.retryLocked(ctx, func() error {
-			return m.withGoose(func(p *goose.Provider) error {
-				_, err := p.Down(ctx)
-				return err
-			})
-		})
+		return m.retryLocked(ctx, func() error { return m.withGoose(down) })
 	})
 }
 
@@ -191,11 +214,24 @@ func (m *Migrator) Where(ctx context.Context) (string, error) {
 // Status returns the state of the database's schemas.
 func (m *Migrator) Status(ctx context.Context) (MigrationStatus, error) { return m.status(ctx) }
 
-// Check returns [ErrSchemaOld], with the command to run, unless the schema is the one of this
-// program.
+// Check returns an error unless this program works on the schema: [ErrSchemaOld], with the command to run, or
+// [ErrSchemaNew].
 func (m *Migrator) Check(ctx context.Context) error {
+	_, err := m.Fit(ctx)
+	return err
+}
+
+// Fit is [Migrator.Check] that also describes the schema.
+func (m *Migrator) Fit(ctx context.Context) (string, error) {
 	status, err := m.status(ctx)
 	if err != nil {
+		return "", err
+	}
+	return status.Fit(), m.check(ctx, status)
+}
+
+func (m *Migrator) check(ctx context.Context, status MigrationStatus) error {
+	if err := status.refusal(m.Schemas.DLQ); err != nil {
 		return err
 	}
 	command := "dlqd migrate up"
@@ -221,7 +257,17 @@ func (m *Migrator) Check(ctx context.Context) error {
 // install brings dlqd's schema up to date. The first call records who owns River; later calls do
 // not change it.
 func (m *Migrator) install(ctx context.Context, river string) error {
+	status, err := m.status(ctx)
+	if err != nil {
+		return err
+	}
+	if err := m.awaitOlder(ctx, &status); err != nil {
+		return err
+	}
 	if err := m.createSchema(ctx, m.Schemas.DLQ); err != nil {
+		return err
+	}
+	if err := m.recordOldest(ctx); err != nil {
 		return err
 	}
 	if err := m.retryLocked(ctx, func() error {
@@ -230,6 +276,9 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 			return err
 		})
 	}); err != nil {
+		return err
+	}
+	if err := m.recordOldest(ctx); err != nil {
 		return err
 	}
 	if err := m.buildIndexes(ctx); err != nil {
@@ -241,8 +290,7 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 			return err
 		}
 	}
-	status, err := m.status(ctx)
-	if err != nil {
+	if status, err = m.status(ctx); err != nil {
 		return err
 	}
 	code := m.code()
@@ -486,7 +534,7 @@ func (m *Migrator) dropCode(ctx context.Context) error {
 		FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1 AND `+ofRiver); err != nil {
 		return err
 	}
-	return m.drop(ctx, settingCodeVersion+","+settingTriggers, `
+	return m.drop(ctx, settingCodeVersion+","+settingTriggers+","+settingOldestProgram+","+settingProgram, `
 		SELECT d.drop FROM (
 			SELECT format('DROP VIEW IF EXISTS %s CASCADE', c.oid::regclass), 1
 			FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind = 'v'
@@ -559,9 +607,9 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 		return s, nil
 	}
 	code := m.code()
-	var river string
+	var river, oldest string
 	// Check the catalog as well as the settings: code may have been dropped, or River's table
-	// recreated.
+	// recreated. The code of a newer dlqd is any.
 	err = m.Pool.QueryRow(ctx, m.Schemas.Render(`
 		WITH installed AS (
 			SELECT p.proname AS name FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $4
@@ -573,22 +621,31 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 			JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $4
 		)
 		SELECT coalesce(bool_or(s.key = '`+settingCodeVersion+
-		`' AND s.value = $1), false) AND NOT EXISTS (SELECT unnest($6::text[]) EXCEPT SELECT i.name FROM installed i),
+		`' AND (s.value = $1 OR $8)), false) AND ($8 OR NOT EXISTS (SELECT unnest($6::text[]) EXCEPT SELECT i.name FROM installed i)),
 		       coalesce(bool_or(s.key = '`+settingTriggers+
-		`' AND s.value = $5), false) AND NOT EXISTS (SELECT unnest($7::text[]) EXCEPT SELECT i.name FROM installed i),
-		       coalesce(bool_or(s.key = '`+settingRiverTriggers+`' AND s.value = $2), false)
+		`' AND (s.value = $5 OR $8)), false) AND ($8 OR NOT EXISTS (SELECT unnest($7::text[])
+		           EXCEPT SELECT i.name FROM installed i)),
+		       coalesce(bool_or(s.key = '`+settingRiverTriggers+`' AND (s.value = $2 OR $8)), false)
 		           AND (SELECT count(*) = 2 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
 		           	JOIN pg_namespace n ON n.oid = c.relnamespace
 		                JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace f ON f.oid = p.pronamespace
 		                WHERE n.nspname = $3 AND c.relname = 'river_job' AND f.nspname = $4
 		                	AND t.tgname IN ('dlq_capture', 'dlq_follow')),
-		       coalesce(max(s.value) FILTER (WHERE s.key = '`+settingRiver+`'), '')
+		       coalesce(max(s.value) FILTER (WHERE s.key = '`+settingRiver+`'), ''),
+		       coalesce(max(s.value) FILTER (WHERE s.key = '`+settingOldestProgram+`'), '0'),
+		       coalesce(max(s.value) FILTER (WHERE s.key = '`+settingProgram+`'), '')
 		FROM dlq.settings s`), code.routines.version, code.riverTriggers.version, m.Schemas.River, m.Schemas.DLQ,
-		code.triggers.version, code.routines.creates, code.triggers.creates).
-		Scan(&s.codeCurrent, &s.triggersCurrent, &s.riverTriggersCurrent, &river)
+		code.triggers.version, code.routines.creates, code.triggers.creates, s.Newer()).
+		Scan(&s.codeCurrent, &s.triggersCurrent, &s.riverTriggersCurrent, &river, &oldest, &s.Program)
+	if err != nil {
+		return s, err
+	}
+	if s.Oldest, err = strconv.ParseInt(oldest, 10, 64); err != nil {
+		return s, fmt.Errorf("setting %s: %w", settingOldestProgram, err)
+	}
 	s.CodeInstalled = s.codeCurrent && s.triggersCurrent && s.riverTriggersCurrent
 	s.Attached = river == riverAttached
-	return s, err
+	return s, nil
 }
 
 // riverVersion returns the version of River's schema, or 0 if there is none. If other tools migrate

@@ -80,18 +80,30 @@ func parse(url string) (*pgxpool.Config, error) {
 	return config, nil
 }
 
+// errStandby means that a host does not accept writes, or that no host does.
+var errStandby = errors.New("the server is a standby")
+
 // followPrimary makes connections to several hosts go to the one that accepts writes, since dlqd cannot
 // work on a standby.
 func followPrimary(config *pgx.ConnConfig) {
-	if !slices.ContainsFunc(config.Fallbacks, func(f *pgconn.FallbackConfig) bool {
+	accepts := config.ValidateConnect // not nil if the URL has target_session_attrs
+	if slices.ContainsFunc(config.Fallbacks, func(f *pgconn.FallbackConfig) bool {
 		return f.Host != config.Host || f.Port != config.Port // others differ in TLS
 	}) {
+		if accepts == nil {
+			accepts = pgconn.ValidateConnectTargetSessionAttrsReadWrite
+		}
+		config.ConnectTimeout = cmp.Or(config.ConnectTimeout, hostTimeout)
+	}
+	if accepts == nil {
 		return
 	}
-	if config.ValidateConnect == nil { // otherwise the URL has target_session_attrs
-		config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
+	config.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+		if err := accepts(ctx, conn); err != nil {
+			return fmt.Errorf("%w: %w", errStandby, err)
+		}
+		return nil
 	}
-	config.ConnectTimeout = cmp.Or(config.ConnectTimeout, hostTimeout)
 }
 
 func openLimited(ctx context.Context, url string, maxConns int32, limit time.Duration,

@@ -1,8 +1,11 @@
 package postgres
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"io"
+	"net"
 	"slices"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -50,4 +53,19 @@ func IsCollision(err error) bool {
 func IsLocked(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.Code == "55P03"
+}
+
+// away lists the SQLSTATEs with which a server refuses a connection that it may accept later: it starts, stops or
+// recovers, or all its connections are taken.
+var away = []string{"53300", "57P01", "57P02", "57P03"}
+
+// IsAway reports whether a connection failed because no server answers, or none accepts it yet. A server that refuses
+// the user, the password or the database is not away.
+func IsAway(err error) bool {
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
+		return slices.Contains(away, pgErr.Code)
+	}
+	var network net.Error // also of a name that does not resolve
+	return errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errStandby)
 }

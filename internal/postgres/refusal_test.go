@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -64,4 +65,28 @@ func canceledContext(t *testing.T) context.Context {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	return ctx
+}
+
+func TestIsAway_TellsServersFromRefusals(t *testing.T) {
+	t.Parallel()
+	url := postgrestest.Empty(t)
+	separator := "&"
+	if !strings.Contains(url, "?") {
+		separator = "?"
+	}
+	for at, away := range map[string]bool{
+		"postgres://u@127.0.0.1:1/x":                       true, // no server listens there
+		"postgres://u@127.0.0.1:1,127.0.0.1:2/x":           true,
+		"host=" + t.TempDir() + " user=u dbname=x":         true, // no socket is there
+		postgrestest.WithDatabase(url, "missing"):          false,
+		postgrestest.WithUser(url, "absent_role"):          false,
+		url + separator + "target_session_attrs=read-only": true, // no host of this kind
+	} {
+		_, err := postgres.Open(t.Context(), at, 1)
+		require.Error(t, err, at)
+		require.Equal(t, away, postgres.IsAway(err), "%s: %s", at, err)
+	}
+	for code, away := range map[string]bool{"57P03": true, "53300": true, "28P01": false, "28000": false, "3D000": false} {
+		require.Equal(t, away, postgres.IsAway(&pgconn.PgError{Code: code}), code)
+	}
 }

@@ -115,9 +115,10 @@ func (s *Server) health(ctx context.Context) []api.Part {
 		}
 		parts = append(parts, part)
 	}
-	schema := api.Part{Name: "schema", OK: true, Detail: "up to date"}
+	schema := api.Part{Name: "schema", OK: true}
 	if database.OK {
-		if err := s.migrator().Check(ctx); err != nil {
+		var err error
+		if schema.Detail, err = s.migrator().Fit(ctx); err != nil {
 			schema.OK, schema.Detail = false, err.Error()
 		}
 	} else {

@@ -62,6 +62,11 @@ const (
 	maxHeaderBytes = 64 << 10
 	// idleTimeout is how long an unused connection is kept.
 	idleTimeout = 2 * time.Minute
+	// DefaultDatabaseWait is shorter than the startup probe of the Helm chart (3 min), so that a pod ends by itself, with
+	// the reason in its log.
+	DefaultDatabaseWait = time.Minute
+	// firstPause and longestPause bound the pauses between attempts to reach the database.
+	firstPause, longestPause = time.Second, 10 * time.Second
 	// forgetTimeout limits one turn of the loop that deletes the places of completed ordered messages.
 	forgetTimeout = 10 * time.Minute
 )
@@ -70,9 +75,11 @@ const (
 type Config struct {
 	// DatabaseURL is the URL of a Postgres database; empty starts an embedded server in DataDir.
 	DatabaseURL string
-	DataDir     string
-	PostgresBin string
-	Schemas     postgres.Schemas
+	// DatabaseWait is how long a start waits for a database that does not answer; 0 means that it does not.
+	DatabaseWait time.Duration
+	DataDir      string
+	PostgresBin  string
+	Schemas      postgres.Schemas
 	// API, Process and DLQWorkers select the parts that run in this process.
 	API, Process, DLQWorkers bool
 	// Listen lists the addresses of the API: host:port, or unix: and a path. Without API, only
@@ -334,8 +341,7 @@ func (s *Server) openDatabase(ctx context.Context) error {
 		url = embedded.URL()
 		s.logger.Info("embedded Postgres started", "data_dir", s.config.DataDir)
 	}
-	var err error
-	if s.pool, err = postgres.OpenWith(ctx, url, s.config.MaxConns, s.checkRestored); err != nil {
+	if err := s.openPool(ctx, url); err != nil {
 		return err
 	}
 	if postgres.IsPooled(s.pool) && !s.config.PollOnly && !s.config.Listens {
@@ -348,6 +354,25 @@ func (s *Server) openDatabase(ctx context.Context) error {
 		return s.migrator().Up(ctx)
 	}
 	return s.migrator().Check(ctx)
+}
+
+// openPool opens the connection pool, and waits for a database that is away.
+func (s *Server) openPool(ctx context.Context, url string) error {
+	deadline := time.Now().Add(s.config.DatabaseWait)
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		var err error
+		s.pool, err = postgres.OpenWith(ctx, url, s.config.MaxConns, s.checkRestored)
+		if err == nil || ctx.Err() != nil || !postgres.IsAway(err) || time.Now().Add(pause).After(deadline) {
+			return err
+		}
+		s.logger.WarnContext(ctx, "waiting for the database, which does not answer", "error", err,
+			"until", deadline.Format(time.RFC3339))
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(pause):
+		}
+	}
 }
 
 func (s *Server) startProcessing(ctx context.Context) error {

@@ -636,6 +636,36 @@ func TestStart_RefusesAnOldSchema(t *testing.T) {
 	require.ErrorContains(t, err, "dlqd migrate up")
 }
 
+// A start waits for a database that takes no connections yet, and not for one that refuses the user.
+func TestStart_WaitsForTheDatabase(t *testing.T) {
+	t.Parallel()
+	url := postgrestest.URL(t)
+	postgrestest.Alter(t, url, "CONNECTION LIMIT 0")
+	var log lockedBuffer
+	config := server.Config{
+		DatabaseURL: url, DatabaseWait: time.Minute, Schemas: postgres.DefaultSchemas(), API: true,
+		Listen: []string{"127.0.0.1:0"}, Policy: &policy.Policy{}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+	}
+	started := make(chan error, 1)
+	go func() {
+		s, err := server.Start(t.Context(), config)
+		if err == nil {
+			ctx, cancel := context.WithCancel(context.Background())
+			cancel()
+			err = s.Wait(ctx, context.Background())
+		}
+		started <- err
+	}()
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "waiting for the database") }, time.Minute,
+		10*time.Millisecond)
+	postgrestest.Alter(t, url, "CONNECTION LIMIT -1")
+	require.NoError(t, <-started)
+
+	config.DatabaseURL, config.DatabaseWait = postgrestest.WithUser(url, "absent_role"), time.Hour
+	_, err := server.Start(t.Context(), config)
+	require.ErrorContains(t, err, "absent_role")
+}
+
 // An application may run an older version of River's schema. Dead letters work, deliveries may not.
 func TestStart_RefusesToDeliverOnAnOlderRiver(t *testing.T) {
 	t.Parallel()
