@@ -29,6 +29,7 @@ type release struct {
 	out       string // the directory for the files, which must not exist or be empty
 	platforms []string
 	key       string // file of minisign's secret key; empty for no signature
+	draft     bool   // of a commit that was not prepared for a release
 	password  string // of key
 
 	work   string // the clone that is built, and what is made on the way
@@ -44,6 +45,7 @@ func main() {
 	flag.StringVar(&r.out, "out", "", "directory for the files; default dist/VERSION in the work tree")
 	flag.StringVar(&list, "platforms", platforms, "platforms, separated by commas")
 	flag.StringVar(&r.key, "key", "", "file of minisign's secret key; its password is in $MINISIGN_PASSWORD")
+	flag.BoolVar(&r.draft, "draft", false, "for a trial: the commit need not be frozen, and the changelog need not name the version")
 	flag.Parse()
 	r.platforms, r.password = strings.Split(list, ","), os.Getenv("MINISIGN_PASSWORD")
 	if err := r.run(context.Background()); err != nil {
@@ -75,6 +77,11 @@ func (r *release) run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(r.work)) }()
 	if err := r.clone(ctx); err != nil {
 		return err
+	}
+	if !r.draft {
+		if err := r.checkPrepared(); err != nil {
+			return fmt.Errorf("%w (docs/versions.md, \"Make a release\"; -draft for a trial)", err)
+		}
 	}
 	if err := os.MkdirAll(r.out, 0o755); err != nil { //nolint:gosec // for everyone to read
 		return err

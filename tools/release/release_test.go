@@ -28,14 +28,20 @@ func repository(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range map[string]string{
-		"go.mod":                "module github.com/dlqd/dlqd\n\ngo 1.25\n",
-		"LICENSE":               "MIT License",
-		"README.md":             "# dlqd",
-		"CHANGELOG.md":          "# Changelog",
-		"deploy/dlqd.service":   "[Service]\nExecStart=/usr/bin/dlqd serve\n",
-		"riverdlq/go.mod":       "module github.com/dlqd/dlqd/riverdlq\n\ngo 1.25\n",
-		"riverdlq/riverdlq.go":  "package riverdlq\n",
-		"riverdlq/testdata/a.b": "c",
+		"go.mod":           "module github.com/dlqd/dlqd\n\ngo 1.25\n",
+		"LICENSE":          "MIT License",
+		"README.md":        "# dlqd",
+		"CHANGELOG.md":     "# Changelog\n\n## 0.2.0 - 2026-12-01\n\n### Breaking\n\nNothing.\n",
+		"docs/versions.md": "| 0.2.0 | 7 | 0.1.0 |",
+		"db/frozen.sum":    "00  migrations/00007_last.sql",
+
+		"db/migrations/00007_last.sql":                          "SELECT 1;",
+		"internal/postgres/testdata/frozen/00007.sql.gz":        "",
+		"internal/postgres/testdata/frozen/00007.statements.gz": "",
+		"deploy/dlqd.service":                                   "[Service]\nExecStart=/usr/bin/dlqd serve\n",
+		"riverdlq/go.mod":                                       "module github.com/dlqd/dlqd/riverdlq\n\ngo 1.25\n",
+		"riverdlq/riverdlq.go":                                  "package riverdlq\n",
+		"riverdlq/testdata/a.b":                                 "c",
 		"cmd/dlqd/main.go": `package main
 
 import "os"
@@ -220,6 +226,26 @@ func TestRelease_IsOfACommitAndItsTag(t *testing.T) {
 
 	require.NoError(t, os.WriteFile(filepath.Join(source, "README.md"), []byte("changed"), 0o600))
 	require.ErrorContains(t, try("0.2.0", t.TempDir()), "files differ from the commit")
+}
+
+// TestRelease_IsPrepared changes one file at a time of a commit that is prepared for a release.
+func TestRelease_IsPrepared(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ path, text, want string }{
+		{"CHANGELOG.md", "## Unreleased\n\n## 0.2.0 - 2026-12-01\n\n### Breaking\n", "the first section must be"},
+		{"CHANGELOG.md", "# Changelog\n\n## 0.2.0\n\n### Breaking\n", "the first section must be"},
+		{"CHANGELOG.md", "# Changelog\n\n## 0.2.0 - 2026-12-01\n\n### Added\n", `must begin with "### Breaking"`},
+		{"docs/versions.md", "| 0.2.0 | 6 | 0.1.0 |", `no row that begins with "| 0.2.0 | 7 |"`},
+		{"db/frozen.sum", "", "00007_last.sql is not frozen"},
+		{"db/migrations/00008_more.sql", "SELECT 1;", "00008_more.sql is not frozen"},
+	} {
+		source := repository(t)
+		require.NoError(t, os.WriteFile(filepath.Join(source, c.path), []byte(c.text), 0o600))
+		run(t, source, "git", "add", "--all")
+		run(t, source, "git", "-c", "user.name=dlqd", "-c", "user.email=dlqd@localhost", "commit", "--quiet", "-m", "change")
+		err := (&release{source: source, version: "0.2.0", out: t.TempDir()}).run(t.Context())
+		require.ErrorContains(t, err, c.want)
+	}
 }
 
 func TestRelease_OrdersPreReleases(t *testing.T) {

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"os/exec"
@@ -20,7 +22,6 @@ import (
 	"testing"
 	"time"
 
-	"aead.dev/minisign"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/stretchr/testify/require"
 )
@@ -34,8 +35,8 @@ type trial struct {
 	files map[string]string
 }
 
-// TestTrial makes a release of HEAD and does with it what its users do. It needs root (for chroot), debootstrap, rpm
-// and a Postgres server, so "make trial-release" runs it. $PLATFORMS limits the platforms. $RELEASE is a release v0.2.0
+// TestTrial makes a release of HEAD and does with it what its users do. It needs root (for chroot), debootstrap, rpm,
+// minisign and a Postgres server, so "make trial-release" runs it. $PLATFORMS limits the platforms. $RELEASE is a release v0.2.0
 // that exists already: then the signature and a second build are not tested.
 func TestTrial(t *testing.T) {
 	if os.Getenv("DLQD_TRIAL") == "" {
@@ -46,11 +47,14 @@ func TestTrial(t *testing.T) {
 	require.Contains(t, list, "linux/"+runtime.GOARCH)
 	source, err := filepath.Abs("../..")
 	require.NoError(t, err)
-	public, key := newKey(t)
+	public, key := minisignKey(t)
 	commit := run(t, source, "git", "rev-parse", "HEAD")
 	make := func(source, version string, platforms ...string) string {
 		began := time.Now()
-		r := &release{source: source, version: version, out: publicDir(t), platforms: platforms, key: key}
+		r := &release{
+			source: source, version: version, out: publicDir(t), platforms: platforms, key: key, password: keyPassword,
+			draft: true,
+		}
 		require.NoError(t, r.run(t.Context()))
 		t.Logf("release %s of %s took %s", version, strings.Join(platforms, " "), time.Since(began).Round(time.Second))
 		return r.out
@@ -71,14 +75,11 @@ func TestTrial(t *testing.T) {
 		if !made {
 			t.Skip("signed by another key")
 		}
-		pub, err := public.MarshalText()
-		require.NoError(t, err)
-		pubFile := filepath.Join(t.TempDir(), "dlqd.pub")
-		require.NoError(t, os.WriteFile(pubFile, append(pub, '\n'), 0o600))
-		if _, err := exec.LookPath("minisign"); err == nil {
-			t.Log(run(t, b.dir, "minisign", "-Vm", "SHA256SUMS", "-p", pubFile))
-		}
-		require.True(t, minisign.Verify(public, []byte(b.files["SHA256SUMS"]), []byte(b.files["SHA256SUMS.minisig"])))
+		t.Log(run(t, b.dir, "minisign", "-Vm", "SHA256SUMS", "-p", public))
+		changed := filepath.Join(t.TempDir(), "SHA256SUMS")
+		require.NoError(t, os.WriteFile(changed, []byte(b.files["SHA256SUMS"]+"\n"), 0o600))
+		_, err := output(t.Context(), b.dir, nil, "minisign", "-Vm", changed, "-x", "SHA256SUMS.minisig", "-p", public)
+		require.Error(t, err, "a file that was changed after it was signed")
 		run(t, b.dir, "sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS")
 	})
 	t.Run("debian", b.debian)
@@ -96,6 +97,21 @@ func TestTrial(t *testing.T) {
 		t.Setenv("GOCACHE", t.TempDir()) // reuse nothing that the first build has compiled
 		requireEqualFiles(t, b.files, contents(t, make(clone, "v0.2.0", list...)))
 	})
+}
+
+// keyPassword protects the secret key of a trial.
+const keyPassword = "correct horse"
+
+// minisignKey makes a key with a password by the command that docs/versions.md names, and returns its files.
+func minisignKey(t *testing.T) (public, secret string) {
+	t.Helper()
+	dir := t.TempDir()
+	public, secret = filepath.Join(dir, "dlqd.pub"), filepath.Join(dir, "dlqd.key")
+	cmd := exec.CommandContext(t.Context(), "minisign", "-G", "-p", public, "-s", secret)
+	cmd.Stdin = strings.NewReader(keyPassword + "\n" + keyPassword + "\n")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return public, secret
 }
 
 // publicDir makes a directory that every user can read.
@@ -163,6 +179,9 @@ func (b *trial) debian(t *testing.T) {
 	require.Regexp(t, `^(.*c /etc/dlqd/(environment|database-url)\n){2}$`, changed)
 	b.requireManPages(t, root)
 	b.runService(t, root)
+	began = time.Now()
+	dpkg("--force-confold", "--install", "/tmp/0.2.0.deb")
+	firstDeadLetter(t, "deb", began, filepath.Join(root, "usr/bin/dlqd"))
 
 	dpkg("--remove", "dlqd")
 	require.NoFileExists(t, filepath.Join(root, "usr/bin/dlqd"))
@@ -239,6 +258,55 @@ func (b *trial) runService(t *testing.T, root string) {
 	require.Equal(t, "READY=1", string(state[:n]))
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, cmd.Wait(), log.String())
+}
+
+// firstDeadLetter runs an installed program until a page shows a dead letter, and logs how long that took since an
+// installation began.
+func firstDeadLetter(t *testing.T, way string, began time.Time, program string) {
+	t.Helper()
+	base := os.Getenv("DLQD_TEST_DATABASE_URL")
+	database, err := url.Parse(base)
+	require.NoError(t, err)
+	name := "trial_" + strings.ToLower(strings.ReplaceAll(way, " ", "_"))
+	run(t, ".", "psql", base, "-q", "-c", "CREATE DATABASE "+name)
+	database.Path = "/" + name
+	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusUnprocessableEntity)
+	}))
+	defer receiver.Close()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	address := listener.Addr().String()
+	require.NoError(t, listener.Close())
+
+	run(t, ".", program, "migrate", "up", "--database-url", database.String())
+	var log bytes.Buffer
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), program, "serve", "--database-url", database.String(),
+		"--listen", address, "--archive", "none", "--destination", receiver.URL)
+	cmd.Stderr = &log
+	require.NoError(t, cmd.Start())
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	sent := false
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		require.True(t, time.Now().Before(deadline), "no page shows a dead letter")
+		if !sent {
+			response, err := http.Post("http://"+address+"/api/messages", "application/json", strings.NewReader(
+				`{"messageId": "first-1", "queue": "default", "kind": "payment.captured", "payload": {"amount": 4200}}`))
+			sent = err == nil && response.Body.Close() == nil && response.StatusCode == http.StatusAccepted
+			continue
+		}
+		response, err := http.Get("http://" + address + "/dead-letters")
+		if err != nil {
+			continue
+		}
+		page, err := io.ReadAll(response.Body)
+		require.NoError(t, err)
+		require.NoError(t, response.Body.Close())
+		if bytes.Contains(page, []byte("422")) && bytes.Contains(page, []byte("payment.captured")) {
+			break
+		}
+	}
+	t.Logf("%s: %s from the command to the first dead letter on a page", way, time.Since(began).Round(100*time.Millisecond))
 }
 
 // relay returns the URL of a server that only root can reach, for every user of this machine.
@@ -324,10 +392,12 @@ func (b *trial) archive(t *testing.T) {
 	const maxSize = 40_000_000
 	for _, variant := range []string{"dlqd", "dlqd-s3"} {
 		name := variant + "_0.2.0_linux_" + runtime.GOARCH
+		began := time.Now()
 		packed, err := gzip.NewReader(strings.NewReader(b.files[name+".tar.gz"]))
 		require.NoError(t, err)
 		dir := publicDir(t)
 		unpack(t, packed, dir)
+		firstDeadLetter(t, "tar "+strings.TrimPrefix(variant, "dlqd-"), began, filepath.Join(dir, name, "dlqd"))
 		program, err := os.ReadFile(filepath.Join(dir, name, "dlqd"))
 		require.NoError(t, err)
 		t.Logf("%s: %d bytes", name, len(program))
@@ -350,9 +420,12 @@ func (b *trial) modules(t *testing.T) {
 		// Modules that the release does not have come from this machine's module cache, then from the configured proxy.
 		"GOPROXY=file://"+b.dir+"/goproxy,file://"+cache+"/cache/download,"+run(t, b.dir, "go", "env", "GOPROXY"),
 		"GOSUMDB=off", "GOFLAGS=-modcacherw", "GOWORK=off", "GOBIN="+bin, "GOMODCACHE="+modules)
+	began := time.Now()
 	_, err := output(t.Context(), bin, env, "go", "install", "-trimpath", "github.com/dlqd/dlqd/cmd/dlqd@v0.2.0")
 	require.NoError(t, err)
 	require.Equal(t, "dlqd version 0.2.0", run(t, bin, filepath.Join(bin, "dlqd"), "--version"))
+
+	firstDeadLetter(t, "go install", began, filepath.Join(bin, "dlqd"))
 
 	application := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(application, "main.go"), []byte(`package main
