@@ -63,25 +63,18 @@ COMMENT ON FUNCTION dlq.release_held IS
     'Makes up to p_limit held messages available now: those held for p_held, by default because of an open '
     'breaker. Returns how many.';
 
--- rescue_messages puts back the messages of processes that died or lost the database. River's
+-- put_back puts back messages that are running in River clients which do not deliver them. River's
 -- rescuer does the same minutes later, because it waits for the longest timeout of all queues.
 -- Three differences:
 --   - The next attempt is due at once, because the process failed and not the destination.
---   - The job's timeout is ignored, because its process is gone.
+--   - The job's timeout is ignored, because no process delivers the message.
 --   - river:rescue_count does not change. It counts jobs that may have killed their worker, and a
 --     message runs no code of its own.
-CREATE OR REPLACE FUNCTION dlq.rescue_messages(p_seen_before timestamptz, p_limit integer,
+CREATE OR REPLACE FUNCTION dlq.put_back(p_clients text[], p_queue text, p_except bigint[], p_why text, p_limit integer,
     OUT retried integer, OUT ended integer)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
-DECLARE
-    v_silent text[] := ARRAY(SELECT p.id::text FROM dlq.processes p WHERE p.seen_at < p_seen_before);
 BEGIN
-    retried := 0;
-    ended := 0;
-    IF cardinality(v_silent) = 0 THEN
-        RETURN;
-    END IF;
     WITH stuck AS MATERIALIZED (
         SELECT j.id,
                CASE WHEN j.metadata ? 'cancel_attempted_at' THEN 'cancelled'
@@ -89,7 +82,8 @@ BEGIN
                     ELSE 'discarded' END AS state
         FROM river.river_job j
         WHERE j.state = 'running' AND j.kind = 'dlqd_message'
-          AND j.attempted_by[cardinality(j.attempted_by)] = ANY (v_silent)
+          AND j.attempted_by[cardinality(j.attempted_by)] = ANY (p_clients)
+          AND (p_queue IS NULL OR j.queue = p_queue) AND j.id <> ALL (p_except)
         -- "+ 0" keeps the planner from reading by the index of ids, which also contains all finished
         -- jobs.
         ORDER BY j.id + 0
@@ -99,7 +93,7 @@ BEGIN
         UPDATE river.river_job j
         SET state = s.state::river.river_job_state,
             errors = array_append(j.errors, jsonb_build_object('at', now(), 'attempt', j.attempt,
-                'error', 'Stuck job rescued by dlqd: its process was not seen any more', 'trace', '')),
+                'error', 'Stuck job rescued by dlqd: ' || p_why, 'trace', '')),
             finalized_at = CASE WHEN s.state <> 'available' THEN now() END,
             scheduled_at = CASE WHEN s.state = 'available' THEN now() ELSE j.scheduled_at END
         FROM stuck s WHERE j.id = s.id
@@ -111,6 +105,26 @@ BEGIN
     SELECT count(*) FILTER (WHERE rescued.state = 'available'), count(*) FILTER (WHERE rescued.state <> 'available')
     INTO retried, ended
     FROM notified LEFT JOIN rescued ON true;
+END
+$$;
+COMMENT ON FUNCTION dlq.put_back IS
+    'Puts back up to p_limit messages that are running in the given River clients, of one queue or (null) of all, '
+    'except the jobs p_except, as River''s rescuer would. p_why ends the recorded error. Returns how many run again '
+    '(retried), and how many were cancelled or had no attempts left (ended).';
+
+CREATE OR REPLACE FUNCTION dlq.rescue_messages(p_seen_before timestamptz, p_limit integer,
+    OUT retried integer, OUT ended integer)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_silent text[] := ARRAY(SELECT p.id::text FROM dlq.processes p WHERE p.seen_at < p_seen_before);
+BEGIN
+    retried := 0;
+    ended := 0;
+    IF cardinality(v_silent) = 0 THEN
+        RETURN;
+    END IF;
+    SELECT b.retried, b.ended INTO retried, ended
+    FROM dlq.put_back(v_silent, NULL, '{}', 'its process was not seen any more', p_limit) b;
 END
 $$;
 COMMENT ON FUNCTION dlq.rescue_messages IS

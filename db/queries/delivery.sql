@@ -73,3 +73,10 @@ SELECT j.state::text AS state,
     (j.metadata ? 'dlq:entry_id' OR dlq.is_failure(to_jsonb(j) - 'args'))::boolean AS has_entry,
     (j.kind = 'dlqd_message' AND coalesce(j.args ->> 'orderingKey', '') <> '')::boolean AS has_order
 FROM river.river_job j WHERE j.id = @id FOR UPDATE SKIP LOCKED;
+
+-- name: PutBackFetched :one
+-- PutBackFetched puts back messages of a queue that a fetch of this River client has marked as running,
+-- and whose answer was lost. The client delivers the jobs @delivering.
+SELECT (b.retried + b.ended)::integer AS jobs
+FROM dlq.put_back(ARRAY[@client::text], @queue::text, @delivering::bigint[], 'the answer to its fetch was lost',
+    @max_jobs::integer) b;

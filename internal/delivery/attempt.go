@@ -44,6 +44,7 @@ type driver struct {
 
 	config  *ClientConfig
 	inDoubt func() bool
+	fetches fetches
 }
 
 var _ riverdriver.Driver[pgx.Tx] = (*driver)(nil)
@@ -67,6 +68,11 @@ type executor struct {
 func (e *executor) JobSetStateIfRunningMany(ctx context.Context,
 	params *updates,
 ) (rows []*rivertype.JobRow, err error) {
+	defer func() {
+		if err == nil {
+			e.driver.fetches.recorded(params.ID)
+		}
+	}()
 	if !e.driver.inDoubt() {
 		return e.Executor.JobSetStateIfRunningMany(ctx, params)
 	}

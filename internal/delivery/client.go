@@ -144,7 +144,10 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 		worked[name] = p.Concurrency(name)
 		queues[name] = river.QueueConfig{MaxWorkers: worked[name]}
 	}
-	d := &driver{Driver: postgres.NewDriver(config.Pool), config: &c.config, inDoubt: config.Worker.inDoubt}
+	d := &driver{
+		Driver: postgres.NewDriver(config.Pool), config: &c.config, inDoubt: config.Worker.inDoubt,
+		fetches: fetches{delivering: map[int64]struct{}{}, lost: map[string]*lost{}},
+	}
 	c.Client, err = river.NewClient(d, &river.Config{
 		ID:                config.ID,
 		Schema:            config.Schemas.River,

@@ -3,6 +3,7 @@ package server_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -106,8 +107,15 @@ func TestUpgrade_OlderProcessesGoOn(t *testing.T) {
 	cancel()
 	clients.Wait()
 
-	_, health, _ := b.call("GET", "/api/health", "")
-	require.Contains(t, fmt.Sprint(health), "of dlqd 0.9.0, on which this dlqd")
+	health := func(b *bundle) string {
+		response, err := http.Get(b.base + "/api/health")
+		require.NoError(t, err)
+		body, err := io.ReadAll(response.Body)
+		require.NoError(t, err)
+		require.NoError(t, response.Body.Close())
+		return string(body)
+	}
+	require.Contains(t, health(b), "of dlqd 0.9.0, on which this dlqd")
 	require.Equal(t, http.StatusOK, kim.status("GET", "/api/whoami", ""), "a session that began before")
 	restarted := older(options{config: func(c *server.Config) { c.Policy.Queues["default"].MaxAttempts = 1 }})
 	require.Equal(t, http.StatusOK, older(withSessions).signIn("lee", access.Operator).status("GET", "/api/whoami", ""))
@@ -121,8 +129,7 @@ func TestUpgrade_OlderProcessesGoOn(t *testing.T) {
 
 	// A later release works with newer programs only.
 	b.exec(fmt.Sprintf("UPDATE dlq.settings SET value = '%d' WHERE key = 'oldest_program'", latest+1))
-	_, health, _ = restarted.call("GET", "/api/health", "")
-	require.Contains(t, fmt.Sprint(health), "database schema is too new for this dlqd")
+	require.Contains(t, health(restarted), "database schema is too new for this dlqd")
 	_, err = server.Start(t.Context(), server.Config{
 		DatabaseURL: b.url, Schemas: postgres.DefaultSchemas(), API: true, Logger: slog.New(slog.DiscardHandler),
 	})

@@ -1,0 +1,103 @@
+package delivery
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/riverqueue/river/riverdriver"
+
+	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
+)
+
+// A fetch marks jobs as running and returns them. If the connection breaks in between, the database may have committed the
+// fetch, and no process delivers its jobs: they would wait for River's rescuer, minutes beyond the longest timeout. The
+// client therefore remembers the jobs that its fetches returned, and after a failed fetch puts back the others that are
+// running in its name.
+
+const (
+	// lostFor is how long after a failed fetch its jobs are looked for, because its statement may still run on the server.
+	// River's fetches have a timeout of 10 s.
+	lostFor = time.Minute
+	// lostInterval is how often they are looked for.
+	lostInterval = time.Second
+	// maxPutBack bounds the jobs that one statement puts back.
+	maxPutBack = 500
+)
+
+// fetches are the jobs of a client.
+type fetches struct {
+	mu         sync.Mutex
+	delivering map[int64]struct{} // from the fetch that returned a job until its outcome is recorded
+	lost       map[string]*lost   // by queue
+}
+
+// lost are failed fetches of a queue.
+type lost struct{ until, next time.Time }
+
+// failed records a failed fetch of a queue.
+func (f *fetches) failed(queue string, now time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lost[queue] = &lost{until: now.Add(lostFor), next: now}
+}
+
+// due reports whether to look for jobs of failed fetches of a queue, and returns the jobs that the client delivers.
+// A queue has one producer, whose fetches follow each other, so no other fetch of the queue is in progress.
+func (f *fetches) due(queue string, now time.Time) (delivering []int64, due bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l := f.lost[queue]
+	if l == nil || now.Before(l.next) {
+		return nil, false
+	}
+	if now.After(l.until) {
+		delete(f.lost, queue) // after a last look
+	}
+	l.next = now.Add(lostInterval)
+	delivering = make([]int64, 0, len(f.delivering))
+	for id := range f.delivering {
+		delivering = append(delivering, id)
+	}
+	return delivering, true
+}
+
+// JobGetAvailable implements riverdriver.Executor. After a failed fetch it first puts back the jobs that the fetch may have
+// marked as running.
+func (e *executor) JobGetAvailable(ctx context.Context,
+	params *riverdriver.JobGetAvailableParams,
+) (*riverdriver.JobGetAvailableResult, error) {
+	f, config := &e.driver.fetches, e.driver.config
+	if delivering, due := f.due(params.Queue, time.Now()); due {
+		jobs, err := dbsqlc.New(config.Schemas.Rendered(config.Pool)).PutBackFetched(ctx, dbsqlc.PutBackFetchedParams{
+			Client: params.ClientID, Queue: params.Queue, Delivering: delivering, MaxJobs: maxPutBack,
+		})
+		if err != nil {
+			f.failed(params.Queue, time.Now())
+			return nil, err
+		}
+		if jobs > 0 {
+			config.Logger.WarnContext(ctx, "messages whose fetch was lost were put back", "queue", params.Queue, "jobs", jobs)
+		}
+	}
+	result, err := e.Executor.JobGetAvailable(ctx, params)
+	if err != nil {
+		f.failed(params.Queue, time.Now())
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, job := range result.Jobs {
+		f.delivering[job.ID] = struct{}{}
+	}
+	return result, nil
+}
+
+// recorded forgets jobs whose outcomes are recorded.
+func (f *fetches) recorded(jobs []int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, id := range jobs {
+		delete(f.delivering, id)
+	}
+}

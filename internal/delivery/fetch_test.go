@@ -1,0 +1,42 @@
+package delivery_test
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestFetch_PutsBackWhatWasLost breaks the connections of a client. A job is running in its name that no fetch returned, as
+// after a fetch whose answer was lost. It is delivered, and the job that the client delivers meanwhile is not put back.
+func TestFetch_PutsBackWhatWasLost(t *testing.T) {
+	t.Parallel()
+	l := setupLate(t, "")
+	l.run(0)
+	l.submit("")
+	require.Equal(t, "1", <-l.arrived)
+	_, err := l.pool.Exec(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, metadata, state, attempt,
+			attempted_at, attempted_by)
+		SELECT kind, args || '{"messageId": "msg-2"}', queue, max_attempts, metadata, state, attempt, attempted_at, attempted_by
+		FROM river_job`)
+	require.NoError(t, err)
+
+	require.Eventually(t, func() bool {
+		select {
+		case attempt := <-l.arrived:
+			return attempt == "2"
+		default:
+			_, _ = l.pool.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+				WHERE datname = current_database() AND pid <> pg_backend_pid()`)
+			return false
+		}
+	}, time.Minute, 50*time.Millisecond, "the job waits for River's rescuer")
+	require.Equal(t, 1, l.count("SELECT count(*) FROM river_job WHERE state = 'running' AND attempt = 1"))
+	l.answers["1"] <- http.StatusOK
+	l.answers["2"] <- http.StatusOK
+	require.Eventually(t, func() bool {
+		return l.count("SELECT count(*) FROM river_job WHERE state = 'completed'") == 2
+	}, time.Minute, 50*time.Millisecond)
+	require.Equal(t, 3, l.count("SELECT sum(attempt) FROM river_job"))
+}
