@@ -206,7 +206,8 @@ func (u *upgrades) balances(api string) {
 	u.Helper()
 	u.stop()
 	require.Eventually(u, func() bool {
-		return u.count("SELECT count(*) FROM river_job WHERE state IN ('available', 'running', 'retryable', 'scheduled')") == 0 &&
+		return u.count(`SELECT count(*) FROM river_job
+			WHERE state IN ('available', 'running', 'retryable', 'scheduled')`) == 0 &&
 			u.count("SELECT count(*) FROM dlq.dead_letter_inbox") == 0 &&
 			u.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending'") == 0
 	}, 4*time.Minute, 50*time.Millisecond, "work is left")
@@ -276,7 +277,8 @@ func upgradeFromFirst(t *testing.T, older, newer string) {
 		migrated.Round(100*time.Millisecond))
 	u.to(s)
 	u.grows(200)
-	_, stderr, code = runProgram(t, older, "serve", "--database-url", u.url, "--archive", "none", "--listen", "127.0.0.1:0")
+	_, stderr, code = runProgram(t, older, "serve", "--database-url", u.url, "--archive", "none", "--listen",
+		"127.0.0.1:0")
 	require.Equal(t, 3, code, stderr)
 	t.Log("0.1.0 on the schema of 0.2.0: " + strings.TrimSpace(stderr))
 	u.balances(s.api)

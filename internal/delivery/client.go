@@ -146,7 +146,7 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 	}
 	d := &driver{
 		Driver: postgres.NewDriver(config.Pool), config: &c.config, inDoubt: config.Worker.inDoubt,
-		fetches: fetches{delivering: map[int64]struct{}{}, lost: map[string]*lost{}},
+		fetches: fetches{delivering: map[int64]int{}, lost: map[string]*lost{}},
 	}
 	c.Client, err = river.NewClient(d, &river.Config{
 		ID:                config.ID,

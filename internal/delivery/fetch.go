@@ -10,14 +10,14 @@ import (
 	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
 )
 
-// A fetch marks jobs as running and returns them. If the connection breaks in between, the database may have committed the
-// fetch, and no process delivers its jobs: they would wait for River's rescuer, minutes beyond the longest timeout. The
-// client therefore remembers the jobs that its fetches returned, and after a failed fetch puts back the others that are
-// running in its name.
+// A fetch marks jobs as running and returns them. If the connection breaks in between, the database may have committed
+// the fetch, and no process delivers its jobs: they would wait for River's rescuer, minutes beyond the longest timeout.
+// The client therefore remembers the jobs that its fetches returned, and after a failed fetch puts back the others that
+// are running in its name.
 
 const (
-	// lostFor is how long after a failed fetch its jobs are looked for, because its statement may still run on the server.
-	// River's fetches have a timeout of 10 s.
+	// lostFor is how long after a failed fetch its jobs are looked for, because its statement may still run on the
+	// server. River's fetches have a timeout of 10 s.
 	lostFor = time.Minute
 	// lostInterval is how often they are looked for.
 	lostInterval = time.Second
@@ -27,9 +27,11 @@ const (
 
 // fetches are the jobs of a client.
 type fetches struct {
-	mu         sync.Mutex
-	delivering map[int64]struct{} // from the fetch that returned a job until its outcome is recorded
-	lost       map[string]*lost   // by queue
+	mu sync.Mutex
+	// delivering counts the attempts of each job from the fetch that returned it until its outcome is recorded. A job may
+	// be fetched again before this process knows that the outcome of its attempt before is recorded.
+	delivering map[int64]int
+	lost       map[string]*lost // by queue
 }
 
 // lost are failed fetches of a queue.
@@ -62,8 +64,8 @@ func (f *fetches) due(queue string, now time.Time) (delivering []int64, due bool
 	return delivering, true
 }
 
-// JobGetAvailable implements riverdriver.Executor. After a failed fetch it first puts back the jobs that the fetch may have
-// marked as running.
+// JobGetAvailable implements riverdriver.Executor. After a failed fetch it first puts back the jobs that the fetch may
+// have marked as running.
 func (e *executor) JobGetAvailable(ctx context.Context,
 	params *riverdriver.JobGetAvailableParams,
 ) (*riverdriver.JobGetAvailableResult, error) {
@@ -88,16 +90,18 @@ func (e *executor) JobGetAvailable(ctx context.Context,
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, job := range result.Jobs {
-		f.delivering[job.ID] = struct{}{}
+		f.delivering[job.ID]++
 	}
 	return result, nil
 }
 
-// recorded forgets jobs whose outcomes are recorded.
+// recorded forgets the attempts of jobs whose outcomes are recorded.
 func (f *fetches) recorded(jobs []int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, id := range jobs {
-		delete(f.delivering, id)
+		if f.delivering[id]--; f.delivering[id] <= 0 {
+			delete(f.delivering, id)
+		}
 	}
 }

@@ -8,8 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFetch_PutsBackWhatWasLost breaks the connections of a client. A job is running in its name that no fetch returned, as
-// after a fetch whose answer was lost. It is delivered, and the job that the client delivers meanwhile is not put back.
+// TestFetch_PutsBackWhatWasLost breaks the connections of a client. A job is running in its name that no fetch
+// returned, as after a fetch whose answer was lost. It is delivered, and the job that the client delivers meanwhile is
+// not put back.
 func TestFetch_PutsBackWhatWasLost(t *testing.T) {
 	t.Parallel()
 	l := setupLate(t, "")

@@ -23,7 +23,8 @@ import (
 // codeSetting returns what the schema says about its functions.
 func codeSetting(t *testing.T, pool *pgxpool.Pool) (value string) {
 	t.Helper()
-	require.NoError(t, pool.QueryRow(t.Context(), "SELECT value FROM dlq.settings WHERE key = 'code_version'").Scan(&value))
+	const sql = "SELECT value FROM dlq.settings WHERE key = 'code_version'"
+	require.NoError(t, pool.QueryRow(t.Context(), sql).Scan(&value))
 	return value
 }
 

@@ -43,7 +43,8 @@ func (r *release) checkPrepared() error {
 	if err != nil {
 		return err
 	}
-	if row := fmt.Sprintf("| %s | %s |", r.number(), strings.TrimLeft(number, "0")); !strings.Contains(string(versions), row) {
+	row := fmt.Sprintf("| %s | %s |", r.number(), strings.TrimLeft(number, "0"))
+	if !strings.Contains(string(versions), row) {
 		return fmt.Errorf("docs/versions.md has no row that begins with %q, the version and its schema", row)
 	}
 	return nil

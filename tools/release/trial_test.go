@@ -36,8 +36,8 @@ type trial struct {
 }
 
 // TestTrial makes a release of HEAD and does with it what its users do. It needs root (for chroot), debootstrap, rpm,
-// minisign and a Postgres server, so "make trial-release" runs it. $PLATFORMS limits the platforms. $RELEASE is a release v0.2.0
-// that exists already: then the signature and a second build are not tested.
+// minisign and a Postgres server, so "make trial-release" runs it. $PLATFORMS limits the platforms. $RELEASE is a release
+// v0.2.0 that exists already: then the signature and a second build are not tested.
 func TestTrial(t *testing.T) {
 	if os.Getenv("DLQD_TRIAL") == "" {
 		t.Skip("DLQD_TRIAL is not set: run \"make trial-release\"")
@@ -306,7 +306,8 @@ func firstDeadLetter(t *testing.T, way string, began time.Time, program string) 
 			break
 		}
 	}
-	t.Logf("%s: %s from the command to the first dead letter on a page", way, time.Since(began).Round(100*time.Millisecond))
+	t.Logf("%s: %s from the command to the first dead letter on a page", way,
+		time.Since(began).Round(100*time.Millisecond))
 }
 
 // relay returns the URL of a server that only root can reach, for every user of this machine.

@@ -11,7 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// newer has a migration and functions as a later release may have them. "make trial-upgrade" builds them into a program.
+// newer has a migration and functions as a later release may have them. "make trial-upgrade" builds them into a
+// program.
 //
 //go:embed newer/*.sql
 var newer embed.FS
