@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 
 	"github.com/dlqd/dlqd/internal/api"
@@ -132,7 +133,7 @@ func printSplit(cmd *cobra.Command, by string, counts map[string]int64) {
 func newExport() *cobra.Command {
 	var c client
 	var filter filterFlags
-	var format, reveal string
+	var format, reveal, approved string
 	cmd := &cobra.Command{
 		Use:   "export [FILTER]",
 		Short: "Print dead letters as NDJSON or CSV",
@@ -142,6 +143,13 @@ func newExport() *cobra.Command {
 				return err
 			}
 			in := api.ExportInputBody{Filter: selected, Format: format}
+			if approved != "" {
+				id, err := uuid.Parse(approved)
+				if err != nil {
+					return fmt.Errorf("--approval %s: must be the id of a request", approved)
+				}
+				in.Approval = &id
+			}
 			if cmd.Flags().Changed("reveal") {
 				in.Reveal, in.Note, in.Actor = true, reveal, actor()
 			}
@@ -151,7 +159,7 @@ func newExport() *cobra.Command {
 				return err
 			}
 			defer func() { _ = response.Body.Close() }()
-			if response.StatusCode >= http.StatusBadRequest {
+			if response.StatusCode != http.StatusOK {
 				raw, err := io.ReadAll(response.Body)
 				if err != nil {
 					return err
@@ -168,6 +176,7 @@ func newExport() *cobra.Command {
 	c.registerURL(cmd)
 	filter.register(cmd)
 	cmd.Flags().StringVar(&format, "format", "ndjson", "ndjson or csv")
+	cmd.Flags().StringVar(&approved, "approval", "", "print what this approved request for an export selected")
 	cmd.Flags().StringVar(&reveal, "reveal", "", "print masked values unmasked; REASON goes to the audit trail")
 	return cmd
 }

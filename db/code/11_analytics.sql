@@ -298,8 +298,8 @@ BEGIN
     ), trend AS (
         INSERT INTO dlq.rollup_groups AS r (step, bucket, queue, fingerprint, failures)
         SELECT s.step, date_trunc(s.step::text, m.at), m.queue, m.fingerprint, sum(m.failures)
-        FROM members m CROSS JOIN (VALUES ('hour'::dlq.rollup_step), ('day'), ('week')) s (step)
-        WHERE m.failures > 0 AND m.at >= p_from
+        FROM members m CROSS JOIN unnest(enum_range(NULL::dlq.rollup_step)) s (step)
+        WHERE m.failures > 0 AND m.at >= p_from AND (s.step <> 'minute' OR m.at > p_at - interval '7 hours')
         GROUP BY 1, 2, 3, 4
         ON CONFLICT (step, bucket, queue, fingerprint) DO UPDATE SET failures = r.failures + excluded.failures
     )
@@ -521,7 +521,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     DELETE FROM dlq.rollup_sources WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days'
         WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
     DELETE FROM dlq.rollup_groups  WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days'
-        WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
+        WHEN 'day' THEN interval '400 days' WHEN 'hour' THEN interval '35 days' ELSE interval '7 hours' END;
     DELETE FROM dlq.failure_groups WHERE open <= 0 AND last_seen < p_now - interval '400 days';
     DELETE FROM dlq.group_aliases a
     WHERE a.counted_at IS NOT NULL AND NOT EXISTS (
@@ -533,7 +533,7 @@ $$;
 COMMENT ON FUNCTION dlq.trim_rollups IS
     'Deletes rollups by age: minutes after three days, hours after 400; days and weeks stay. Of error types, '
     'sources and failure groups, hours are deleted after 35 days, days after 400, weeks after 1,100, and groups '
-    'without open entries after 400 days.';
+    'without open entries after 400 days. Minutes of failure groups are deleted after seven hours.';
 
 -- A window ends now and consists of whole buckets: the bucket in which it begins counts in full.
 
@@ -551,6 +551,51 @@ RETURN CASE WHEN p_over <= interval '24 hours' THEN 'hour' WHEN p_over <= interv
     ELSE 'week' END::dlq.rollup_step;
 COMMENT ON FUNCTION dlq.coarse_step IS
     'The bucket size of a sum: hours for windows of up to a day, days up to 35, else weeks.';
+
+CREATE OR REPLACE FUNCTION dlq.trend_step(p_over interval) RETURNS dlq.rollup_step
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN p_over <= interval '6 hours' THEN 'minute' ELSE dlq.coarse_step(p_over) END;
+COMMENT ON FUNCTION dlq.trend_step IS
+    'The bucket size from which the trend of a failure group is made: minutes for windows of up to six hours, hours '
+    'up to a day, days up to 35, else weeks.';
+
+CREATE OR REPLACE FUNCTION dlq.trend_width(p_over interval) RETURNS interval
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN p_over > interval '1 hour' AND p_over <= interval '6 hours' THEN interval '5 minutes'
+    ELSE ('1 ' || dlq.trend_step(p_over))::interval END;
+COMMENT ON FUNCTION dlq.trend_width IS
+    'The time that one number of the trend of a failure group covers: a minute for windows of up to an hour, five '
+    'minutes up to six hours, else dlq.trend_step.';
+
+CREATE OR REPLACE FUNCTION dlq.trend_start(p_over interval) RETURNS timestamptz
+LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC'
+RETURN CASE dlq.trend_step(p_over)
+    WHEN 'minute' THEN date_bin(dlq.trend_width(p_over), now() - p_over, '2001-01-01')
+    ELSE date_trunc(dlq.trend_step(p_over)::text, now() - p_over) END;
+COMMENT ON FUNCTION dlq.trend_start IS 'The beginning of the trend of a failure group.';
+
+CREATE OR REPLACE FUNCTION dlq.group_trend(p_queue text, p_fingerprint text, p_over interval) RETURNS bigint[]
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off
+SET jit = off SET max_parallel_workers_per_gather = 0 SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    v_step  constant dlq.rollup_step := dlq.trend_step(p_over);
+    v_width constant interval := dlq.trend_width(p_over);
+    v_start constant timestamptz := dlq.trend_start(p_over);
+BEGIN
+    RETURN ARRAY(
+        SELECT coalesce(r.failures, 0)
+        FROM generate_series(v_start, now(), v_width) b (bucket)
+        LEFT JOIN (
+            SELECT date_bin(v_width, g.bucket, v_start) AS bucket, sum(g.failures)::bigint AS failures
+            FROM dlq.rollup_groups g
+            WHERE g.queue = p_queue AND g.fingerprint = p_fingerprint AND g.step = v_step AND g.bucket >= v_start
+            GROUP BY 1) r ON r.bucket = b.bucket
+        ORDER BY b.bucket);
+END
+$$;
+COMMENT ON FUNCTION dlq.group_trend IS
+    'The failures of a failure group in a window that ends now, the oldest first: for each minute of windows of up to '
+    'an hour, each five minutes up to six hours, each hour up to a day, each day up to 35, else each week.';
 
 CREATE OR REPLACE FUNCTION dlq.flow(p_over interval DEFAULT '24 hours', p_by text DEFAULT 'all',
     p_queue text DEFAULT NULL, p_step dlq.rollup_step DEFAULT NULL)
@@ -783,8 +828,8 @@ LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp S
 SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
 SET plan_cache_mode = force_generic_plan SET enable_sort = off AS $$
 DECLARE
-    v_step     dlq.rollup_step := dlq.coarse_step(p_over);
-    v_from     timestamptz := date_trunc(v_step::text, now() - p_over);
+    v_step     dlq.rollup_step := dlq.trend_step(p_over);
+    v_from     timestamptz := dlq.trend_start(p_over);
     v_patterns text[] := dlq.scope_patterns(dlq.queue_scope());
     v_mask     jsonb := dlq.mask();
 BEGIN
@@ -798,19 +843,15 @@ BEGIN
     )
     SELECT t.queue, t.fingerprint, CASE WHEN v_mask -> 'hidden' ? 'error_message' THEN NULL
         ELSE dlq.masked_text(g.title, v_mask) END, g.error_type, g.error_class, t.failures::bigint,
-           ARRAY(SELECT coalesce(r.failures, 0)
-               FROM generate_series(v_from, now(), ('1 ' || v_step)::interval) b (bucket)
-                 LEFT JOIN dlq.rollup_groups r ON r.queue = t.queue AND r.fingerprint = t.fingerprint
-                     AND r.step = v_step AND r.bucket = b.bucket AND r.bucket >= v_from ORDER BY b.bucket),
+           dlq.group_trend(t.queue, t.fingerprint, p_over),
            g.failures, g.open, g.first_seen, g.last_seen, g.sample
     FROM top t JOIN dlq.failure_groups g ON g.queue = t.queue AND g.fingerprint = t.fingerprint
     ORDER BY t.failures DESC, t.queue, t.fingerprint;
 END
 $$;
 COMMENT ON FUNCTION dlq.top_groups IS
-    'The failure groups with the most failures in a window: title, failures in the window and their trend (by '
-    'hour up to a day, by day up to 35, else by week), failures in all, open entries, when first and last seen, '
-    'and the last entry.';
+    'The failure groups with the most failures in a window: title, failures in the window and their trend (see '
+    'dlq.group_trend), failures in all, open entries, when first and last seen, and the last entry.';
 
 CREATE OR REPLACE FUNCTION dlq.heat_map(p_over interval DEFAULT '28 days', p_timezone text DEFAULT 'UTC',
     p_queue text DEFAULT NULL)

@@ -29,8 +29,6 @@ RETURNS TABLE (queue text, fingerprint text, title text, error_type text, error_
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC'
 SET enable_seqscan = on SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
-    v_step     dlq.rollup_step := dlq.coarse_step(p_over);
-    v_from     timestamptz := date_trunc(v_step::text, now() - p_over);
     v_patterns text[] := dlq.scope_patterns(dlq.queue_scope());
     v_mask     jsonb := dlq.mask();
     v_where    text := 'true';
@@ -91,14 +89,9 @@ BEGIN
                 (p.m).updated_at, (p.m).updated_by, (p.g).sample, p.place
          FROM page p
          CROSS JOIN LATERAL (SELECT dlq.is_muted(p.m, (p.g).failures) AS muted) u
-         CROSS JOIN LATERAL (SELECT ARRAY(
-             SELECT coalesce(r.failures, 0) FROM generate_series($6, now(), (''1 '' || $7)::interval) b (bucket)
-             LEFT JOIN dlq.rollup_groups r ON r.queue = (p.g).queue AND r.fingerprint = (p.g).fingerprint
-                        AND r.step = $7
-                        AND r.bucket = b.bucket AND r.bucket >= $6
-                    ORDER BY b.bucket) AS trend) w
+         CROSS JOIN LATERAL (SELECT dlq.group_trend((p.g).queue, (p.g).fingerprint, $6) AS trend) w
          ORDER BY p.place DESC, (p.g).queue, (p.g).fingerprint'
-        USING p_filter, v_patterns, p_after, p_limit, v_mask, v_from, v_step;
+        USING p_filter, v_patterns, p_after, p_limit, v_mask, p_over;
 EXCEPTION WHEN data_exception THEN
     RAISE EXCEPTION 'groups: %', SQLERRM USING ERRCODE = 'DLQ04';
 END
@@ -107,8 +100,7 @@ COMMENT ON FUNCTION dlq.groups IS
     'Failure groups that match a filter ({"status": ["open", "regressed"], "queue", "fingerprint", '
     '"errorClass", "owner" ("" for no owner), "hasOpen": true}). p_order: those that failed last (latest), that '
     'have the most open entries (open) or the most failures (failures) come first. p_after, for the next page: '
-    '[place, queue, fingerprint] of the last group. trend: failures in a window (by hour up to a day, by day up '
-    'to 35, else by week).';
+    '[place, queue, fingerprint] of the last group. trend: failures in a window (see dlq.group_trend).';
 
 CREATE OR REPLACE VIEW dlq.groups AS SELECT * FROM dlq.groups(p_limit => 1000);
 COMMENT ON VIEW dlq.groups IS

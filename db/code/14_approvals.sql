@@ -51,7 +51,7 @@ END
 $$;
 COMMENT ON FUNCTION dlq.require_approval IS
     'Raises DLQ07 if the policy (access.yaml: approvals) requires a second person for one of these operations '
-    '(replay, patch, redirect, discard, resolve, purge, erase) on the entries that match the request''s filter, '
+    '(replay, patch, redirect, discard, resolve, purge, erase, export) on the entries that match the request''s filter, '
     'in a queue of the rule or redelivered into one.';
 
 CREATE OR REPLACE FUNCTION dlq.require_approval_to(p_action text, p_args jsonb, p_filter jsonb, p_all boolean)
@@ -122,6 +122,7 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
         WHEN 'replay' THEN dlq.replayable(p_request -> 'filter')
         WHEN 'erase' THEN p_request -> 'filter'
         WHEN 'cancel' THEN '{"ids": ["00000000-0000-0000-0000-000000000000"]}' -- no dead letter
+        WHEN 'export' THEN p_request -> 'filter'
         ELSE dlq.only_in_states(p_request -> 'filter', CASE p_request ->> 'do'
             WHEN 'discard' THEN '{dlq_pending,dlq_manual,dlq_failed}'
             WHEN 'purge' THEN CASE WHEN (p_request ->> 'force')::boolean
@@ -223,12 +224,12 @@ DECLARE
     v_expires  timestamptz := now() + make_interval(secs => coalesce((SELECT (s.value::jsonb ->> 'seconds')::float8
         FROM dlq.settings s WHERE s.key = 'approvals'), 86400));
 BEGIN
-    IF p_operation IS NULL OR p_operation NOT IN ('replay', 'bulk', 'erase', 'cancel')
+    IF p_operation IS NULL OR p_operation NOT IN ('replay', 'bulk', 'erase', 'cancel', 'export')
         OR jsonb_typeof(p_request) IS DISTINCT FROM 'object'
         OR p_operation = 'bulk' AND coalesce(p_request ->> 'do', '') NOT IN ('discard', 'resolve', 'unpark', 'purge')
         OR p_operation = 'cancel' AND jsonb_typeof(p_request -> 'job') IS DISTINCT FROM 'number' THEN
         RAISE EXCEPTION 'approval: invalid operation or request' USING ERRCODE = 'DLQ04',
-            HINT = 'Operations: bulk (discard, resolve, unpark or purge), replay (with the fields of a replay run), erase, cancel (job). Example: dlq.request_approval(''bulk'', ''{"do": "discard", "filter": {"queue": "payments"}}'', ''ticket 7'').';
+            HINT = 'Operations: bulk (discard, resolve, unpark or purge), replay (with the fields of a replay run), erase, cancel (job), export. Example: dlq.request_approval(''bulk'', ''{"do": "discard", "filter": {"queue": "payments"}}'', ''ticket 7'').';
     END IF;
     PERFORM dlq.require_role_for(p_operation, p_request);
     v_filter := dlq.approval_filter(p_operation, p_request);
@@ -275,8 +276,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.request_approval IS
     'Requests approval of an operation by a second person: bulk (such as {"do": "discard", "filter": {"queue": '
-    '"payments"}}: discard, resolve, unpark or purge), replay, erase, or cancel ({"job": 41}). Returns its id, for '
-    'dlq.approve. If an '
+    '"payments"}}: discard, resolve, unpark or purge), replay, erase, cancel ({"job": 41}) or export. Returns its id, '
+    'for dlq.approve. If an '
     'equal request waits already, returns its id and makes no second one.';
 
 -- A person may have several names: those of a token and of a sign-in, in upper and lower case. The

@@ -126,6 +126,36 @@ COMMENT ON FUNCTION dlq.show_jobs IS
     'River''s jobs with these ids in the caller''s scope, masked as entries are: p_all with args and every error, '
     'otherwise with the last error only.';
 
+-- queue_flow reads, for each queue and each of River's four priorities, one row and at most 300 rows of the index that
+-- list_jobs reads, so that it costs the same, however many jobs there are.
+CREATE OR REPLACE FUNCTION dlq.queue_flow(p_queues text[])
+RETURNS TABLE (queue text, oldest_ready timestamptz, completed bigint, since timestamptz)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off
+SET enable_bitmapscan = off SET jit = off AS $$
+BEGIN
+    RETURN QUERY EXECUTE
+        'SELECT q.queue, o.at, c.jobs, CASE WHEN c.jobs = 300 THEN c.since ELSE now() - interval ''10 minutes'' END
+         FROM unnest($1) q (queue)
+         CROSS JOIN LATERAL (
+             SELECT min(f.scheduled_at) AS at FROM generate_series(1, 4) p (priority)
+             CROSS JOIN LATERAL (SELECT j.scheduled_at FROM river.river_job j
+                 WHERE j.state = ''available'' AND j.queue = q.queue AND j.priority = p.priority
+                 ORDER BY j.scheduled_at, j.id LIMIT 1) f) o
+         CROSS JOIN LATERAL (
+             SELECT count(*) AS jobs, min(l.scheduled_at) AS since FROM (
+                 SELECT f.scheduled_at FROM generate_series(1, 4) p (priority)
+                 CROSS JOIN LATERAL (SELECT j.scheduled_at FROM river.river_job j
+                     WHERE j.state = ''completed'' AND j.queue = q.queue AND j.priority = p.priority
+                         AND j.scheduled_at > now() - interval ''10 minutes'' AND j.scheduled_at < now()
+                     ORDER BY j.scheduled_at DESC, j.id DESC LIMIT 300) f
+                 ORDER BY f.scheduled_at DESC LIMIT 300) l) c
+         WHERE dlq.in_scope(q.queue, NULL, dlq.scope())' USING p_queues;
+END
+$$;
+COMMENT ON FUNCTION dlq.queue_flow IS
+    'For each queue, when its oldest ready job became ready, and the jobs that were due since a time and completed: in '
+    'ten minutes, or the last 300.';
+
 CREATE OR REPLACE FUNCTION dlq.count_jobs(p_filter jsonb DEFAULT '{}')
 RETURNS TABLE (state text, queue text, jobs bigint, first_scheduled timestamptz, last_attempted timestamptz,
     first_ended timestamptz, last_ended timestamptz)

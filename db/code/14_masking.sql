@@ -489,6 +489,7 @@ DECLARE
     v_personal constant text[] := dlq.personal_filters()
         || '{errorMessage,messageId,source,errorType,errorCode,assignee}'::text[];
 BEGIN
+    PERFORM dlq.require_approval('{export}', 'export', jsonb_build_object('filter', p_filter));
     PERFORM dlq.record_act('export', CASE WHEN p_revealed THEN 'revealed' ELSE 'exported' END, p_actor, p_note,
         jsonb_build_object('filter', p_filter - v_personal,
             'leftOut', (SELECT jsonb_agg(k.key) FROM jsonb_object_keys(p_filter) k (key) WHERE k.key = ANY (v_personal)),
@@ -497,7 +498,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.record_export IS
     'Writes the audit row of an export: the actor, the filter without values that may name a person, and for an '
-    'export of masked values (p_revealed) the reason and the number of entries.';
+    'export of masked values (p_revealed) the reason and the number of entries. Raises DLQ07 if the policy requires '
+    'a second person for it.';
 
 -- Each reveal needs an audit row of its own, so only dlq.reveal may call revealed, after it has
 -- committed the row. revealed therefore requires a row that is older than its transaction, which

@@ -46,6 +46,12 @@ FROM river.river_job j
 WHERE j.state IN ('available', 'pending', 'retryable', 'running', 'scheduled')
 GROUP BY j.queue, j.state;
 
+-- name: QueueFlow :many
+-- QueueFlow returns the flow of each queue. A time that is absent is the epoch.
+SELECT f.queue::text AS queue, coalesce(f.oldest_ready, 'epoch')::timestamptz AS oldest_ready,
+    f.completed::bigint AS completed, coalesce(f.since, 'epoch')::timestamptz AS since
+FROM dlq.queue_flow(@queues::text[]) f;
+
 -- name: ListJobs :many
 SELECT l.id::bigint AS id, l.at::timestamptz AS at, l.visible::boolean AS visible
 FROM dlq.list_jobs(@queue::text, @state::text, @max_jobs::integer, sqlc.narg('after')::timestamptz,

@@ -167,7 +167,7 @@ type TopGroup struct {
 	ErrorType   *string    `json:"errorType,omitempty" doc:"Type of the first error." db:"error_type"`
 	ErrorClass  *string    `json:"errorClass,omitempty" doc:"Class of the latest entry." db:"error_class"`
 	InWindow    int64      `json:"inWindow" doc:"Number of failures in the window." db:"in_window"`
-	Trend       []int64    `json:"trend" doc:"Number of failures per hour (windows up to a day), day (up to 35 days) or week, oldest first." db:"trend"`
+	Trend       []int64    `json:"trend" doc:"Number of failures per minute (windows up to an hour), five minutes (up to six hours), hour (up to a day), day (up to 35 days) or week, oldest first." db:"trend"`
 	Failures    int64      `json:"failures" doc:"Total number of failures." db:"failures"`
 	Open        int64      `json:"open" doc:"Number of open entries now." db:"open"`
 	FirstSeen   time.Time  `json:"firstSeen" doc:"Time of the first failure." db:"first_seen"`

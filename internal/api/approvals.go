@@ -260,7 +260,7 @@ func (s *service) describeApprovals(api huma.API, shown approval.Approval) {
 	document := api.OpenAPI()
 	schema := document.Components.Schemas.Schema(reflect.TypeFor[Asked](), true, "Asked")
 	for _, path := range []string{
-		"/api/dlq/bulk", "/api/dlq/replay", "/api/dlq/erasures", "/api/dlq/entries/{id}/replay",
+		"/api/dlq/bulk", "/api/dlq/replay", "/api/dlq/erasures", "/api/dlq/export", "/api/dlq/entries/{id}/replay",
 		"/api/dlq/entries/{id}/discard", "/api/dlq/entries/{id}/resolve", "/api/dlq/entries/{id}/unpark",
 		"/api/jobs/{id}/cancel",
 	} {

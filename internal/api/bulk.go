@@ -55,7 +55,9 @@ type ExportInputBody struct {
 	Format string      `json:"format,omitempty" enum:"ndjson,csv" doc:"ndjson: every field of each entry; csv: one line for each entry, with the fields of a list. ndjson if absent."`
 	Reveal bool        `json:"reveal,omitempty" doc:"Include masked data. Needs a note, which the audit trail records, with the filter and the number of entries, before the first entry is sent."`
 	Actor  string      `json:"actor,omitempty" maxLength:"255" doc:"reveal, without authentication: the viewer, \"api\" if absent. With authentication: the person on whose behalf the caller acts."`
-	Note   string      `json:"note,omitempty" maxLength:"10000" doc:"reveal: the reason."`
+	Note   string      `json:"note,omitempty" maxLength:"10000" doc:"reveal: the reason. Also the reason of a request for approval."`
+	// Approval names an approved request.
+	Approval *uuid.UUID `json:"approval,omitempty" doc:"An approved request for this export: its reveal is used, and exactly the entries that matched at the approval are exported. Only the requester, within a day of the approval."`
 }
 
 // ExportInput is an export.
@@ -83,7 +85,8 @@ func (s *service) registerBulk(api huma.API) {
 	export := huma.Operation{
 		Tags:        tags,
 		Summary:     "Export dead letters as NDJSON or CSV",
-		Description: "Streams the entries in order of capture, without a limit. Each export is in the audit trail.",
+		Description: "Streams the entries in order of capture, without a limit. Each export is in the audit trail. Once a " +
+			"request for approval is approved, its requester sends its id in approval.",
 		Errors:      []int{400, 422, 503},
 	}
 	export.Responses = map[string]*huma.Response{"200": {Description: "The entries", Content: map[string]*huma.MediaType{
@@ -166,14 +169,33 @@ func (s *service) export(ctx context.Context, in *ExportInput) (*huma.StreamResp
 	if err != nil {
 		return nil, err
 	}
-	if !in.Body.Reveal && (in.Body.Note != "" || in.Body.Actor != "") {
+	if id := in.Body.Approval; id != nil {
+		if string(filter) != "{}" || in.Body.Reveal {
+			return nil, huma.Error422UnprocessableEntity("the approved request has the filter and reveal",
+				&huma.ErrorDetail{Location: "body.approval", Message: "cannot be sent with filter or reveal", Value: id})
+		}
+		approved, err := s.approvedExport(ctx, *id)
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		filter, in.Body.Reveal = json.RawMessage("{}"), approved.Reveal // the approval has the entries
+		if in.Body.Note == "" {
+			in.Body.Note = "approval " + id.String()
+		}
+		ctx = deadletter.WithApproval(ctx, *id)
+	}
+	if !in.Body.Reveal && in.Body.Approval == nil && (in.Body.Note != "" || in.Body.Actor != "") {
 		return nil, huma.Error422UnprocessableEntity("note and actor are only for reveal",
 			&huma.ErrorDetail{Location: "body.reveal", Message: "is required with a note or an actor"})
 	}
-	if ctx, err = s.Store.RecordExport(ctx, filter, in.Body.Reveal,
-		(&Action{Actor: in.Body.Actor, Note: in.Body.Note}).act(ctx)); err != nil {
-		return nil, s.problem(ctx, err)
+	recorded, err := s.Store.RecordExport(ctx, filter, in.Body.Reveal,
+		(&Action{Actor: in.Body.Actor, Note: in.Body.Note}).act(ctx))
+	if err != nil {
+		return nil, s.approvalOrProblem(ctx, err, approval.Export,
+			approval.Exporting{Filter: filter, Reveal: in.Body.Reveal, All: true},
+			&Action{Actor: in.Body.Actor, Note: in.Body.Note})
 	}
+	ctx = recorded
 	format := cmp.Or(in.Body.Format, "ndjson")
 	// Read the first page now: after the stream has begun, an invalid filter could not be reported.
 	first, err := s.Store.FindEntries(ctx, filter, nil)
@@ -204,6 +226,15 @@ func (s *service) export(ctx context.Context, in *ExportInput) (*huma.StreamResp
 		}
 		_ = buffered.Flush()
 	}}, nil
+}
+
+// approvedExport returns the export that an approved request of the caller allows.
+func (s *service) approvedExport(ctx context.Context, id uuid.UUID) (*approval.Exporting, error) {
+	a, err := s.Approvals.Get(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return a.MayExport((*Action)(nil).person(ctx).Actor)
 }
 
 func writeNDJSON(out *bufio.Writer) func(*deadletter.Entry) error {

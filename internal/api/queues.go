@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"net/http"
 	"slices"
 	"strings"
@@ -33,6 +35,9 @@ type Queue struct {
 	Pending     int64      `json:"pending" doc:"Jobs in River's state pending, which a client of River has to release."`
 	Held        int64      `json:"held" doc:"Messages that wait for a circuit breaker, or for another message with their ordering key."`
 	DeadLetters int64      `json:"deadLetters" doc:"Open dead letters."`
+	// OldestReady and CompletedPerMinute are read from the newest jobs of a range of River's index.
+	OldestReady        *time.Time `json:"oldestReady,omitempty" doc:"When the job that has been ready longest became ready; absent if none is ready."`
+	CompletedPerMinute float64    `json:"completedPerMinute" doc:"Completed jobs per minute: those that were due within the last ten minutes, or the last 300."`
 }
 
 // QueuesInput selects what is read of queues.
@@ -68,6 +73,7 @@ func (s *service) registerQueues(api huma.API) {
 	tags := []string{"queues"}
 	queue := Queue{
 		Name: "payment-processing", Destination: "payments", Concurrency: 20, Available: 3, Running: 2, DeadLetters: 1,
+		CompletedPerMinute: 120,
 	}
 	list := huma.Operation{
 		Tags:    tags,
@@ -165,6 +171,20 @@ func (s *service) queues(ctx context.Context, jobs bool) ([]Queue, error) {
 	}
 	for _, row := range backlog {
 		of(row.Queue).DeadLetters += row.Entries
+	}
+	flow, err := delivery.FlowOf(ctx, s.Store.DB(), slices.Collect(maps.Keys(found)))
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	for _, row := range flow {
+		q := of(row.Queue)
+		if row.OldestReady.Unix() > 0 {
+			q.OldestReady = &row.OldestReady
+		}
+		if row.Completed > 0 {
+			q.CompletedPerMinute = math.Round(float64(row.Completed)/max(now.Sub(row.Since).Minutes(), 1.0/60)*10) / 10
+		}
 	}
 	list := make([]Queue, 0, len(found))
 	scope := access.ScopeOf(ctx)

@@ -24,6 +24,7 @@ const (
 	Bulk   = "bulk"   // a [deadletter.Bulk]
 	Erase  = "erase"  // an [Erasure]
 	Cancel = "cancel" // a [Cancellation]
+	Export = "export" // an [Exporting]
 )
 
 // States of a request. [Approval] lists all of them.
@@ -43,10 +44,40 @@ type Cancellation struct {
 	Job int64 `json:"job"`
 }
 
+// Exporting is the request of an [Export] operation.
+type Exporting struct {
+	Filter json.RawMessage `json:"filter"`
+	Reveal bool            `json:"reveal,omitempty"`
+	All    bool            `json:"all"` // an empty filter selects every entry
+}
+
+// ExportPeriod is how long the requester may download an approved export.
+const ExportPeriod = 24 * time.Hour
+
+// MayExport returns the export that a request approved, and an error if the caller may not download it: only the
+// requester may, within [ExportPeriod].
+func (a *Approval) MayExport(actor string) (*Exporting, error) {
+	refused := func(kind error, detail, hint string) error {
+		return &deadletter.MoveError{Kind: kind, Detail: fmt.Sprintf("approval %s: %s", a.ID, detail), Hint: hint}
+	}
+	var request Exporting
+	switch {
+	case a.Operation != Export:
+		return nil, refused(deadletter.ErrInvalid, "is not for an export", "")
+	case !strings.EqualFold(a.Actor, actor):
+		return nil, refused(deadletter.ErrForbidden, "only the requester "+a.Actor+" can download the export", "")
+	case a.State != "done" || a.EndedAt == nil:
+		return nil, refused(deadletter.ErrNotAllowed, "the export is not approved: the request is "+a.State, "")
+	case time.Since(*a.EndedAt) > ExportPeriod:
+		return nil, refused(deadletter.ErrNotAllowed, "the export was approved more than a day ago", "Request it again.")
+	}
+	return &request, json.Unmarshal(a.Request, &request)
+}
+
 // Approval is a request for an operation, with its decision and its outcome.
 type Approval struct {
 	ID          uuid.UUID       `json:"id" doc:"Id of the request."`
-	Operation   string          `json:"operation" enum:"replay,bulk,erase,cancel" doc:"Operation: a replay run, a bulk action, an erasure, or the cancellation of a job, which is the one entry of its request."`
+	Operation   string          `json:"operation" enum:"replay,bulk,erase,cancel,export" doc:"Operation: a replay run, a bulk action, an erasure, the cancellation of a job (the one entry of its request), or an export."`
 	Request     json.RawMessage `json:"request" doc:"The complete request: its filter and the other parameters of the operation."`
 	Entries     int64           `json:"entries" doc:"Number of entries that the filter selected when approval was requested."`
 	ByQueue     json.RawMessage `json:"byQueue" doc:"Number of entries by queue."`

@@ -149,6 +149,8 @@ func (r *Runner) do(ctx context.Context, a *dbsqlc.TakeRow) (*dbsqlc.EndParams, 
 			return nil, fmt.Errorf("%w: %w", errRequest, err)
 		}
 		return &dbsqlc.EndParams{Changed: new(int64(1))}, r.CancelJob(ctx, request.Job, act)
+	case Export:
+		return &dbsqlc.EndParams{}, nil // the requester downloads it
 	default:
 		var erasure Erasure
 		if err := json.Unmarshal(a.Request, &erasure); err != nil {

@@ -91,11 +91,15 @@ func (a approvalView) Sentence() string {
 	}
 	switch a.State {
 	case approval.Requested:
-		return asks + " Nothing was done yet. A second person can approve it until " +
-			a.ExpiresAt.UTC().Format("Mon 15:04 UTC") + "."
+		return asks + " Nothing was done yet. A second person can approve it; it expires " +
+			until(a.ExpiresAt) + "."
 	case "approved":
 		return asks + " " + by + " approved it, and dlqd executes it."
 	case "done":
+		if a.Operation == approval.Export {
+			return asks + " " + by + " approved it: " + a.Actor + " can download " + plural(deref(a.Frozen), "dead letter") +
+				" for a day."
+		}
 		text := asks + " " + by + " approved it, and it was done"
 		if a.Changed != nil && a.Job() == 0 {
 			text += ": " + plural(*a.Changed, "dead letter", "dead letters") + " changed"
@@ -233,6 +237,8 @@ type approvalDetail struct {
 	WhyApprove string // why the viewer cannot approve the request; "" if the viewer can
 	WhyRefuse  string
 	Mine       bool
+	// MayDownload reports whether the viewer may download the approved export.
+	MayDownload bool
 	Rest       json.RawMessage // the other parameters of the operation
 	Result     *approvalResult // nil until dlqd has executed the request
 	Copies     []copyText
@@ -255,6 +261,8 @@ func (c *Console) approval(in *request) (*view, error) {
 	a := &approvalDetail{approvalView: approvalView{requested}}
 	me := in.me()
 	a.Mine = me.Via != access.ViaNothing && a.Actor == me.Name
+	_, refused := a.MayExport(in.actor())
+	a.MayDownload = refused == nil
 	needs := access.Operator
 	if admin, _ := a.Needs(); admin {
 		needs = access.Admin
@@ -297,7 +305,7 @@ func (c *Console) approval(in *request) (*view, error) {
 
 // findResult sets Result once dlqd has executed the request, in whole or in part.
 func (a *approvalDetail) findResult(in *request) error {
-	if a.State != "done" && a.State != "failed" || a.Frozen == nil {
+	if a.State != "done" && a.State != "failed" || a.Frozen == nil || a.Operation == approval.Export {
 		return nil
 	}
 	r, left := &approvalResult{}, map[string]int64{}

@@ -50,8 +50,8 @@ func auditFields(in *api.AuditInput) []auditField {
 		{Name: "to", Flag: "to", Label: "To state", Choices: states, into: &in.To},
 		{Name: "dbUser", Flag: "db-user", Label: "Database user", into: &in.DBUser},
 		{Name: "configVersion", Flag: "policy", Label: "Policy version", into: &in.ConfigVersion},
-		{Name: "after", Flag: "after", Label: "At or after (UTC)", Hint: "2026-11-22T09:00", into: &in.After},
-		{Name: "before", Flag: "before", Label: "Before (UTC)", Hint: "2026-11-22T10:00", into: &in.Before},
+		{Name: "after", Flag: "after", Label: "At or after", Hint: "2026-11-22T09:00", into: &in.After},
+		{Name: "before", Flag: "before", Label: "Before", Hint: "2026-11-22T10:00", into: &in.Before},
 	}
 }
 
@@ -209,7 +209,7 @@ type audit struct {
 	Used     bool // a field other than People, Each and Day is set
 	People   bool
 	Each     bool   // a row for each entry of an operation
-	Day      string // only this day (UTC), as 2026-11-25
+	Day      string // only this day, as 2026-11-25
 	Rows     []auditRow
 	Next     string
 	First    string
@@ -220,7 +220,7 @@ type audit struct {
 // auditTabs returns the quick choices. One is current if its address is the address of the page without the
 // cursor.
 func auditTabs(in *request) []auditTab {
-	day := func(ago int) string { return in.now.UTC().AddDate(0, 0, -ago).Format(time.DateOnly) }
+	day := func(ago int) string { return in.today().AddDate(0, 0, -ago).Format(time.DateOnly) }
 	tabs := []auditTab{
 		{Name: "By people", Path: "/audit"},
 		{Name: "Mine", Path: "/audit?people=true&actor=" + url.QueryEscape(in.actor())},
@@ -258,12 +258,12 @@ func (c *Console) audit(in *request) (*view, error) {
 		a.Used = true
 		value := f.Value
 		if f.Name == "after" || f.Name == "before" {
-			value = timeAsTyped(value)
+			value = in.timeAsTyped(value)
 		}
 		*f.into = value
 		chosen[f.Name], flags = value, append(flags, "--"+f.Flag+" "+shellQuoted(value))
 	}
-	if start, err := time.Parse(time.DateOnly, a.Day); err == nil && input.After == "" && input.Before == "" {
+	if start, err := time.ParseInLocation(time.DateOnly, a.Day, in.zone()); err == nil && input.After == "" && input.Before == "" {
 		input.After, input.Before = start.Format(time.RFC3339), start.AddDate(0, 0, 1).Format(time.RFC3339)
 		chosen["after"], chosen["before"] = input.After, input.Before
 		flags = append(flags, "--after "+input.After, "--before "+input.Before)
@@ -288,9 +288,9 @@ func (c *Console) audit(in *request) (*view, error) {
 	}
 	for i := range page.Moves {
 		row := auditRow{AuditRow: page.Moves[i]}
-		day := dayOf(row.At)
-		if i == 0 || !day.Equal(dayOf(page.Moves[i-1].At)) {
-			row.Day, row.DayStart = dayInWords(day, in.now), day
+		day := dayOf(row.At, in.zone())
+		if i == 0 || !day.Equal(dayOf(page.Moves[i-1].At, in.zone())) {
+			row.Day, row.DayStart = in.dayInWords(day), day
 		}
 		a.Rows = append(a.Rows, row)
 	}
@@ -303,16 +303,13 @@ func (c *Console) audit(in *request) (*view, error) {
 			a.Next = "/audit?people=true&cursor=" + url.QueryEscape(page.Next)
 		}
 	}
-	a.Sentence = a.summary()
+	a.Sentence = a.summary(in)
 	return v, nil
 }
 
-// dayOf returns the beginning of the day (UTC).
-func dayOf(at time.Time) time.Time { return at.UTC().Truncate(24 * time.Hour) }
-
-// dayInWords names a day (UTC).
-func dayInWords(day, now time.Time) string {
-	switch today := dayOf(now); {
+// dayInWords names a day.
+func (in *request) dayInWords(day time.Time) string {
+	switch today := in.today(); {
 	case day.Equal(today):
 		return "Today"
 	case day.Equal(today.AddDate(0, 0, -1)):
@@ -342,30 +339,25 @@ func (a *audit) readRuns(in *request) error {
 	return err
 }
 
-// timeAsTyped converts a time without zone or seconds to RFC 3339 in UTC. Other texts are returned
-// as they are, for the API to parse.
-func timeAsTyped(text string) string {
-	for _, layout := range []string{
-		"2006-01-02T15:04", "2006-01-02T15:04:05", "2006-01-02 15:04",
-		time.DateTime, time.DateOnly,
-	} {
-		if at, err := time.Parse(layout, text); err == nil {
-			return at.Format(time.RFC3339)
-		}
+// timeAsTyped converts a time, of the viewer's zone if it has none, to RFC 3339 in UTC. Other texts are returned as
+// they are, for the API to parse.
+func (in *request) timeAsTyped(text string) string {
+	if at, ok := in.parseTime(text); ok {
+		return at.UTC().Format(time.RFC3339)
 	}
 	return text
 }
 
-func (a *audit) summary() string {
+func (a *audit) summary(in *request) string {
 	by := "dlqd and people"
 	if a.People {
 		by = "people"
 	}
 	when := ""
-	if start, err := time.Parse(time.DateOnly, a.Day); err == nil {
-		when = ", " + strings.ToLower(dayInWords(start, time.Now())[:1]) + dayInWords(start, time.Now())[1:]
-		if strings.Contains(when, " 20") {
-			when = ", " + dayInWords(start, time.Now())
+	if start, err := time.ParseInLocation(time.DateOnly, a.Day, in.zone()); err == nil {
+		when = ", " + in.dayInWords(start)
+		if !strings.Contains(when, " 20") {
+			when = strings.ToLower(when)
 		}
 	}
 	if len(a.Rows) == 0 {

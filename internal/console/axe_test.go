@@ -7,13 +7,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 )
 
 // TestAxe checks that npm's axe-core finds no problem on any page, in light and dark, at the widths of a desktop, a
-// tablet and a phone, with every part open. DLQD_TEST_AXE is the directory where npm has installed it (npm install
+// tablet and a phone, and at a zoom of 200 %, with every part open. DLQD_TEST_AXE is the directory where npm has installed it (npm install
 // --prefix DIR axe-core); .ci/run sets it. Without it, TestPages and TestKeyboard check part of the same.
 func TestAxe(t *testing.T) {
 	t.Parallel()
@@ -29,21 +30,26 @@ func TestAxe(t *testing.T) {
 	group := o.text("SELECT '/groups/' || queue || '/' || fingerprint FROM dlq.dead_letter_queue WHERE id = $1", id)
 	b := o.tab()
 	b.allow("status of 4")
+	const colours = `runOnly: ["color-contrast", "link-in-text-block"], `
 	for _, path := range pages(o, id, group) {
 		b.open(path)
 		b.value(string(axe) + `; document.querySelectorAll("main details").forEach(d => d.open = true); 0`)
 		for _, look := range []struct {
 			theme string
 			width int64
+			scale float64
 			rules string
 		}{
-			{"light", 1440, ""},
-			{"dark", 1440, `runOnly: ["color-contrast", "link-in-text-block"], `},
-			{"light", 820, `runOnly: ["color-contrast", "target-size"], `},
-			{"light", 390, ""},
+			{"light", 1440, 1, ""},
+			{"dark", 1440, 1, colours},
+			{"dark", 820, 1, colours},
+			{"light", 820, 1, `runOnly: ["color-contrast", "target-size"], `},
+			{"light", 720, 2, `runOnly: ["target-size", "scrollable-region-focusable"], `}, // 1440 at 200 %
+			{"dark", 390, 1, colours},
+			{"light", 390, 1, ""},
 		} {
 			b.theme(look.theme)
-			b.size(look.width, 900)
+			b.run(emulation.SetDeviceMetricsOverride(look.width, 900, look.scale, look.width < 600))
 			var found string
 			b.run(chromedp.Evaluate(`axe.run(document, {`+look.rules+
 				`resultTypes: ["violations"]}).then(r => JSON.stringify(r.violations.map(v => ({id: v.id, help: v.help, nodes: v.nodes.slice(0, 4).map(n => n.html.slice(0, 160) + " " + (n.any[0]?.message ?? n.all[0]?.message ?? n.none[0]?.message ?? ""))}))))`, &found,

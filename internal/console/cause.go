@@ -220,7 +220,7 @@ func (in *request) likeOf(e *api.EntryDetail) (*likeness, error) {
 		func() error {
 			runs, _, err := callIfAllowed(in, api.ListReplays, api.None{})
 			if err == nil {
-				like.Runs = runsOfGroup(runs.Runs, e.Queue, *e.Fingerprint)
+				like.Runs = runsOfGroup(runs.Runs, e.Queue, *e.Fingerprint, in.zone())
 			}
 			return err
 		},
@@ -236,7 +236,7 @@ const maxRunsShown = 3
 
 // runsOfGroup describes the runs whose filter names a failure group. The numbers of a run are of all its entries: they
 // are of the group only if the filter selects no other group.
-func runsOfGroup(runs []*replay.Run, queue, fingerprint string) (list []string) {
+func runsOfGroup(runs []*replay.Run, queue, fingerprint string, zone *time.Location) (list []string) {
 	for _, run := range runs {
 		var chosen filter.Filter
 		if json.Unmarshal(run.Filter, &chosen) != nil || run.Succeeded+run.Failed == 0 || len(list) == maxRunsShown {
@@ -257,15 +257,15 @@ func runsOfGroup(runs []*replay.Run, queue, fingerprint string) (list []string) 
 			what = plural(run.Replayed, "dead letter") + " of this and perhaps of other groups"
 		}
 		list = append(list, fmt.Sprintf("%s replayed %s on %s: %s recovered, %s failed again.", run.Actor, what,
-			weekdayOf(run.CreatedAt), number(run.Succeeded), number(run.Failed)))
+			weekdayOf(run.CreatedAt, zone), number(run.Succeeded), number(run.Failed)))
 	}
 	return list
 }
 
 // weekdayOf names a day: the weekday if it is within a week, otherwise the date.
-func weekdayOf(at time.Time) string {
+func weekdayOf(at time.Time, zone *time.Location) string {
 	if time.Since(at) < 6*24*time.Hour {
-		return at.UTC().Format("Monday, 15:04 UTC")
+		return at.In(zone).Format("Monday, 15:04 MST")
 	}
-	return at.UTC().Format("2 Jan 2006")
+	return at.In(zone).Format("2 Jan 2006")
 }

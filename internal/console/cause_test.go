@@ -96,14 +96,14 @@ func TestLike_DescribesRunsOfTheGroup(t *testing.T) {
 			run(`{"fingerprint": ["abcd"], "queue": ["orders"]}`, 2),
 			run(`{"fingerprint": ["abcd"], "queue": ["orders", "mails"]}`, 5),
 			run(`{"queue": ["payments"]}`, 3), run(`{"fingerprint": ["ffff"]}`, 4),
-		}, "payments", "abcdef"))
+		}, "payments", "abcdef", time.UTC))
 	for _, several := range []string{ // the numbers of a run are of all groups that its filter selects
 		`{"fingerprint": ["abcd", "ffff"], "queue": ["payments"]}`, `{"fingerprint": ["abcd"], "queue": ["pay*"]}`,
 		`{"fingerprint": ["abcd"], "queue": ["payments", "orders"]}`, `{"fingerprint": ["abcd"]}`,
 	} {
 		require.Equal(t,
 			[]string{"kim replayed 17 dead letters of this and perhaps of other groups on " + recovered},
-			runsOfGroup([]*replay.Run{run(several, 16)}, "payments", "abcdef"), several)
+			runsOfGroup([]*replay.Run{run(several, 16)}, "payments", "abcdef", time.UTC), several)
 	}
 }
 

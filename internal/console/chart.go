@@ -21,10 +21,6 @@ type marker struct {
 	Kind, Text string // Kind is policy, replay or breaker
 }
 
-// Words describes the event with its time.
-func (m marker) Words() string {
-	return m.Sign() + " " + m.Text + ", " + m.At.UTC().Format("2 Jan 15:04 UTC")
-}
 
 // Sign returns the character of the marker's kind.
 func (m marker) Sign() string {
@@ -43,8 +39,44 @@ type chart struct {
 	Step    time.Duration
 	Bands   []band
 	Markers []marker
-	File    string // address of its files, without the extension; "" if there are none
+	File    string         // address of its CSV; "" if there is none
+	Image   string         // address of its SVG
+	Zone    *time.Location // of its times
+	// Bars draws a bar for each bucket, for counts of events in it. Otherwise the values are those at the buckets'
+	// starts, and the area between them is filled.
+	Bars bool
+	// Filter, if not nil, is the filter of the dead letters that the chart is about. A range of times, chosen in the
+	// chart or typed, is added to it.
+	Filter *string
 }
+
+// From returns the beginning of the chart.
+func (c *chart) From() time.Time { return c.Starts[0] }
+
+// To returns the end of the chart.
+func (c *chart) To() time.Time {
+	end := c.Starts[len(c.Starts)-1]
+	if c.Bars {
+		end = end.Add(c.Step)
+	}
+	return end
+}
+
+// StepSeconds returns Step for the script.
+func (c *chart) StepSeconds() int { return int(c.Step.Seconds()) }
+
+// Field formats a time for a field.
+func (c *chart) Field(at time.Time) string { return at.In(c.zone()).Format(fieldLayout) }
+
+// zone returns Zone; UTC if it is nil.
+func (c *chart) zone() *time.Location {
+	if c.Zone == nil {
+		return time.UTC
+	}
+	return c.Zone
+}
+
+func (c *chart) clock(at time.Time) string { return at.In(c.zone()).Format(clockLayout) }
 
 // maxNamedMarkers is the maximum number of markers in a chart's summary, or in the title of one sign. The
 // table lists them all.
@@ -57,6 +89,9 @@ const (
 	plotTop     = 14.0
 	plotBottom  = 152.0
 )
+
+// Words describes an event with its time.
+func (c *chart) Words(m marker) string { return m.Sign() + " " + m.Text + ", " + c.clock(m.At) }
 
 // SVG draws the chart. Colours come from the style sheet: bands have the classes series-1,
 // series-2, ...
@@ -80,21 +115,31 @@ func (c *chart) SVG() template.HTML {
 	for _, line := range []float64{0, 0.5, 1} {
 		printf(`<line class="grid" x1="0" x2="100%%" y1="%.1f" y2="%.1f"/>`, y(line*float64(top)), y(line*float64(top)))
 	}
+	wide := n - 1
+	if c.Bars {
+		wide = n
+	}
 	printf(`<svg x="0" y="0" width="100%%" height="%g" viewBox="0 0 %d %g" preserveAspectRatio="none">`,
-		chartHeight, n-1, chartHeight)
+		chartHeight, wide, chartHeight)
 	base := make([]float64, n)
 	for k, b := range c.Bands {
 		var up, down strings.Builder
 		for i := range n {
-			fmt.Fprintf(&up, "%s%d %.1f", map[bool]string{true: "M", false: "L"}[i == 0], i, y(base[i]+float64(b.Values[i])))
-		}
-		for i := n - 1; i >= 0; i-- {
-			fmt.Fprintf(&down, "L%d %.1f", i, y(base[i]))
+			switch above := y(base[i] + float64(b.Values[i])); {
+			case c.Bars && b.Values[i] > 0:
+				fmt.Fprintf(&up, "M%.2f %.1fH%.2fV%.1fH%.2fZ", float64(i)+0.08, above, float64(i)+0.92, y(base[i]), float64(i)+0.08)
+			case !c.Bars:
+				fmt.Fprintf(&up, "%s%d %.1f", map[bool]string{true: "M", false: "L"}[i == 0], i, above)
+				down.WriteString(fmt.Sprintf("L%d %.1f", n-1-i, y(base[n-1-i])))
+			}
 		}
 		for i := range n {
 			base[i] += float64(b.Values[i])
 		}
-		printf(`<path class="band series-%d" d="%s%sZ"><title>%s</title></path>`, k+1, up.String(),
+		if !c.Bars {
+			down.WriteString("Z")
+		}
+		printf(`<path class="band series-%d" d="%s%s"><title>%s</title></path>`, k+1, up.String(),
 			down.String(), escape(b.Name))
 	}
 	printf(`</svg>`)
@@ -102,12 +147,15 @@ func (c *chart) SVG() template.HTML {
 		printf(`<text class="axis" x="2" y="%.1f">%s</text>`, y(line*float64(top))-3, escape(number(line*float64(top))))
 	}
 	layout := "15:04"
-	if c.Step >= 24*time.Hour {
+	switch {
+	case c.Step >= day:
 		layout = "2 Jan"
+	case c.To().Sub(c.From()) > 2*day:
+		layout = "2 Jan 15:04"
 	}
 	for k, anchor := range []string{"start", "middle", "middle", "middle", "end"} {
 		printf(`<text class="axis" x="%d%%" y="%g" text-anchor="%s">%s</text>`, 25*k, chartHeight-6, anchor,
-			c.Starts[k*(n-1)/4].UTC().Format(layout))
+			c.Starts[k*(n-1)/4].In(c.zone()).Format(layout))
 	}
 	for _, m := range c.signs() {
 		printf(`<svg class="marker marker-%s" x="%.2f%%" overflow="visible"><title>%s</title><line y1="%g" y2="%g"/><path d="%s" transform="translate(0 %g)"/></svg>`,
@@ -135,11 +183,11 @@ func (c *chart) Summary() string {
 		last, most = total, max(most, total)
 	}
 	texts := []string{fmt.Sprintf("%s, from %s to %s: first %s, maximum %s, now %s", c.Title,
-		c.Starts[0].UTC().Format("2 Jan 15:04"), c.Starts[n-1].UTC().Format("2 Jan 15:04 UTC"), number(first),
+		c.clock(c.Starts[0]), c.clock(c.To()), number(first),
 		number(most), number(last))}
 	marks := c.Marks()
 	for _, m := range marks[max(len(marks)-maxNamedMarkers, 0):] {
-		texts = append(texts, m.Text+" at "+m.At.UTC().Format("2 Jan 15:04"))
+		texts = append(texts, m.Text+" at "+c.clock(m.At))
 	}
 	return strings.Join(texts, "; ")
 }
@@ -166,20 +214,20 @@ type sign struct {
 // different kinds are moved to that distance.
 func (c *chart) signs() (signs []*sign) {
 	const apart = 1.5 // minimum distance, in percent of the width
-	span := c.Starts[len(c.Starts)-1].Sub(c.Starts[0])
+	span := c.To().Sub(c.From())
 	last := map[string]*sign{}
 	for _, m := range c.Marks() {
 		at := 100 * math.Min(float64(m.At.Sub(c.Starts[0]))/float64(span), 1)
 		if of := last[m.Kind]; of != nil && at < of.at+apart {
 			if of.many++; of.many <= maxNamedMarkers {
-				of.words += "\n" + m.Words()
+				of.words += "\n" + c.Words(m)
 			}
 			continue
 		}
 		if len(signs) > 0 {
 			at = max(at, signs[len(signs)-1].at+apart)
 		}
-		last[m.Kind] = &sign{m.Kind, m.Words(), at, 1}
+		last[m.Kind] = &sign{m.Kind, c.Words(m), at, 1}
 		signs = append(signs, last[m.Kind])
 	}
 	most := 100.0 // keep signs within the chart
@@ -210,7 +258,7 @@ func (c *chart) Rows() [][]string {
 	rows := make([][]string, 0, len(c.Starts))
 	for i, start := range c.Starts {
 		row := make([]string, 0, 1+len(c.Bands))
-		row = append(row, start.UTC().Format("2 Jan 15:04"))
+		row = append(row, c.clock(start))
 		for _, b := range c.Bands {
 			row = append(row, number(b.Values[i]))
 		}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
@@ -50,7 +51,7 @@ type Console struct {
 	Config
 
 	mux       *http.ServeMux
-	templates templates
+	templates *templates
 	live      live
 	sidebar   sidebarCache
 	requests  requestCache
@@ -103,6 +104,7 @@ func New(config Config) *Console {
 	c.page("/access", c.access)
 	c.action("/access/sessions", c.endSessions)
 	c.action("/access/tokens", c.changeTokens)
+	c.action("/zone", c.setZone)
 	c.page("/policy", c.policy)
 	c.action("/policy", c.previewPolicy)
 	c.page("/docs", c.docs)
@@ -183,7 +185,7 @@ type view struct {
 func (c *Console) page(pattern string, show func(*request) (*view, error)) {
 	c.mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, r *http.Request) {
 		in := c.request(r)
-		v, err := show(in)
+		v, err := recovered(show, in)
 		if err == nil && v.To != "" {
 			http.Redirect(w, r, v.To, http.StatusSeeOther)
 			return
@@ -200,6 +202,8 @@ type done struct {
 	View *view
 	// Made, if not nil, is a token that the page at To shows once.
 	Made *madeToken
+	// Cookie, if not nil, is a setting of the browser.
+	Cookie *http.Cookie
 }
 
 // action registers a form action. An error of the client is shown on the page that sent the form.
@@ -214,7 +218,7 @@ func (c *Console) action(pattern string, do func(*request) (*done, error)) {
 			})
 			return
 		}
-		d, err := do(in)
+		d, err := recovered(do, in)
 		switch problem, is := errors.AsType[*api.Problem](err); {
 		case err == nil && d.View != nil:
 			c.answer(w, in, d.View, nil)
@@ -222,6 +226,9 @@ func (c *Console) action(pattern string, do func(*request) (*done, error)) {
 			setFlash(w, r, d.Flash)
 			if d.Made != nil {
 				d.Made.keep(w, r)
+			}
+			if d.Cookie != nil {
+				http.SetCookie(w, d.Cookie)
 			}
 			http.Redirect(w, r, d.To, http.StatusSeeOther)
 		case is && !mayPass(problem.Status) && access.LocalPath(r.PostFormValue("from")):
@@ -231,6 +238,20 @@ func (c *Console) action(pattern string, do func(*request) (*done, error)) {
 			c.answer(w, in, nil, err)
 		}
 	})
+}
+
+// recovered calls a page or an action. A panic becomes an error, for which the browser gets a page.
+func recovered[T any](do func(*request) (T, error), in *request) (out T, err error) {
+	defer func() {
+		p := recover()
+		if p == http.ErrAbortHandler { //nolint:errorlint,err113 // as net/http compares it
+			panic(p)
+		}
+		if p != nil {
+			err = background.Panicked(p)
+		}
+	}()
+	return do(in)
 }
 
 // mayPass reports whether a request that was refused with this status may succeed if it is sent again

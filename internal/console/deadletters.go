@@ -48,6 +48,7 @@ type list struct {
 	Searched  *time.Time // time to which a text search has looked back
 	Views     []deadletter.SavedView
 	Me        string // the viewer, who may delete views of their own
+	Time      *timeRange
 }
 
 // quickView is a tab of the list.
@@ -172,6 +173,14 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 	}
 	l.Otherwise = "?" + first.Encode()
 	v := &view{Template: "deadletters", Title: "Dead letters", Data: l, Interval: listInterval}
+	chosen, problem := in.ranged(l.Query)
+	switch l.Time = in.timeRange(l.Query, in.URL.Path); {
+	case problem != nil:
+		l.Problem, v.Status, v.Interval, l.Tabs = problem, problem.Status, 0, quickViews(l.Query, &api.Stats{})
+		return v, nil
+	case chosen != l.Query: // the address has the range in its filter only
+		return &view{To: in.with("from", "", "to", "", "cursor", "", "q", chosen)}, nil
+	}
 	if _, live := isLive(in.Context()); !live {
 		views, err := call(in, api.ListViews, api.ViewsInput{})
 		if err != nil {
@@ -265,13 +274,15 @@ func (c *Console) moveView(in *request) (*done, error) {
 	return &done{To: "/dead-letters"}, nil
 }
 
-// with returns the address of the page with one parameter changed, or removed if value is "".
-func (in *request) with(name, value string) string {
+// with returns the address of the page with some parameters changed, or removed if their value is "".
+func (in *request) with(namesAndValues ...string) string {
 	query := in.URL.Query()
-	if value == "" {
-		query.Del(name)
-	} else {
-		query.Set(name, value)
+	for i := 0; i+1 < len(namesAndValues); i += 2 {
+		if name, value := namesAndValues[i], namesAndValues[i+1]; value == "" {
+			query.Del(name)
+		} else {
+			query.Set(name, value)
+		}
 	}
 	address := url.URL{Path: in.URL.Path, RawQuery: query.Encode()}
 	return address.String()

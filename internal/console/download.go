@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/api"
@@ -74,6 +76,9 @@ func (c *Console) export(w http.ResponseWriter, r *http.Request) {
 	if r.PostFormValue("reveal") != "" {
 		body.Reveal, body.Note = true, r.PostFormValue("note")
 	}
+	if id, err := uuid.Parse(r.PostFormValue("approval")); err == nil {
+		body = api.ExportInputBody{Approval: &id, Format: body.Format}
+	}
 	sent, err := api.Export.Request(&api.ExportInput{Body: body})
 	if err == nil {
 		name := "dead-letters.ndjson"
@@ -81,12 +86,17 @@ func (c *Console) export(w http.ResponseWriter, r *http.Request) {
 			name = "dead-letters.csv"
 		}
 		answer := &download{ResponseWriter: w, name: name}
-		if err = c.serve(r.Context(), r, sent, answer); err == nil && answer.status < http.StatusBadRequest {
+		if err = c.serve(r.Context(), r, sent, answer); err == nil && answer.status == http.StatusOK {
 			return
 		}
 		if err == nil {
-			_, err = api.Export.Answer(answer.status, http.Header{}, answer.refused.Bytes())
+			_, err = api.Export.Answer(answer.status, answer.Header(), answer.refused.Bytes())
 		}
+	}
+	if asked, is := errors.AsType[*api.ApprovalRequestedError](err); is {
+		setFlash(w, r, flash{Text: "A second person must approve this download. Once it is approved, download it here."})
+		http.Redirect(w, r, "/approvals/"+asked.Approval.ID.String(), http.StatusSeeOther)
+		return
 	}
 	if problem, is := errors.AsType[*api.Problem](err); is && access.LocalPath(r.PostFormValue("from")) {
 		setFlash(w, r, flash{Bad: true, Text: problem.Error()})
@@ -96,7 +106,8 @@ func (c *Console) export(w http.ResponseWriter, r *http.Request) {
 	c.answer(w, in, nil, err)
 }
 
-// download passes an answer of the API on to the browser as a file. It keeps a refusal, which becomes a page.
+// download passes an answer of the API on to the browser as a file. It keeps a refusal or a request for approval, which
+// becomes a page.
 type download struct {
 	http.ResponseWriter
 
@@ -119,7 +130,7 @@ func (d *download) WriteHeader(status int) {
 	if d.status != 0 {
 		return
 	}
-	if d.status = status; status >= http.StatusBadRequest {
+	if d.status = status; status != http.StatusOK {
 		return
 	}
 	header := d.ResponseWriter.Header()
@@ -131,7 +142,7 @@ func (d *download) WriteHeader(status int) {
 // Write implements http.ResponseWriter.
 func (d *download) Write(p []byte) (int, error) {
 	d.WriteHeader(http.StatusOK)
-	if d.status >= http.StatusBadRequest {
+	if d.status != http.StatusOK {
 		return d.refused.Write(p)
 	}
 	return d.ResponseWriter.Write(p)
@@ -144,8 +155,9 @@ func (d *download) Unwrap() http.ResponseWriter { return d.ResponseWriter }
 func (c *Console) chartFile(w http.ResponseWriter, r *http.Request) {
 	in := c.request(r)
 	var flow api.Report[analytics.Series]
+	chosen := in.window("24h")
 	err := readIfAllowed(in, api.GetFlow,
-		api.FlowInput{WindowInput: api.WindowInput{Over: "24h"}, By: "class", Step: "hour"}, &flow)()
+		api.FlowInput{WindowInput: api.WindowInput{Over: chosen.Over}, By: "class", Step: chosen.Step}, &flow)()
 	name := r.PathValue("file")
 	if err == nil && (len(flow.Rows) == 0 || name != "backlog.csv" && name != "backlog.svg") {
 		err = &api.Problem{Status: http.StatusNotFound, Detail: "there is no chart " + name + " to download"}
@@ -154,7 +166,7 @@ func (c *Console) chartFile(w http.ResponseWriter, r *http.Request) {
 		c.answer(w, in, nil, err)
 		return
 	}
-	chart := backlogChart(flow.Rows)
+	chart := in.backlogChart(flow.Rows, chosen)
 	kind, raw := "text/csv; charset=utf-8", chart.csv()
 	if name == "backlog.svg" {
 		kind, raw = "image/svg+xml", []byte(chart.file())

@@ -63,6 +63,7 @@ type frame struct {
 	Role     access.Role
 	// Environment is the policy's environment. Production is highlighted.
 	Environment string
+	Zone        *time.Location // of the times on the page
 	Theme       string // light, dark, or "" for the system's preference
 	Flash       flash
 	Assets      map[string]string
@@ -73,7 +74,8 @@ type frame struct {
 type warning struct{ Text, To string }
 
 func newFrame(in *request) *frame {
-	f := &frame{Path: in.URL.RequestURI(), Who: in.me(), Assets: assets, Environment: in.console.Environment}
+	f := &frame{Path: in.URL.RequestURI(), Who: in.me(), Assets: assets, Environment: in.console.Environment,
+		Zone: in.zone()}
 	f.Role = f.Who.RoleName()
 	if cookie, err := in.Cookie("dlqd-theme"); err == nil && (cookie.Value == "light" || cookie.Value == "dark") {
 		f.Theme = cookie.Value
@@ -338,6 +340,17 @@ func (f *frame) Events() string {
 	}
 	return "/events?page=" + url.QueryEscape(cmp.Or(f.Live, f.Path))
 }
+
+// ZoneName returns the name of the viewer's time zone, for the script; "" for UTC.
+func (f *frame) ZoneName() string {
+	if f.Zone == time.UTC {
+		return ""
+	}
+	return f.Zone.String()
+}
+
+// ZoneWord returns the abbreviation of the viewer's time zone now.
+func (f *frame) ZoneWord() string { return time.Now().In(f.Zone).Format("MST") }
 
 // SecondsLeft returns the time until the page ends, rounded up; 0 if it does not end.
 func (f *frame) SecondsLeft() int {

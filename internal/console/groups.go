@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -24,14 +25,19 @@ type groups struct {
 	Order    string
 	Queue    string
 	Owner    string
-	Over     string
 	Next     string
 	Problem  *api.Problem
 	Copies   []copyText
 	AsOf     time.Time
 	Operator bool
 	Sorted   map[string]string // addresses of the page in each order
+	Window   window
+	Windows  []choice
+	Young    map[string][]int64 // trends of the last hour, by the path of groups that are younger
 }
+
+// LastHour returns the trend of the last hour of a group that is younger; nil for others.
+func (g *groups) LastHour(of group.Group) []int64 { return g.Young[g.GroupPath(of)] }
 
 // GroupPath returns the part of a group's address that names it.
 func (g *groups) GroupPath(of group.Group) string {
@@ -42,15 +48,16 @@ func (c *Console) groups(in *request) (*view, error) {
 	params := in.URL.Query()
 	g := &groups{
 		Status: params.Get("status"), Order: params.Get("order"),
-		Queue: params.Get("queue"), Owner: params.Get("owner"), Over: params.Get("over"),
+		Queue: params.Get("queue"), Owner: params.Get("owner"), Window: in.window("24h"),
 	}
+	g.Windows = in.windowChoices(g.Window)
 	g.Operator, g.Sorted = in.me().May(access.Operator), map[string]string{}
 	for _, order := range []string{"latest", "open", "failures"} {
 		g.Sorted[order] = in.with("order", order)
 	}
 	v := &view{Template: "groups", Title: "Groups", Data: g, Interval: groupsInterval}
 	input := api.GroupsInput{
-		Order: g.Order, Queue: g.Queue, Owner: g.Owner, Over: g.Over, HasOpen: params.Get("hasOpen"),
+		Order: g.Order, Queue: g.Queue, Owner: g.Owner, Over: g.Window.Over, HasOpen: params.Get("hasOpen"),
 		Cursor: params.Get("cursor"), Limit: 50,
 	}
 	if g.Status != "" {
@@ -69,6 +76,20 @@ func (c *Console) groups(in *request) (*view, error) {
 	if page.Next != "" {
 		g.Next = in.with("cursor", page.Next)
 	}
+	if slices.ContainsFunc(g.Groups, func(of group.Group) bool { return isYoung(of.FirstSeen, in.now) }) && g.Window.Over != "1h" {
+		lastHour := input
+		lastHour.Over = "1h"
+		recent, err := call(in, api.ListGroups, lastHour)
+		if err != nil {
+			return nil, err
+		}
+		g.Young = map[string][]int64{}
+		for i := range recent.Groups {
+			if isYoung(recent.Groups[i].FirstSeen, in.now) {
+				g.Young[g.GroupPath(recent.Groups[i])] = recent.Groups[i].Trend
+			}
+		}
+	}
 	var failures, regressed int64
 	for i := range g.Groups {
 		failures += g.Groups[i].InWindow
@@ -80,7 +101,8 @@ func (c *Console) groups(in *request) (*view, error) {
 	case len(g.Groups) == 0:
 		g.Sentence = "No failure group matches."
 	default:
-		g.Sentence = fmt.Sprintf("%s, %s in the window.", plural(len(g.Groups), "failure group"), plural(failures, "failure"))
+		g.Sentence = fmt.Sprintf("%s, %s in the last %s.", plural(len(g.Groups), "failure group"), plural(failures, "failure"),
+			g.Window.Name)
 		if page.Next != "" {
 			g.Sentence = "The first " + g.Sentence
 		}
@@ -97,6 +119,9 @@ type groupPage struct {
 	api.GroupDetail
 
 	Sentence string
+	Chart    *chart
+	Window   window
+	Windows  []choice
 	Shares   []shareBy
 	Operator bool
 	Query    string // finds the group's entries in the list
@@ -120,8 +145,14 @@ func groupInput(in *request) api.GroupInput {
 }
 
 func (c *Console) group(in *request) (*view, error) {
-	input := api.GetGroupInput{GroupInput: groupInput(in), Over: "7d"}
+	w := in.window("7d")
+	input := api.GetGroupInput{GroupInput: groupInput(in), Over: w.Over}
 	detail, err := call(in, api.GetGroup, input)
+	if err == nil && in.URL.Query().Get("over") == "" && isYoung(detail.FirstSeen, in.now) {
+		w = windowOf("1h", "1h")
+		input.Over = w.Over
+		detail, err = call(in, api.GetGroup, input)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -140,20 +171,25 @@ func (c *Console) group(in *request) (*view, error) {
 			g.Shares = append(g.Shares, s)
 		}
 	}
-	g.Sentence = groupSentence(&detail.Group)
+	g.Window, g.Windows = w, in.windowChoices(w)
+	g.Chart = &chart{
+		Title: "Failures, " + w.Name, Starts: w.trendStarts(in.now, len(detail.Trend)), Step: w.Trend,
+		Bands: []band{{"failures", detail.Trend}}, Zone: in.zone(), Bars: true, Filter: &g.Query,
+	}
+	g.Sentence = in.groupSentence(&detail.Group, w)
 	g.Asked = in.askedForAll(detail.Entries)
 	chosen := sqlQuoted(jsonOf(map[string]string{"queue": detail.Queue, "fingerprint": detail.Fingerprint}))
 	of := sqlQuoted(detail.Queue) + ", " + sqlQuoted(detail.Fingerprint)
-	g.Copies = copies("dlqd groups show "+shellQuoted(detail.Queue)+" "+shellQuoted(detail.Fingerprint)+" --over 7d",
-		"SELECT * FROM dlq.groups("+chosen+", p_over => '7 days'); SELECT * FROM dlq.group_shares("+of+"); SELECT dlq.group_entries("+of+");", in.curl(address(api.GetGroup, input))) //nolint:unqueryvet // for people
+	g.Copies = copies("dlqd groups show "+shellQuoted(detail.Queue)+" "+shellQuoted(detail.Fingerprint)+" --over "+w.Over,
+		"SELECT * FROM dlq.groups("+chosen+", p_over => '"+w.Over+"'); SELECT * FROM dlq.group_shares("+of+"); SELECT dlq.group_entries("+of+");", in.curl(address(api.GetGroup, input))) //nolint:unqueryvet // for people
 	return &view{
 		Template: "group", Title: "Group " + short(detail.Fingerprint), Data: g, Interval: groupsInterval, Section: "/groups",
 	}, nil
 }
 
-func groupSentence(g *group.Group) string {
-	text := fmt.Sprintf("%s in queue %s, %s of them in the last 7 days. %s.", plural(g.Failures, "failure"), g.Queue,
-		number(g.InWindow), upper(plural(g.Open, "dead letter is", "dead letters are")+" open"))
+func (in *request) groupSentence(g *group.Group, w window) string {
+	text := fmt.Sprintf("%s in queue %s, %s of them in the last %s. %s.", plural(g.Failures, "failure"), g.Queue,
+		number(g.InWindow), w.Name, upper(plural(g.Open, "dead letter is", "dead letters are")+" open"))
 	switch g.Status {
 	case group.Regressed:
 		text += fmt.Sprintf(" The group has regressed: %s marked it as fixed %s.", deref(g.FixedBy), ago(g.FixedAt))
@@ -162,7 +198,7 @@ func groupSentence(g *group.Group) string {
 	case group.Muted:
 		text += fmt.Sprintf(" %s muted it: dlqd sends no notifications", deref(g.MutedBy))
 		if g.MuteUntil != nil {
-			text += " until " + g.MuteUntil.UTC().Format("2 Jan 15:04 UTC")
+			text += " until " + in.clock(*g.MuteUntil)
 		}
 		if g.MuteLeft != nil {
 			text += ", or until " + plural(*g.MuteLeft, "more failure")

@@ -113,7 +113,7 @@ func TestIncident_BadDeploy(t *testing.T) {
 	b.waitForText("Mark as fixed")
 	b.follow(b.button("Mark as fixed"))
 	b.waitForText("Marked as fixed")
-	b.follow(b.button("Replay all open"))
+	b.follow(b.button("Replay "))
 	b.waitForText("Replay 8 dead letters")
 	b.follow("form.split button.primary")
 	b.waitForText("8 recovered, 0 failed again of 8")

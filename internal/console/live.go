@@ -263,7 +263,7 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 		p := access.From(r.Context())
 		address = canonical(address)
 		events, done, ok := c.live.watch(r.Context(), r, p.Via+" "+p.Name,
-			permissionsKey(p)+viewerKey(address, p)+address, address)
+			permissionsKey(p)+viewerKey(address, p)+zoneOf(r).String()+address, address)
 		switch {
 		case ok:
 			defer done()
@@ -391,6 +391,7 @@ func (c *Console) renderLive(ctx context.Context, from *http.Request,
 	}
 	r.RemoteAddr, r.Host = from.RemoteAddr, from.Host
 	r.Header.Set("User-Agent", from.UserAgent())
+	r.AddCookie(&http.Cookie{Name: zoneCookie, Value: zoneOf(from).String()}) //nolint:gosec // of a request
 	w := &liveResponse{response: response{header: http.Header{}}}
 	ctx, statements := postgres.Counting(ctx)
 	c.mux.ServeHTTP(w, r.WithContext(context.WithValue(ctx, liveKey{}, w)))

@@ -144,7 +144,7 @@ func TestLive_SurvivesServerRestart(t *testing.T) {
 // isStale returns an expression that matches the line with the reason why the page is not live and its
 // time in UTC.
 func isStale(why string) string {
-	return fmt.Sprintf(`/^%s, showing \d\d:\d\d:\d\d UTC(\s+sign in)?$/.test(document.querySelector("[data-connection]").innerText)`+
+	return fmt.Sprintf(`/^%s, showing \d\d:\d\d:\d\d UTC\s+(just now|\d.* ago)(\s+sign in)?$/.test(document.querySelector("[data-connection]").innerText)`+
 		` && document.body.classList.contains("stale")`, why)
 }
 

@@ -28,6 +28,9 @@ type overview struct {
 	Resolved  *float64 // share of resolved entries among those closed in a day
 	Recovery  *analytics.Times
 	Chart     *chart
+	Window    window
+	Windows   []choice
+	Young     map[string][]int64 // trends of the last hour, by the path of groups that are younger
 	Groups    []analytics.TopGroup
 	Breakers  []breaker.Status
 	Waiting   []waiting
@@ -56,7 +59,9 @@ func (c *Console) overview(in *request) (*view, error) {
 		in.curl(api.GetStats.Path,
 			address(api.GetFlow, api.FlowInput{WindowInput: api.WindowInput{Over: "24h"}, By: "class"}),
 			address(api.GetTopGroups, topGroupsInput("24h", 8)), address(api.GetOldest, api.LimitInput{Limit: 1})))}
-	day := api.WindowInput{Over: "24h"}
+	o.Window = in.window("24h")
+	o.Windows = in.windowChoices(o.Window)
+	chosen, lastDay := api.WindowInput{Over: o.Window.Over}, api.WindowInput{Over: "24h"}
 	var flow, minutes api.Report[analytics.Series]
 	var queues api.Report[analytics.QueueStats]
 	var times api.Report[analytics.Times]
@@ -71,19 +76,19 @@ func (c *Console) overview(in *request) (*view, error) {
 			}
 			return err
 		},
-		readIfAllowed(in, api.GetFlow, api.FlowInput{WindowInput: day, By: "class", Step: "hour"}, &flow),
+		readIfAllowed(in, api.GetFlow, api.FlowInput{WindowInput: chosen, By: "class", Step: o.Window.Step}, &flow),
 		readIfAllowed(in, api.GetFlow, api.FlowInput{WindowInput: api.WindowInput{Over: "1h"}, Step: "minute"}, &minutes),
-		readIfAllowed(in, api.GetQueueStats, day, &queues),
-		readIfAllowed(in, api.GetTimes, api.TimesInput{WindowInput: day}, &times),
-		readIfAllowed(in, api.GetTopGroups, topGroupsInput("24h", 8), &groups),
+		readIfAllowed(in, api.GetQueueStats, lastDay, &queues),
+		readIfAllowed(in, api.GetTimes, api.TimesInput{WindowInput: lastDay}, &times),
+		readIfAllowed(in, api.GetTopGroups, topGroupsInput(o.Window.Over, 8), &groups),
 		readIfAllowed(in, api.GetOldest, api.LimitInput{Limit: 1}, &oldest),
-		readIfAllowed(in, api.GetPolicies, api.OverInput{Over: "24h"}, &policies),
+		readIfAllowed(in, api.GetPolicies, api.OverInput{Over: o.Window.Over}, &policies),
 	); err != nil {
 		return nil, err
 	}
 	o.AsOf, o.Groups, o.Oldest = flow.AsOf, groups.Rows, oldest.Rows
 	if len(flow.Rows) > 0 {
-		o.Chart = backlogChart(flow.Rows)
+		o.Chart = in.backlogChart(flow.Rows, o.Window)
 		for _, p := range policies.Rows {
 			o.Chart.Markers = append(o.Chart.Markers, marker{p.At, "policy", "policy " + p.Version + " in force"})
 		}
@@ -107,8 +112,11 @@ func (c *Console) overview(in *request) (*view, error) {
 	if err := o.countWaiting(in); err != nil {
 		return nil, err
 	}
+	if err := o.readYoung(in); err != nil {
+		return nil, err
+	}
 	o.Stopped = o.Stats.AutomaticStopped
-	o.Sentence = o.summary()
+	o.Sentence = o.summary(in)
 	v.Data = o
 	return v, nil
 }
@@ -126,6 +134,26 @@ func readIfAllowed[In, Out any](in *request, operation api.Operation[In, Out], i
 func topGroupsInput(over string, limit int) api.TopInput {
 	return api.TopInput{WindowInput: api.WindowInput{Over: over}, Limit: limit}
 }
+
+// readYoung reads the trends of the last hour of groups that are younger.
+func (o *overview) readYoung(in *request) error {
+	if o.Window.Over == "1h" || !slices.ContainsFunc(o.Groups, func(g analytics.TopGroup) bool {
+		return isYoung(g.FirstSeen, in.now)
+	}) {
+		return nil
+	}
+	lastHour, _, err := callIfAllowed(in, api.GetTopGroups, topGroupsInput("1h", len(o.Groups)))
+	o.Young = map[string][]int64{}
+	for _, g := range lastHour.Rows {
+		if isYoung(g.FirstSeen, in.now) {
+			o.Young[groupPath(g.Queue, g.Fingerprint)] = g.Trend
+		}
+	}
+	return err
+}
+
+// LastHour returns the trend of the last hour of a group that is younger; nil for others.
+func (o *overview) LastHour(g analytics.TopGroup) []int64 { return o.Young[groupPath(g.Queue, g.Fingerprint)] }
 
 // readRunsAndBreakers reads breakers that are not closed, replay runs and requests for approval.
 func (o *overview) readRunsAndBreakers(in *request) error {
@@ -190,11 +218,17 @@ func (o *overview) addMinutes(minutes []analytics.Bucket) {
 	}
 }
 
-// backlogChart returns a chart of open entries by class. The largest classes have a band each. If there are
-// more than six classes, the sixth band is the sum of all others.
-func backlogChart(series []analytics.Series) *chart {
+// backlogChart returns a chart of open entries by class in a window. The largest classes have a band each. If there
+// are more than six classes, the sixth band is the sum of all others.
+func (in *request) backlogChart(series []analytics.Series, w window) *chart {
 	const bands = 6
-	c := &chart{Title: "Open dead letters by class, 24 hours", Step: time.Hour, File: "/chart/backlog"}
+	c := &chart{
+		Title: "Open dead letters by class, " + w.Name, Step: w.Every, Zone: in.zone(), Filter: new(""),
+		File: "/chart/backlog.csv?over=" + w.Over, Image: "/chart/backlog.svg?over=" + w.Over,
+	}
+	for i := range series {
+		series[i].Buckets = merged(series[i].Buckets, w.Every)
+	}
 	slices.SortStableFunc(series, func(a, b analytics.Series) int {
 		return int(min(max(sumOpen(b)-sumOpen(a), -1), 1))
 	})
@@ -284,7 +318,7 @@ func (o *overview) Most() *analytics.TopGroup {
 }
 
 // summary describes what needs attention.
-func (o *overview) summary() string {
+func (o *overview) summary(in *request) string {
 	var sentences []string
 	switch {
 	case o.Stopped != nil && o.Stopped.Restored:
@@ -315,7 +349,7 @@ func (o *overview) summary() string {
 		sentences = append(sentences, fmt.Sprintf("Backlog %s, %s.", number(o.Stats.Open), trend))
 	}
 	for _, b := range o.Breakers {
-		sentences = append(sentences, breakerInWords(breakerRow{Status: b}.Label(), &b))
+		sentences = append(sentences, in.breakerInWords(breakerRow{Status: b}.Label(), &b))
 	}
 	if n := o.Stats.Observed; n > 0 && o.Stopped == nil {
 		only := plural(n, "dead letter is", "dead letters are") + " only observed: automatic redelivery is off for them."

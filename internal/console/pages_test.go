@@ -3,6 +3,10 @@ package console_test
 import (
 	"io"
 	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -22,7 +26,7 @@ func pages(o *testServer, id, group string) []string {
 		"/bulk?all=1&do=discard&q=queue:payments", "/groups", group, "/review", "/replays", "/replays/new",
 		"/replays/new?q=status:manual", "/queues", "/policy", "/approvals",
 		"/jobs", "/jobs?queue=payments&state=cancelled", "/search", "/search?q=pay", "/dead-letters/export?q=queue:payments",
-		"/jobs/"+o.text("SELECT min(id)::text FROM river_job"),
+		"/jobs/"+o.text("SELECT min(id)::text FROM river_job"), "/messages/seed-manual",
 		"/audit", "/access", "/system", "/docs", "/sign-in", "/nowhere",
 	)
 }
@@ -51,6 +55,18 @@ func (o *testServer) doAll(actor, note, filter string) {
 	o.exec("SELECT dlq.replay_pause(dlq.replay_start($1::jsonb, p_note => $2, p_actor => $3, p_force => true), $3)",
 		filter, note, actor)
 }
+
+// titleRow returns what is wrong with the title row of a page: it has the page's only h1, which is visible, and at most
+// one main action.
+const titleRow = `(() => {
+	const titles = [...document.querySelectorAll("h1")].filter(h => h.checkVisibility());
+	const seen = titles[0]?.getBoundingClientRect();
+	if (titles.length !== 1) return titles.length + " visible h1";
+	if (!titles[0].innerText.trim() || seen.width < 20 || seen.height < 10) return "the h1 is empty or hidden";
+	if (!titles[0].closest(".page-title")) return "the h1 is in no title row";
+	if (document.querySelectorAll(".page-title .primary").length > 1) return "several main actions";
+	return "";
+})()`
 
 // sideways returns the elements that are wider than the window.
 const sideways = `(() => {
@@ -89,7 +105,10 @@ func TestPages(t *testing.T) {
 			b.open(path)
 			require.NotEmpty(t, b.value("document.title"), path)
 			require.NotContains(t, b.texts("main"), "rendering this page failed", path)
-			for _, width := range []int64{360, 820, 1440, 2560} {
+			if wrong := b.value(titleRow); wrong != "" {
+				t.Errorf("%s: %s", path, wrong)
+			}
+			for _, width := range []int64{360, 720, 820, 1440, 2560} { // 720: a zoom of 200 %
 				b.size(width, 900)
 				if wide := b.value(sideways); wide != "" {
 					t.Errorf("%s at %d: %s", path, width, wide)
@@ -109,6 +128,20 @@ func TestPages(t *testing.T) {
 			}
 		}
 	})
+	t.Run("all", func(t *testing.T) {
+		t.Parallel()
+		routes, err := os.ReadFile("../../cmd/dlqd/testdata/surface/urls.txt")
+		require.NoError(t, err)
+		for _, route := range regexp.MustCompile(`(?m)^page "([^"]+)"`).FindAllStringSubmatch(string(routes), -1) {
+			pattern := regexp.MustCompile("^" + regexp.MustCompile(`\{[^}]+\}`).ReplaceAllString(
+				strings.Replace(route[1], "{$}", "", 1), `[^/]+`) + `(\?.*)?$`)
+			if route[1] != "/dead-letters/{id}/reveal" { // only its viewer sees it, after a form
+				require.True(t, slices.ContainsFunc(all, pattern.MatchString), "pages lacks %s", route[1])
+			}
+		}
+	})
+	t.Run("time", func(t *testing.T) { chooseTimes(tab(t), group) })
+	t.Run("look up", func(t *testing.T) { lookUp(tab(t)) })
 	t.Run("policy", func(t *testing.T) {
 		t.Parallel()
 		for _, path := range all {

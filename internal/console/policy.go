@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
@@ -92,7 +91,7 @@ func (c *Console) policyPage(in *request) (*policyPage, *view, error) {
 			f.Own++
 		}
 	}
-	midnight := in.now.UTC().Truncate(24 * time.Hour)
+	midnight := in.today()
 	rules, _, err := callIfAllowed(in, api.GetRules,
 		api.OverInput{Over: strconv.Itoa(int(in.now.Sub(midnight).Minutes())+1) + "m"})
 	if err != nil {

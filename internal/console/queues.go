@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/breaker"
 )
@@ -21,13 +22,18 @@ type queues struct {
 	Queues       []queueRow
 	Breakers     []breakerRow
 	Destinations int
+	Window       window
+	Windows      []choice
 	Copies       []copyText
 }
 
 type queueRow struct {
 	api.Queue
 
-	Why string // why the viewer cannot pause or resume it; "" if they can
+	Why    string  // why the viewer cannot pause or resume it; "" if they can
+	Holds  string  // what holds its jobs; "" if nothing does
+	Trend  []int64 // jobs that became dead letters
+	Failed int64   // the sum of Trend
 }
 
 // Waiting returns the number of jobs that a pause would hold.
@@ -72,11 +78,30 @@ func (c *Console) queues(in *request) (*view, error) {
 		return nil, err
 	}
 	for i := range list.Queues {
-		q.Queues = append(q.Queues, queueRow{list.Queues[i], missingRoleIn(in.me(), access.Operator, list.Queues[i].Name)})
+		q.Queues = append(q.Queues, queueRow{
+			Queue: list.Queues[i], Why: missingRoleIn(in.me(), access.Operator, list.Queues[i].Name),
+		})
 	}
 	breakers, err := call(in, api.ListBreakers, api.None{})
 	if err != nil {
 		return nil, err
+	}
+	q.Window = in.window("1h")
+	q.Windows = in.windowChoices(q.Window)
+	flow, _, err := callIfAllowed(in, api.GetFlow,
+		api.FlowInput{WindowInput: api.WindowInput{Over: q.Window.Over}, By: "queue", Step: q.Window.Step})
+	if err != nil {
+		return nil, err
+	}
+	for i := range q.Queues {
+		row := &q.Queues[i]
+		row.Holds = holdsQueue(row, breakers.Breakers, in.now)
+		if at := slices.IndexFunc(flow.Rows, func(s analytics.Series) bool { return s.Name == row.Name }); at >= 0 {
+			for _, b := range merged(flow.Rows[at].Buckets, q.Window.Every) {
+				row.Trend = append(row.Trend, b.Captured)
+				row.Failed += b.Captured
+			}
+		}
 	}
 	for _, b := range breakers.Breakers {
 		queue, _ := strings.CutPrefix(b.Name, breaker.QueuePrefix)
@@ -88,8 +113,33 @@ func (c *Console) queues(in *request) (*view, error) {
 	}
 	slices.SortStableFunc(q.Breakers,
 		func(a, b breakerRow) int { return cmp.Compare(stateOrder(a.State), stateOrder(b.State)) })
-	q.Sentence = q.summary()
+	q.Sentence = q.summary(in)
 	return &view{Template: "queues", Title: "Queues and breakers", Data: q, Interval: queuesInterval}, nil
+}
+
+// unworkedAfter is the time after which a ready job shows that no client works its queue, if none of its jobs runs.
+const unworkedAfter = time.Minute
+
+// holdsQueue says what holds the jobs of a queue; "" if nothing does.
+func holdsQueue(q *queueRow, breakers []breaker.Status, now time.Time) string {
+	if q.PausedAt != nil {
+		return "paused"
+	}
+	for i := range breakers {
+		name := breakers[i].Name
+		if breakers[i].State != breaker.Closed && (name == breaker.QueuePrefix+q.Name ||
+			q.Destination != "" && name == breaker.DestinationPrefix+q.Destination) {
+			return "breaker of " + breakerRow{Status: breakers[i]}.Label() + " is " + strings.ReplaceAll(
+				string(breakers[i].State), "_", "-")
+		}
+	}
+	switch {
+	case q.Held > 0:
+		return plural(q.Held, "message waits", "messages wait") + " for an earlier one"
+	case q.OldestReady != nil && q.Running == 0 && now.Sub(*q.OldestReady) > unworkedAfter:
+		return "no River client works it"
+	}
+	return ""
 }
 
 // stateOrder sorts open breakers first, then half-open ones.
@@ -113,13 +163,13 @@ func missingRoleIn(p *access.Principal, role access.Role, queue string) string {
 }
 
 // breakerInWords describes a breaker that is not closed, and what dlqd does about it.
-func breakerInWords(name string, b *breaker.Status) string {
+func (in *request) breakerInWords(name string, b *breaker.Status) string {
 	text := name + " is failing"
 	if b.Since != nil {
-		text = name + " has been failing since " + b.Since.UTC().Format("15:04 UTC")
+		text = name + " has been failing since " + in.clock(*b.Since)
 	}
 	if b.LastTried != nil {
-		text += ", last probe at " + b.LastTried.UTC().Format("15:04 UTC")
+		text += ", last probe at " + in.clock(*b.LastTried)
 	}
 	switch {
 	case b.Forced:
@@ -131,7 +181,7 @@ func breakerInWords(name string, b *breaker.Status) string {
 }
 
 // summary describes the state of queues and breakers.
-func (q *queues) summary() string {
+func (q *queues) summary(in *request) string {
 	var sentences, paused []string
 	var held, dead int64
 	for i := range q.Queues {
@@ -144,7 +194,7 @@ func (q *queues) summary() string {
 	for i := range q.Breakers {
 		b := &q.Breakers[i]
 		if b.State != breaker.Closed {
-			sentences = append(sentences, breakerInWords(b.Label(), &b.Status))
+			sentences = append(sentences, in.breakerInWords(b.Label(), &b.Status))
 		}
 	}
 	if len(sentences) == 0 && len(q.Breakers) > 0 {

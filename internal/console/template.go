@@ -75,15 +75,49 @@ func static() http.Handler {
 	})
 }
 
-// templates maps the name of a page to its template.
-type templates map[string]*template.Template
+// templates are the templates of the pages. Each time zone has its own, whose functions show times in it.
+type templates struct {
+	parsed map[string]*template.Template // by page; never executed, because then they could not be cloned
+
+	mu    sync.Mutex
+	zoned map[string]*template.Template // by page and zone
+}
+
+// maxZoned limits the number of cached templates: those of some twenty zones.
+const maxZoned = 600
+
+// of returns the template of a page in a time zone; nil if there is no such page.
+func (t *templates) of(page string, zone *time.Location) (*template.Template, error) {
+	parsed := t.parsed[page]
+	if parsed == nil {
+		return nil, fmt.Errorf("template %q does not exist", page)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	key := page + " " + zone.String()
+	if known := t.zoned[key]; known != nil {
+		return known, nil
+	}
+	made, err := parsed.Clone()
+	if err != nil {
+		return nil, err
+	}
+	if t.zoned == nil || len(t.zoned) >= maxZoned {
+		t.zoned = map[string]*template.Template{}
+	}
+	t.zoned[key] = made.Funcs(template.FuncMap{
+		"exact": func(value any) string { return timeOf(value).In(zone).Format(exactLayout) },
+		"clock": func(value any) string { return timeOf(value).In(zone).Format(clockLayout) },
+	})
+	return made, nil
+}
 
 // parsed returns the templates, each page with the layout and the shared parts. All consoles of a
 // process share them: parsing takes 10 ms, and html/template escapes a page at its first use.
-var parsed = sync.OnceValue(func() templates {
+var parsed = sync.OnceValue(func() *templates {
 	shared := template.Must(template.New("").Funcs(functions).ParseFS(templateFiles, "templates/frame.html",
 		"templates/parts.html", "templates/entry.html"))
-	pages := templates{}
+	pages := map[string]*template.Template{}
 	names, err := fs.Glob(templateFiles, "templates/*.html")
 	if err != nil {
 		panic(err)
@@ -95,27 +129,32 @@ var parsed = sync.OnceValue(func() templates {
 		}
 		pages[page] = template.Must(template.Must(shared.Clone()).ParseFS(templateFiles, name))
 	}
-	return pages
+	return &templates{parsed: pages}
 })
 
-func (t templates) page(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "frame") }
-func (t templates) live(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "live") }
+func (t *templates) page(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "frame") }
+func (t *templates) live(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "live") }
 
-func (t templates) own(out *bytes.Buffer, o own) error {
-	return t["approvals"].ExecuteTemplate(out, "own", o)
+func (t *templates) own(out *bytes.Buffer, o own) error {
+	page, err := t.of("approvals", time.UTC) // it shows no times
+	if err != nil {
+		return err
+	}
+	return page.ExecuteTemplate(out, "own", o)
 }
 
-func (t templates) execute(out *bytes.Buffer, f *frame, name string) error {
-	page := t[f.Template]
-	if page == nil {
-		return fmt.Errorf("template %q does not exist", f.Template)
+func (t *templates) execute(out *bytes.Buffer, f *frame, name string) error {
+	page, err := t.of(f.Template, f.Zone)
+	if err != nil {
+		return err
 	}
 	return page.ExecuteTemplate(out, name, f)
 }
 
 // functions are the functions of the templates.
 var functions = template.FuncMap{
-	"ago": ago, "in": until, "exact": exact, "iso": iso, "lasted": lasted,
+	"ago": ago, "in": until, "exact": iso, "clock": iso, // templates.of replaces exact and clock
+	"iso": iso, "lasted": lasted,
 	"number": number, "percent": percent, "plural": plural,
 	"short": short, "status": statusOf, "class": classOf, "text": visible, "clip": clip,
 	"first": firstLine, "icon": icon, "deref": deref, "dict": dict, "query": query,
@@ -209,8 +248,6 @@ func timeOf(value any) time.Time {
 }
 
 func iso(value any) string { return timeOf(value).UTC().Format(time.RFC3339) }
-
-func exact(value any) string { return timeOf(value).UTC().Format("Mon 2 Jan 2006 15:04:05 UTC") }
 
 // ago returns how long ago a time was. console.js keeps the text current.
 func ago(value any) string {

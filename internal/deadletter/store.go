@@ -404,12 +404,21 @@ func (s *Store) FindEntries(ctx context.Context, filter json.RawMessage, after *
 	if isRevealed(ctx) {
 		mask = "NULL"
 	}
-	rows, err := s.db.Query(ctx, fmt.Sprintf(maskedEntries+" ORDER BY id",
-		"id = ANY (ARRAY(SELECT dlq.find_ids($1, $2, $3)))", mask), filter, exportPage, after)
-	if err != nil {
-		return nil, AsMoveError(err)
+	var entries []Entry
+	read := func(db postgres.DB) error {
+		rows, err := db.Query(ctx, fmt.Sprintf(maskedEntries+" ORDER BY id",
+			"id = ANY (ARRAY(SELECT dlq.find_ids($1, $2, $3)))", mask), filter, exportPage, after)
+		if err == nil {
+			entries, err = pgx.CollectRows(rows, pgx.RowToStructByName[Entry])
+		}
+		return err
 	}
-	entries, err := pgx.CollectRows(rows, pgx.RowToStructByName[Entry])
+	var err error
+	if ctx.Value(approvalKey{}) == nil {
+		err = read(s.db)
+	} else {
+		err = s.InTx(ctx, read) // which restricts the filter to the entries of the approval
+	}
 	return entries, AsMoveError(err)
 }
 

@@ -40,7 +40,7 @@ type Group struct {
 	Open        int64      `json:"open" doc:"Number of open entries." db:"open"`
 	Failures    int64      `json:"failures" doc:"Total number of failures: captures and failed redeliveries." db:"failures"`
 	InWindow    int64      `json:"inWindow" doc:"Number of failures in the window." db:"in_window"`
-	Trend       []int64    `json:"trend" doc:"Number of failures per hour (windows up to a day), day (up to 35 days) or week, oldest first." db:"trend"`
+	Trend       []int64    `json:"trend" doc:"Number of failures per minute (windows up to an hour), five minutes (up to six hours), hour (up to a day), day (up to 35 days) or week, oldest first." db:"trend"`
 	FirstSeen   time.Time  `json:"firstSeen" doc:"Time of the first failure." db:"first_seen"`
 	LastSeen    time.Time  `json:"lastSeen" doc:"Time of the latest failure." db:"last_seen"`
 	FixedAt     *time.Time `json:"fixedAt,omitempty" doc:"Time at which the group was marked as fixed." db:"fixed_at"`

@@ -489,7 +489,7 @@ func (p *publisher) publishInstallation() {
 	gauge(p.ch, runsOfDesc, float64(replayed), "replayed")
 	gauge(p.ch, runsOfDesc, float64(skipped), "skipped")
 	approvals := map[[2]string]int64{}
-	for _, operation := range []string{"replay", "bulk", "erase"} {
+	for _, operation := range []string{"replay", "bulk", "erase", "export"} {
 		approvals[[2]string{operation, "requested"}] = 0
 		approvals[[2]string{operation, "approved"}] = 0
 	}

@@ -92,6 +92,42 @@ func (b *scopeBundle) decide(token, id, verb, body string) int {
 	return status
 }
 
+// TestApprovals_OfExports checks that an approved export has exactly the dead letters that matched at the approval, and
+// that only its requester gets it.
+func TestApprovals_OfExports(t *testing.T) {
+	t.Parallel()
+	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"export"}, Above: 2})
+	b.fail("payments", 3)
+	b.fail("mail", 2)
+	kim, lee := b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root")
+	export := func(token, body string) (int, int) {
+		status, out := b.as(token, "POST", "/api/dlq/export", body)
+		return status, strings.Count(out, `"id":`)
+	}
+	status, n := export(kim, `{"filter": {"queue": ["mail"]}}`)
+	require.Equal(t, []int{http.StatusOK, 2}, []int{status, n}, "below the rule's number")
+	id := b.ask(kim, "/api/dlq/export", `{"filter": {"queue": ["payments"]}}`)
+	require.Equal(t, id, b.ask(kim, "/api/dlq/export", `{"filter": {"queue": ["payments"]}}`))
+	approved := `{"filter": {}, "approval": "` + id + `"}`
+	status, _ = export(kim, approved)
+	require.Equal(t, http.StatusConflict, status, "it is not approved yet")
+	require.Equal(t, http.StatusForbidden, b.decide(kim, id, "approve", `{"expect": 3}`))
+	require.Equal(t, http.StatusOK, b.decide(lee, id, "approve", `{"expect": 3}`))
+	b.awaitApproval(kim, id, "done")
+	b.fail("payments", 1)
+	status, n = export(kim, approved)
+	require.Equal(t, []int{http.StatusOK, 3}, []int{status, n}, "without the dead letter that came later")
+	status, _ = export(lee, approved)
+	require.Equal(t, http.StatusForbidden, status)
+	status, _ = export(kim, `{"filter": {"queue": ["mail"]}, "approval": "`+id+`"}`)
+	require.Equal(t, http.StatusUnprocessableEntity, status)
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.acts WHERE subject = 'export' AND note = 'approval `+id+`'`))
+	_, err := b.pool.Exec(t.Context(), "UPDATE dlq.approvals SET ended_at = now() - interval '25 hours'")
+	require.NoError(t, err)
+	status, _ = export(kim, approved)
+	require.Equal(t, http.StatusConflict, status, "the approval was for a day")
+}
+
 func TestApprovals_RequireASecondPerson(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{

@@ -83,6 +83,27 @@ if (copyLink) {
 const elsewhere = /** @type {HTMLElement | null} */ (one("[data-origin]"));
 if (elsewhere && elsewhere.dataset.origin !== location.origin) elsewhere.hidden = false;
 
+// The time zone: the page that chooses it offers that of the browser.
+
+const zoneField = /** @type {HTMLInputElement | null} */ (one("[data-zone-field]"));
+const browserZone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+if (zoneField && browserZone && browserZone !== zoneField.value) {
+	const use = document.createElement("button");
+	use.textContent = `Use ${browserZone}`;
+	use.addEventListener("click", () => { zoneField.value = browserZone; });
+	zoneField.form?.append(use);
+}
+
+/**
+ * Formats a time of day as the server does.
+ * @param {string} at RFC 3339, UTC
+ */
+function clock(at) {
+	const timeZone = document.documentElement.dataset.zone;
+	if (!timeZone) return `${at.slice(11, 19)} UTC`;
+	return new Intl.DateTimeFormat("en-GB", { timeZone, hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short" }).format(new Date(at));
+}
+
 // Light or dark.
 
 const themeSwitch = /** @type {HTMLElement | null} */ (one("[data-theme-switch]"));
@@ -112,8 +133,22 @@ function connected(state, detail = "") {
 	connection.hidden = state === "not live";
 	connection.classList.toggle("lost", stale);
 	document.body.classList.toggle("stale", stale);
-	connection.textContent = !stale ? state : `${state === "lost" ? "connection lost" : detail}, showing ${shownAt.slice(11, 19)} UTC`;
+	connection.textContent = !stale ? state : `${state === "lost" ? "connection lost" : detail}, showing ${clock(shownAt)}`;
+	const since = stale ? document.createElement("time") : null;
+	if (since) { // how old the page is
+		since.dateTime = shownAt;
+		since.dataset.ago = "";
+		connection.append(" ", since);
+		updateTimes();
+	}
 }
+
+// A link or a form that takes longer than 300 ms shows that the next page is coming.
+addEventListener("beforeunload", () => {
+	document.body.classList.add("leaving");
+	setTimeout(() => document.body.classList.remove("leaving"), 10_000); // a download does not leave the page
+});
+addEventListener("pageshow", () => document.body.classList.remove("leaving"));
 
 /**
  * Reports whether the user typed what a field has: in this page, or before a sign-in.
@@ -131,12 +166,53 @@ function busy(old, fresh) {
 	return active instanceof HTMLElement && old.contains(active) && (active.matches("input, textarea, select, button, summary, [data-copy]") || !fresh.innerHTML);
 }
 
+// A range of times is drawn in a chart. Without a script, it is typed below the chart.
+
+for (const hint of all(".brush-hint")) hint.hidden = false;
+/** @type {{figure: HTMLElement, mark: HTMLElement, from: number, left: number, width: number} | undefined} */
+let brush;
+/** @param {PointerEvent} event */
+function brushed(event) {
+	if (!brush) return [0, 0];
+	const to = Math.min(Math.max((event.clientX - brush.left) / brush.width, 0), 1);
+	return [Math.min(brush.from, to), Math.max(brush.from, to)];
+}
+document.addEventListener("pointerdown", (event) => {
+	const chart = event.target instanceof Element ? event.target.closest("[data-brush] .chart") : null, figure = chart?.closest("figure");
+	if (!chart || !figure || event.button !== 0 || event.pointerType === "touch") return;
+	event.preventDefault();
+	const { left, width } = chart.getBoundingClientRect(), mark = document.createElement("div");
+	mark.className = "brush";
+	figure.append(mark);
+	brush = { figure, mark, from: Math.min(Math.max((event.clientX - left) / width, 0), 1), left, width };
+});
+document.addEventListener("pointermove", (event) => {
+	if (!brush) return;
+	const [from, to] = brushed(event);
+	brush.mark.style.left = `${from * 100}%`;
+	brush.mark.style.width = `${(to - from) * 100}%`;
+});
+document.addEventListener("pointerup", (event) => {
+	if (!brush) return;
+	const { figure, mark, width } = brush, [from, to] = brushed(event);
+	mark.remove();
+	brush = undefined;
+	if ((to - from) * width < 4) return; // a click
+	const first = Date.parse(figure.dataset.from ?? ""), last = Date.parse(figure.dataset.to ?? ""), step = Number(figure.dataset.step) * 1000;
+	const time = (/** @type {number} */ at) => new Date(at).toISOString().replace(/\.\d+/, "");
+	const range = new URLSearchParams({
+		q: figure.dataset.brush ?? "", from: time(Math.floor((first + from * (last - first)) / step) * step), to: time(Math.ceil((first + to * (last - first)) / step) * step),
+	});
+	location.assign(`/dead-letters?${range}`);
+});
+document.addEventListener("pointercancel", () => { brush?.mark.remove(); brush = undefined; });
+
 // While a button of the mouse or a finger is down, nothing changes: a click must hit one element.
 let pressed = false;
 /** @type {Map<string, string>} */
 const held = new Map();
 addEventListener("pointerdown", (event) => {
-	pressed = event.button === 0 && event.target instanceof Element && event.target.closest("a, button, input, select, textarea, summary, label, [data-copy]") !== null;
+	pressed = event.button === 0 && event.target instanceof Element && event.target.closest("a, button, input, select, textarea, summary, label, [data-copy], [data-brush] .chart") !== null;
 });
 for (const end of ["pointerup", "pointercancel", "blur"]) addEventListener(end, () => setTimeout(() => { // after the click
 	pressed = false;
@@ -649,6 +725,29 @@ document.addEventListener("keydown", (event) => {
 	}
 	event.preventDefault();
 });
+
+// After an action, the focus returns to where it was: to the button, if it can be pressed again, or to its section. A
+// review shows another entry then, so the section has the focus, and no key decides about an entry that was not read.
+
+const focusKept = "dlqd-focus";
+document.addEventListener("submit", (event) => {
+	const by = event.submitter ?? document.activeElement, near = by?.closest("tr[id], section[id], [id]:not(main)");
+	if (!(event.target instanceof HTMLFormElement) || event.target.method !== "post" || !(by instanceof HTMLElement) || !near) return;
+	sessionStorage.setItem(focusKept, JSON.stringify({ page: location.pathname, id: near.id, name: by.getAttribute("name"), value: by.getAttribute("value"), at: Date.now() }));
+});
+{
+	/** @type {{page: string, id: string, name: string | null, value: string | null, at: number} | null} */
+	const kept = JSON.parse(sessionStorage.getItem(focusKept) ?? "null");
+	sessionStorage.removeItem(focusKept);
+	const near = kept && kept.page === location.pathname && Date.now() - kept.at < 60_000 ? document.getElementById(kept.id) : null;
+	if (kept && near && [document.body, null].includes(/** @type {any} */ (document.activeElement)) && !location.hash) {
+		const same = location.pathname === "/review" ? undefined : all("button, input", near).find((field) => field.getAttribute("name") === kept.name && field.getAttribute("value") === kept.value &&
+			!(/** @type {HTMLButtonElement} */ (field).disabled) && field.checkVisibility());
+		const target = same ?? /** @type {HTMLElement | null} */ (one("summary.button", near)) ?? near;
+		if (target === near) near.tabIndex = -1;
+		target.focus({ preventScroll: true });
+	}
+}
 
 // A form is not submitted twice.
 document.addEventListener("submit", (event) => {

@@ -246,31 +246,43 @@ func (q *Queries) OrderPredecessor(ctx context.Context, arg OrderPredecessorPara
 	return job, err
 }
 
-const PutBackFetched = `-- name: PutBackFetched :one
-SELECT (b.retried + b.ended)::integer AS jobs
-FROM dlq.put_back(ARRAY[$1::text], $2::text, $3::bigint[], 'the answer to its fetch was lost',
-    $4::integer) b
+const QueueFlow = `-- name: QueueFlow :many
+SELECT f.queue::text AS queue, coalesce(f.oldest_ready, 'epoch')::timestamptz AS oldest_ready,
+    f.completed::bigint AS completed, coalesce(f.since, 'epoch')::timestamptz AS since
+FROM dlq.queue_flow($1::text[]) f
 `
 
-type PutBackFetchedParams struct {
-	Client     string
-	Queue      string
-	Delivering []int64
-	MaxJobs    int32
+type QueueFlowRow struct {
+	Queue       string
+	OldestReady time.Time
+	Completed   int64
+	Since       time.Time
 }
 
-// PutBackFetched puts back messages of a queue that a fetch of this River client has marked as running,
-// and whose answer was lost. The client delivers the jobs @delivering.
-func (q *Queries) PutBackFetched(ctx context.Context, arg PutBackFetchedParams) (int32, error) {
-	row := q.db.QueryRow(ctx, PutBackFetched,
-		arg.Client,
-		arg.Queue,
-		arg.Delivering,
-		arg.MaxJobs,
-	)
-	var jobs int32
-	err := row.Scan(&jobs)
-	return jobs, err
+// QueueFlow returns the flow of each queue. A time that is absent is the epoch.
+func (q *Queries) QueueFlow(ctx context.Context, queues []string) ([]QueueFlowRow, error) {
+	rows, err := q.db.Query(ctx, QueueFlow, queues)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []QueueFlowRow{}
+	for rows.Next() {
+		var i QueueFlowRow
+		if err := rows.Scan(
+			&i.Queue,
+			&i.OldestReady,
+			&i.Completed,
+			&i.Since,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const ReleaseHeld = `-- name: ReleaseHeld :one
