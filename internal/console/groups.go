@@ -101,7 +101,7 @@ func (c *Console) groups(in *request) (*view, error) {
 	case len(g.Groups) == 0:
 		g.Sentence = "No failure group matches."
 	default:
-		g.Sentence = fmt.Sprintf("%s, %s in the last %s.", plural(len(g.Groups), "failure group"), plural(failures, "failure"),
+		g.Sentence = fmt.Sprintf("%s, %s within %s.", plural(len(g.Groups), "failure group"), plural(failures, "failure"),
 			g.Window.Name)
 		if page.Next != "" {
 			g.Sentence = "The first " + g.Sentence
@@ -188,7 +188,7 @@ func (c *Console) group(in *request) (*view, error) {
 }
 
 func (in *request) groupSentence(g *group.Group, w window) string {
-	text := fmt.Sprintf("%s in queue %s, %s of them in the last %s. %s.", plural(g.Failures, "failure"), g.Queue,
+	text := fmt.Sprintf("%s in queue %s, %s of them within %s. %s.", plural(g.Failures, "failure"), g.Queue,
 		number(g.InWindow), w.Name, upper(plural(g.Open, "dead letter is", "dead letters are")+" open"))
 	switch g.Status {
 	case group.Regressed:
