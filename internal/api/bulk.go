@@ -83,11 +83,11 @@ func (s *service) registerBulk(api huma.API) {
 	register(api, Bulk, bulk, s.bulk)
 
 	export := huma.Operation{
-		Tags:        tags,
-		Summary:     "Export dead letters as NDJSON or CSV",
+		Tags:    tags,
+		Summary: "Export dead letters as NDJSON or CSV",
 		Description: "Streams the entries in order of capture, without a limit. Each export is in the audit trail. Once a " +
 			"request for approval is approved, its requester sends its id in approval.",
-		Errors:      []int{400, 422, 503},
+		Errors: []int{400, 422, 503},
 	}
 	export.Responses = map[string]*huma.Response{"200": {Description: "The entries", Content: map[string]*huma.MediaType{
 		"application/x-ndjson": {Schema: &huma.Schema{Type: "string"}, Example: `{"id":"` + entryExample +

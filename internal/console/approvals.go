@@ -239,9 +239,9 @@ type approvalDetail struct {
 	Mine       bool
 	// MayDownload reports whether the viewer may download the approved export.
 	MayDownload bool
-	Rest       json.RawMessage // the other parameters of the operation
-	Result     *approvalResult // nil until dlqd has executed the request
-	Copies     []copyText
+	Rest        json.RawMessage // the other parameters of the operation
+	Result      *approvalResult // nil until dlqd has executed the request
+	Copies      []copyText
 }
 
 // approvalResult is the result of an executed request: how many entries it did not change and why, and the

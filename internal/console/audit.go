@@ -263,7 +263,8 @@ func (c *Console) audit(in *request) (*view, error) {
 		*f.into = value
 		chosen[f.Name], flags = value, append(flags, "--"+f.Flag+" "+shellQuoted(value))
 	}
-	if start, err := time.ParseInLocation(time.DateOnly, a.Day, in.zone()); err == nil && input.After == "" && input.Before == "" {
+	start, err := time.ParseInLocation(time.DateOnly, a.Day, in.zone())
+	if err == nil && input.After == "" && input.Before == "" {
 		input.After, input.Before = start.Format(time.RFC3339), start.AddDate(0, 0, 1).Format(time.RFC3339)
 		chosen["after"], chosen["before"] = input.After, input.Before
 		flags = append(flags, "--after "+input.After, "--before "+input.Before)

@@ -14,8 +14,9 @@ import (
 )
 
 // TestAxe checks that npm's axe-core finds no problem on any page, in light and dark, at the widths of a desktop, a
-// tablet and a phone, and at a zoom of 200 %, with every part open. DLQD_TEST_AXE is the directory where npm has installed it (npm install
-// --prefix DIR axe-core); .ci/run sets it. Without it, TestPages and TestKeyboard check part of the same.
+// tablet and a phone, and at a zoom of 200 %, with every part open. DLQD_TEST_AXE is the directory where npm has
+// installed it (npm install --prefix DIR axe-core); .ci/run sets it. Without it, TestPages and TestKeyboard check part
+// of the same.
 func TestAxe(t *testing.T) {
 	t.Parallel()
 	installed := os.Getenv("DLQD_TEST_AXE")

@@ -21,7 +21,6 @@ type marker struct {
 	Kind, Text string // Kind is policy, replay or breaker
 }
 
-
 // Sign returns the character of the marker's kind.
 func (m marker) Sign() string {
 	return map[string]string{"policy": "▲", "replay": "◇", "breaker": "■"}[m.Kind]

@@ -64,7 +64,7 @@ type frame struct {
 	// Environment is the policy's environment. Production is highlighted.
 	Environment string
 	Zone        *time.Location // of the times on the page
-	Theme       string // light, dark, or "" for the system's preference
+	Theme       string         // light, dark, or "" for the system's preference
 	Flash       flash
 	Assets      map[string]string
 	Bare        bool // no navigation: the visitor is not signed in

@@ -76,7 +76,8 @@ func (c *Console) groups(in *request) (*view, error) {
 	if page.Next != "" {
 		g.Next = in.with("cursor", page.Next)
 	}
-	if slices.ContainsFunc(g.Groups, func(of group.Group) bool { return isYoung(of.FirstSeen, in.now) }) && g.Window.Over != "1h" {
+	isNew := func(of group.Group) bool { return isYoung(of.FirstSeen, in.now) }
+	if g.Window.Over != "1h" && slices.ContainsFunc(g.Groups, isNew) {
 		lastHour := input
 		lastHour.Over = "1h"
 		recent, err := call(in, api.ListGroups, lastHour)
@@ -85,7 +86,7 @@ func (c *Console) groups(in *request) (*view, error) {
 		}
 		g.Young = map[string][]int64{}
 		for i := range recent.Groups {
-			if isYoung(recent.Groups[i].FirstSeen, in.now) {
+			if isNew(recent.Groups[i]) {
 				g.Young[g.GroupPath(recent.Groups[i])] = recent.Groups[i].Trend
 			}
 		}

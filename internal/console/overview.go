@@ -153,7 +153,9 @@ func (o *overview) readYoung(in *request) error {
 }
 
 // LastHour returns the trend of the last hour of a group that is younger; nil for others.
-func (o *overview) LastHour(g analytics.TopGroup) []int64 { return o.Young[groupPath(g.Queue, g.Fingerprint)] }
+func (o *overview) LastHour(g analytics.TopGroup) []int64 {
+	return o.Young[groupPath(g.Queue, g.Fingerprint)]
+}
 
 // readRunsAndBreakers reads breakers that are not closed, replay runs and requests for approval.
 func (o *overview) readRunsAndBreakers(in *request) error {

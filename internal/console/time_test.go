@@ -11,7 +11,8 @@ func chooseTimes(b *tab, group string) {
 	b.Helper()
 	filterIs := func(pattern string) {
 		b.Helper()
-		b.until(`location.pathname === "/dead-letters" && ` + pattern + `.test(new URLSearchParams(location.search).get("q"))`)
+		b.until(`location.pathname === "/dead-letters" && ` + pattern +
+			`.test(new URLSearchParams(location.search).get("q"))`)
 	}
 	const chosen = `document.querySelector(".windows [aria-current]").innerText`
 

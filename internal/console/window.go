@@ -44,7 +44,9 @@ func windowOf(over, fallback string) window {
 }
 
 // window returns the window that the page's address has.
-func (in *request) window(fallback string) window { return windowOf(in.URL.Query().Get("over"), fallback) }
+func (in *request) window(fallback string) window {
+	return windowOf(in.URL.Query().Get("over"), fallback)
+}
 
 // choice is a link to a page with another setting.
 type choice struct {

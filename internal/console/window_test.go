@@ -51,7 +51,9 @@ func TestWindow_JoinsBuckets(t *testing.T) {
 	start := time.Date(2026, 11, 25, 9, 3, 0, 0, time.UTC)
 	var minutes []analytics.Bucket
 	for i := range 9 {
-		minutes = append(minutes, analytics.Bucket{Start: start.Add(time.Duration(i) * time.Minute), Captured: 1, Open: int64(i)})
+		minutes = append(minutes, analytics.Bucket{
+			Start: start.Add(time.Duration(i) * time.Minute), Captured: 1, Open: int64(i),
+		})
 	}
 	got := merged(minutes, 5*time.Minute)
 	require.Equal(t, []analytics.Bucket{

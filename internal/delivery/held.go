@@ -223,8 +223,8 @@ func ForgetOrdered(ctx context.Context, db postgres.DB) error {
 // LiveJobs is the number of jobs of a queue in a state, and how many of them are held.
 type LiveJobs = dbsqlc.LiveJobsRow
 
-// QueueFlow is when the oldest ready job of a queue became ready, and how many jobs completed since a time. A time that is
-// absent is the epoch.
+// QueueFlow is when the oldest ready job of a queue became ready, and how many jobs completed since a time. A time that
+// is absent is the epoch.
 type QueueFlow = dbsqlc.QueueFlowRow
 
 // FlowOf returns the flow of each of the queues.
