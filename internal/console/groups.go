@@ -149,13 +149,14 @@ func (c *Console) group(in *request) (*view, error) {
 	w := in.window("7d")
 	input := api.GetGroupInput{GroupInput: groupInput(in), Over: w.Over}
 	detail, err := call(in, api.GetGroup, input)
-	if err == nil && in.URL.Query().Get("over") == "" && isYoung(detail.FirstSeen, in.now) {
-		w = windowOf("1h", "1h")
-		input.Over = w.Over
-		detail, err = call(in, api.GetGroup, input)
-	}
 	if err != nil {
 		return nil, err
+	}
+	if fit := fitting(in.now.Sub(detail.FirstSeen), w); in.URL.Query().Get("over") == "" && fit != w {
+		w, input.Over = fit, fit.Over
+		if detail, err = call(in, api.GetGroup, input); err != nil {
+			return nil, err
+		}
 	}
 	g := &groupPage{
 		GroupDetail: *detail, Operator: in.me().May(access.Operator),

@@ -10,6 +10,7 @@ import (
 	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/filter"
+	"github.com/dlqd/dlqd/internal/policy"
 )
 
 // window is a time range of charts, which ends now.
@@ -85,6 +86,18 @@ func (w window) trendStarts(now time.Time, n int) []time.Time {
 		list[i] = now.UTC().Truncate(w.Trend).Add(-time.Duration(n-1-i) * w.Trend)
 	}
 	return list
+}
+
+// fitting returns the shortest window that shows all failures of a group of this age, at most longest: in a longer one,
+// the failures of a young group are a single bar.
+func fitting(age time.Duration, longest window) window {
+	for _, w := range windows {
+		length, err := policy.ParseDuration(w.Over)
+		if w == longest || err == nil && age < length {
+			return w
+		}
+	}
+	return longest
 }
 
 // isYoung reports whether a failure group is younger than an hour: its trend of longer windows would be one bar.

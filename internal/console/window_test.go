@@ -61,6 +61,11 @@ func TestWindow_JoinsBuckets(t *testing.T) {
 		{Start: start.Add(7 * time.Minute), Captured: 2, Open: 8},
 	}, got)
 	require.Equal(t, "24h", windowOf("3 weeks", "24h").Over)
+	for age, want := range map[time.Duration]string{
+		time.Minute: "1h", 5 * time.Hour: "6h", 20 * time.Hour: "24h", 40 * time.Hour: "7d", 1000 * time.Hour: "7d",
+	} {
+		require.Equal(t, want, fitting(age, windowOf("7d", "7d")).Over, "the trend of a group of this age")
+	}
 	require.Equal(t, time.Date(2026, 11, 26, 0, 0, 0, 0, time.FixedZone("", 3600)).Unix(),
 		asked("/", "Europe/Paris").today().Unix(), "the day of the viewer has begun already")
 }
