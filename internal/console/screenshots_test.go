@@ -97,7 +97,9 @@ func stage(o *testServer) {
 	o.exec(`INSERT INTO dlq.rollup_groups (step, bucket, queue, fingerprint, failures)
 		SELECT 'hour', date_trunc('hour', now()) - make_interval(hours => h), g.queue, g.fingerprint,
 			1 + (h * 7 + length(g.title)) % 6 FROM dlq.failure_groups g, generate_series(1, 20, 2) h ON CONFLICT DO NOTHING`)
-	o.exec("UPDATE dlq.failure_groups SET first_seen = now() - interval '20 hours'")
+	o.exec(`UPDATE dlq.failure_groups g SET first_seen = now() - interval '20 hours',
+		failures = (SELECT sum(r.failures) FROM dlq.rollup_groups r WHERE r.queue = g.queue
+			AND r.fingerprint = g.fingerprint AND r.step = 'hour')`)
 }
 
 // palette reduces an image to its 256 most frequent colours. A page has few; the others are
