@@ -149,7 +149,7 @@ func replayAll(ctx context.Context, pool *pgxpool.Pool, request replay.Request, 
 		return 0, err
 	}
 	group := &background.Group{Logger: quiet}
-	group.Add(replay.NewRunner(store, quiet, nil).Loop())
+	group.Add(replay.NewRunner(store, replayer.Planner, quiet, nil).Loop())
 	start := time.Now()
 	group.Start()
 	defer func() { _ = group.Stop(ctx) }()

@@ -24,7 +24,7 @@ var tables = map[string][]string{
 	"dead_letter_queue": {"deadletter", "automatic", "group", "ingest", "metrics", "replay", "worker"},
 
 	// metrics reads counts and ages: one row of a rollup, or a bounded range of an index.
-	"acts":                    {"archive"},
+	"acts":                    {"archive", "replay"}, // replay reads the decisions of a run
 	"approvals":               {"approval", "metrics"},
 	"automatic_changes":       {"automatic"},
 	"automatic_switches":      {"automatic"},
@@ -44,6 +44,7 @@ var tables = map[string][]string{
 	"processes":               {"process", "metrics"},
 	"reconcile_findings":      {"reconcile"},
 	"replay_run_entries":      {"replay"},
+	"replay_run_groups":       {"replay"},
 	"replay_runs":             {"replay", "metrics"},
 	"rollup_backlog":          {"metrics", "deadletter"}, // the open entries, if counting them takes long
 	"rollup_flow":             {"analytics"},

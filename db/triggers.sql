@@ -129,6 +129,7 @@ BEGIN
         ('dlq.approvals', 'dlq.scope_within(scope, (SELECT dlq.scope()))'),
         ('dlq.approval_entries', 'EXISTS (SELECT FROM dlq.approvals a WHERE a.id = approval_id)'),
         ('dlq.replay_run_entries', 'EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = run_id)'),
+        ('dlq.replay_run_groups', 'EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = run_id)'),
         ('dlq.rollup_flow', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
         ('dlq.rollup_backlog', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
         ('dlq.rollup_times', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),

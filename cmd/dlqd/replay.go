@@ -143,7 +143,8 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 	var many api.ReplayRequest
 	var filter filterFlags
 	var payload, patch, mergePatch string
-	var detach, newest, resume, fromStart bool
+	var detach, newest, resume, fromStart, allAtOnce bool
+	var deadline time.Duration
 	cmd := &cobra.Command{
 		Use:   "replay [ID | FILTER]",
 		Short: "Redeliver a dead letter now, or all that match a filter",
@@ -203,6 +204,20 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 			if newest {
 				many.Order = "newest"
 			}
+			if allAtOnce {
+				if err := rejectFlags(cmd, "with --all-at-once", "progressive"); err != nil {
+					return err
+				}
+			}
+			if cmd.Flags().Changed("step-deadline") {
+				many.Deadline = deadline.Seconds()
+			}
+			if !cmd.Flags().Changed("progressive") && !allAtOnce && !many.DryRun && !c.asJSON && !detach &&
+				terminalWidth(cmd.OutOrStdout()) > 0 {
+				if many.Progressive, err = c.isLarge(cmd, many); err != nil {
+					return err
+				}
+			}
 			input := api.StartReplayInput{Body: many}
 			answer, err := callConfirmed(cmd, &c, api.StartReplay, &input, &input.Body.Expect)
 			if err != nil || c.asJSON {
@@ -214,8 +229,12 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 			if answer.Preview != nil {
 				return printPreview(cmd, answer.Preview)
 			}
-			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "replay run %s: %d dead letters%s\n", answer.Run.ID, answer.Run.Total,
-				toDestination(many.Destination))
+			how := ""
+			if answer.Run.Progressive {
+				how = fmt.Sprintf(", in steps, in %d failure groups", len(answer.Run.Groups))
+			}
+			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "replay run %s: %d dead letters%s%s\n", answer.Run.ID, answer.Run.Total,
+				toDestination(many.Destination), how)
 			if detach {
 				return nil
 			}
@@ -245,8 +264,27 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 	flags.BoolVar(&newest, "newest-first", false, "replay the newest entries first (default: oldest first)")
 	flags.Float64Var(&many.StopAt, "stop-at", replay.DefaultStopAt, "percentage of failures among the last 50 "+
 		"redeliveries that stops the run")
+	flags.BoolVar(&many.Progressive, "progressive", false, "send each failure group in steps, and hold it if it does not "+
+		"recover (default at a terminal above 100 dead letters)")
+	flags.BoolVar(&allAtOnce, "all-at-once", false, "send all dead letters without steps")
+	flags.DurationVar(&deadline, "step-deadline", replay.DefaultStepDeadline, "with --progressive: hold a group without an "+
+		"outcome for this time")
 	flags.BoolVar(&detach, "detach", false, "start the run without following it")
 	return cmd
+}
+
+// progressiveAbove is the number of dead letters above which a run that is started at a terminal is
+// progressive by default. The console has the same number.
+const progressiveAbove = 100
+
+// isLarge reports whether a run would take more than progressiveAbove dead letters.
+func (c *client) isLarge(cmd *cobra.Command, request api.ReplayRequest) (bool, error) {
+	request.DryRun = true
+	answer, err := call(cmd, c, api.StartReplay, api.StartReplayInput{Body: request})
+	if err != nil {
+		return false, err
+	}
+	return answer.Preview != nil && answer.Preview.Total > progressiveAbove, nil
 }
 
 // checkpointMode returns what --resume and --from-start mean for checkpoints.
@@ -442,7 +480,40 @@ func printRun(cmd *cobra.Command, run *replay.Run) error {
 	}
 	printSafef(cmd.OutOrStdout(), "%s: %d replayed, %d succeeded, %d failed, %d skipped of %d, %s%s%s\n",
 		run.Status, run.Replayed, run.Succeeded, run.Failed, run.Skipped, run.Total, perSecond(run), timeLeft(run), reason)
-	return nil
+	if len(run.Groups) == 0 {
+		return nil
+	}
+	w, row := table(cmd, "GROUP\tSTATE\tSENT\tOK\tFAILED\tQUEUE\tERROR TYPE\tFAILURE GROUP\tLAST DECISION")
+	for i := range run.Groups {
+		g := &run.Groups[i]
+		row(g.Number, g.State, fmt.Sprintf("%d of %d", g.Sent, g.Entries), g.Succeeded, g.Failed, cmp.Or(g.Queue, "(others)"),
+			cmp.Or(g.ErrorType, "-"), cmp.Or(g.Fingerprint, "-"), cmp.Or(g.Reason, "-"))
+	}
+	return w.Flush()
+}
+
+// newSteer returns a command for groups of a progressive run.
+func newSteer(verb, short string) *cobra.Command {
+	var c client
+	var note string
+	var groups []int32
+	cmd := &cobra.Command{
+		Use: verb + " ID", Short: short, Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			run, err := call(cmd, &c, api.SteerReplay(verb), api.RunGroupsInput{
+				RunInput: api.RunInput{ID: args[0]},
+				Body:     &api.RunGroupsAction{Action: api.Action{Actor: actor(), Note: note}, Groups: groups},
+			})
+			if err != nil || c.asJSON {
+				return err
+			}
+			return printRun(cmd, run)
+		},
+	}
+	c.register(cmd)
+	cmd.Flags().Int32SliceVar(&groups, "group", nil, "numbers of the groups (default: all that are held or stopped)")
+	cmd.Flags().StringVar(&note, "note", "", "reason")
+	return cmd
 }
 
 func newReplays() *cobra.Command {
@@ -499,6 +570,9 @@ func newReplays() *cobra.Command {
 		c.register(sub)
 		cmd.AddCommand(sub)
 	}
+	cmd.AddCommand(newSteer("go-on", "Let groups of a progressive run go on that are held or stopped"),
+		newSteer("back", "Let groups of a progressive run go on with a step as large as the one before"),
+		newSteer("end", "End groups of a progressive run; their other dead letters are skipped"))
 	var rateClient client
 	var perSecond float64
 	rate := &cobra.Command{

@@ -1,13 +1,16 @@
 package main_test
 
 import (
+	"fmt"
 	"net/http"
 	"regexp"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
@@ -88,4 +91,53 @@ func TestReplay_Commands(t *testing.T) {
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, "cannot move from completed to paused")
 	require.Zero(t, s.stop(syscall.SIGTERM))
+}
+
+// The plan of a progressive run is in the database: processes of dlqd are killed while it goes on, and the others
+// continue at its step.
+func TestReplay_ProgressiveSurvivesKills(t *testing.T) {
+	t.Parallel()
+	var mended atomic.Bool
+	receiver := startReceiver(t, func(w http.ResponseWriter, _ *http.Request) {
+		if !mended.Load() {
+			w.Header().Set("X-Error-Type", "PRICE_MISSING")
+			w.WriteHeader(http.StatusUnprocessableEntity)
+		}
+	})
+	url := postgrestest.URL(t)
+	pool := postgrestest.Open(t, url)
+	start := func() *served { return serve(t, "--database-url", url, "--destination", receiver) }
+	s := start()
+	for i := range 60 {
+		ok(t, "send", "--api-url="+s.api, "--kind", "order.placed", fmt.Sprintf(`{"article": %d}`, i))
+	}
+	await := func(sql string, n int) {
+		t.Helper()
+		require.Eventually(t, func() bool { return countOf(t, pool, sql) >= n }, 3*time.Minute, 20*time.Millisecond, sql)
+	}
+	await("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'", 60)
+	mended.Store(true)
+	out := ok(t, "replay", "--api-url="+s.api, "--all", "--progressive", "--rate", "15", "--detach")
+	require.Contains(t, out, ": 60 dead letters, in steps, in 1 failure groups")
+	id := regexp.MustCompile(`[0-9a-f-]{36}`).FindString(out)
+	for _, sent := range []int{2, 8, 35} {
+		await("SELECT sent FROM dlq.replay_run_groups", sent)
+		next := start()
+		require.NoError(t, s.cmd.Process.Kill())
+		s = next
+	}
+	await("SELECT count(*) FROM dlq.replay_runs WHERE status = 'completed'", 1)
+	require.Equal(t, 60, countOf(t, pool, "SELECT count(*) FROM dlq.replay_run_entries WHERE outcome = 'succeeded'"))
+	require.Equal(t, 60, countOf(t, pool, "SELECT count(DISTINCT job_id) FROM dlq.entry_jobs WHERE run_id IS NOT NULL"))
+	out = ok(t, "replays", "show", id, "--api-url="+s.api)
+	require.Contains(t, out, "done: of 60 sent, 60 recovered")
+	trail := ok(t, "audit", "--api-url="+s.api, "--text", "replay run "+id, "--json")
+	require.Equal(t, 3, strings.Count(trail, "group goes on"), "after the canary, 10 % and 50 %: %s", trail)
+	require.Zero(t, s.stop(syscall.SIGTERM))
+}
+
+func countOf(t *testing.T, pool *pgxpool.Pool, sql string) (n int) {
+	t.Helper()
+	require.NoError(t, pool.QueryRow(t.Context(), sql).Scan(&n))
+	return n
 }

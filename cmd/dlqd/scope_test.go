@@ -56,6 +56,9 @@ var commandRequests = []struct {
 	{"pause-replay", "replays pause {run} --json", "/api/dlq/replays/{run}/pause", `{}`, true},
 	{"resume-replay", "replays resume {run} --json", "/api/dlq/replays/{run}/resume", `{}`, true},
 	{"cancel-replay", "replays cancel {run} --json", "/api/dlq/replays/{run}/cancel", `{}`, true},
+	{"go-on-replay", "replays go-on {run} --json", "/api/dlq/replays/{run}/go-on", `{}`, true},
+	{"back-replay", "replays back {run} --json", "/api/dlq/replays/{run}/back", `{}`, true},
+	{"end-replay", "replays end {run} --json", "/api/dlq/replays/{run}/end", `{}`, true},
 	{
 		"set-replay-rate", "replays rate {run} --per-second 0.002 --json", "/api/dlq/replays/{run}/rate",
 		`{"rate": 0.002}`, false,

@@ -451,7 +451,8 @@ CREATE OR REPLACE FUNCTION dlq.replay_start(p_filter jsonb, p_actor text DEFAULT
     p_patch jsonb DEFAULT NULL, p_merge_patch jsonb DEFAULT NULL, p_queue text DEFAULT NULL,
     p_force boolean DEFAULT false,
     p_stop_at float8 DEFAULT 50, p_stop_of integer DEFAULT 50, p_destination text DEFAULT NULL,
-    p_checkpoint text DEFAULT NULL) RETURNS uuid
+    p_checkpoint text DEFAULT NULL, p_progressive boolean DEFAULT false,
+    p_step_deadline interval DEFAULT '15 minutes') RETURNS uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_id       uuid := dlq.uuid_v7();
@@ -460,6 +461,9 @@ DECLARE
     v_queues   text[]; -- the queues of the redeliveries
     v_unworked text[];
     v_where    text;
+    v_groups   jsonb;
+    v_number   text := 'NULL::integer'; -- an expression: the group of an entry e
+    v_join     text := '';
     v_total    bigint;
     v_ordered  bigint;
 BEGIN
@@ -473,6 +477,10 @@ BEGIN
     END IF;
     PERFORM dlq.refuse_mask('replay', p_patch), dlq.refuse_mask('replay', p_merge_patch);
     PERFORM dlq.check_rate(p_rate);
+    IF p_step_deadline NOT BETWEEN '1 second' AND '30 days' THEN
+        RAISE EXCEPTION 'replay: invalid step deadline %', p_step_deadline USING ERRCODE = 'DLQ04',
+            HINT = 'A step deadline is 1 second to 30 days.';
+    END IF;
     PERFORM dlq.check_destination(v_filter, p_destination);
     PERFORM dlq.check_checkpoint(v_filter, p_patch IS NOT NULL OR p_merge_patch IS NOT NULL, p_checkpoint);
     IF p_queue IS NOT NULL AND NOT dlq.in_scope(p_queue, NULL, dlq.scope()) THEN
@@ -502,7 +510,8 @@ BEGIN
             || jsonb_strip_nulls(jsonb_build_object('queue', p_queue, 'toDestination', p_destination, 'rate', p_rate,
                 'concurrency', p_concurrency, 'force', nullif(p_force, false),
             'newestFirst', nullif(p_newest_first, false), 'batchSize', nullif(p_batch_size, 100), 'stopAt',
-            nullif(p_stop_at, 50), 'checkpoint', p_checkpoint))
+            nullif(p_stop_at, 50), 'checkpoint', p_checkpoint, 'progressive', nullif(p_progressive, false), 'stepDeadline',
+            CASE WHEN p_progressive THEN nullif(extract(epoch FROM p_step_deadline)::float8, 900) END))
                 || CASE WHEN p_patch IS NOT NULL THEN jsonb_build_object('patch', p_patch) ELSE '{}' END
             || CASE WHEN p_merge_patch IS NOT NULL THEN jsonb_build_object('mergePatch', p_merge_patch) ELSE '{}' END
             || CASE WHEN p_all THEN '{"all": true}' ELSE '{}' END::jsonb);
@@ -511,23 +520,34 @@ BEGIN
     -- the other, in the order of their messages, not in the order in which they failed.
     v_where := dlq.filter_where(v_filter)
         || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))';
-    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id) SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE e.ordering_key IS NULL AND ' || v_where
+    IF p_progressive THEN
+        v_groups := dlq.replay_largest(v_where, v_filter);
+        v_number := 'coalesce((g.value ->> ''number'')::integer, 21)';
+        v_join := ' LEFT JOIN jsonb_array_elements($3) g ON g.value ->> ''queue'' = e.queue AND g.value ->> ''fingerprint'' = coalesce(e.fingerprint, '''')';
+    END IF;
+    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id, group_number) SELECT $2, e.id, ' || v_number
+        || ' FROM dlq.dead_letter_queue e' || v_join || ' WHERE e.ordering_key IS NULL AND ' || v_where
         -- The inbox may contain the same failure twice.
-        || ' ON CONFLICT DO NOTHING' USING v_filter, v_id;
+        || ' ON CONFLICT DO NOTHING' USING v_filter, v_id, v_groups;
     GET DIAGNOSTICS v_total = ROW_COUNT;
-    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id, behind, leads)
-             SELECT $2, e.id, lag(e.id) OVER k, lead(e.id) OVER k IS NOT NULL
-             FROM dlq.dead_letter_queue e WHERE e.ordering_key IS NOT NULL AND ' || v_where
+    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id, group_number, behind, leads)
+             SELECT $2, e.id, ' || v_number || ', lag(e.id) OVER k, lead(e.id) OVER k IS NOT NULL
+             FROM dlq.dead_letter_queue e' || v_join || ' WHERE e.ordering_key IS NOT NULL AND ' || v_where
         || ' WINDOW k AS (PARTITION BY e.queue, e.ordering_key ORDER BY coalesce(e.order_place, dlq.order_place(e.river_job_id, e.job_created_at)) NULLS FIRST, e.job_created_at, e.river_job_id)
-             ON CONFLICT DO NOTHING' USING v_filter, v_id;
+             ON CONFLICT DO NOTHING' USING v_filter, v_id, v_groups;
     GET DIAGNOSTICS v_ordered = ROW_COUNT;
     v_total := v_total + v_ordered;
     INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue,
-        destination, force, stop_at, stop_of, note, actor, total, origin, scope, checkpoint)
+        destination, force, stop_at, stop_of, note, actor, total, origin, scope, checkpoint, progressive, step_deadline,
+        unsettled)
     VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue,
         p_destination, p_force, p_stop_at, p_stop_of, p_note, dlq.actor(p_actor), v_total,
-        dlq.origin(dlq.actor(p_actor), p_actor), dlq.scope(), p_checkpoint);
-    PERFORM dlq.record_act('replay run ' || v_id, 'started', p_actor, p_note, jsonb_build_object('entries', v_total));
+        dlq.origin(dlq.actor(p_actor), p_actor), dlq.scope(), p_checkpoint, p_progressive, p_step_deadline, true);
+    IF p_progressive THEN
+        PERFORM dlq.replay_plan(v_id, v_groups);
+    END IF;
+    PERFORM dlq.record_act('replay run ' || v_id, 'started', p_actor, p_note,
+        jsonb_build_object('entries', v_total, 'progressive', nullif(p_progressive, false)));
     IF dlq.approved() IS NOT NULL THEN
         PERFORM dlq.end_approval(dlq.approved(), v_total, v_id);
     END IF;
@@ -539,7 +559,8 @@ COMMENT ON FUNCTION dlq.replay_start IS
     'Starts a replay run of the entries that match a filter now (see dlq.find; without a status: pending, '
     'manual and failed ones). A dlqd that runs DLQ workers carries it out. p_checkpoint says whether resumable '
     'River jobs continue after their last step (resume) or repeat all steps (discard); a patch requires it for '
-    'such jobs. Returns the run''s id in dlq.replay_runs.';
+    'such jobs. With p_progressive, the run goes step by step, by failure group (dlq.replay_run_groups). Returns '
+    'the run''s id in dlq.replay_runs.';
 
 CREATE OR REPLACE FUNCTION dlq.on_replay_ended() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

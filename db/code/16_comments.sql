@@ -659,6 +659,11 @@ BEGIN
             ('^replay_run_entries_next$', 'The next entries of a run.'),
             ('^replay_run_entries_behind$', 'The entry of a run that waits for another of its ordering key.'),
             ('^replay_run_entries_detail$', 'Entries with error texts, for erasures.'),
+            ('^replay_run_entries_step$', 'The next entries of a group of a progressive run.'),
+            ('^replay_run_entries_uncounted$', 'Outcomes of a progressive run that are not counted yet.'),
+            ('^replay_run_entries_unjudged$', 'Failures of a run that are not judged yet.'),
+            ('^replay_runs_unsettled$', 'Runs whose outcomes may still come.'),
+            ('^acts_runs$', 'The acts on a replay run.'),
             ('^rollup_groups_trend$', 'The trend of a failure group.')) k (pattern, text) ON c.relname ~ k.pattern
                 AND NOT x.indisprimary
         WHERE c.relnamespace = v_schema AND NOT c.relispartition AND t.relname <> 'schema_migrations'

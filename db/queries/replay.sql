@@ -6,7 +6,7 @@ SELECT id FROM dlq.replay_runs WHERE status = 'running' AND NOT (SELECT dlq.is_r
 -- LockReplay lets one process at a time take a run's next batch; other processes skip the run.
 -- ended and failed count the outcomes of the run's last redeliveries.
 SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch,
-       coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor,
+       coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor, r.progressive,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id
            AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
@@ -30,15 +30,182 @@ UNION ALL
 
 -- name: NextRescued :many
 -- NextRescued returns, for each queue, the first of a run's entries that wait because their jobs were
--- rescued twice or more: such entries are sent one at a time.
+-- rescued twice or more: such entries are sent one at a time. In a progressive run their group must
+-- be going and have places left in its step.
 SELECT DISTINCT ON (e.queue) w.entry_id
 FROM (SELECT r.entry_id FROM dlq.replay_run_entries r
       WHERE r.run_id = @id AND r.outcome IS NULL AND r.job_id IS NULL AND r.behind = r.entry_id
+          AND (r.group_number IS NULL OR EXISTS (SELECT FROM dlq.replay_run_groups g WHERE g.run_id = r.run_id
+              AND g.number = r.group_number AND g.state = 'going' AND g.sent < g.quota))
       ORDER BY r.entry_id LIMIT 1000) w
 LEFT JOIN dlq.dead_letter_queue e ON e.id = w.entry_id
     AND (e.closed_at IS NULL OR e.closed_at >= dlq.captured_at(w.entry_id) - interval '1 day')
 ORDER BY e.queue, w.entry_id
 LIMIT @most::integer;
+
+-- name: NextOfGroups :many
+-- NextOfGroups returns the next entries of a progressive run: of each group that is going, as many as
+-- its step still allows.
+(SELECT e.entry_id FROM dlq.replay_run_groups g CROSS JOIN LATERAL (
+     SELECT r.entry_id FROM dlq.replay_run_entries r
+     WHERE r.run_id = g.run_id AND r.group_number = g.number AND r.outcome IS NULL AND r.job_id IS NULL
+         AND r.behind IS NULL
+     ORDER BY r.entry_id LIMIT least(greatest(g.quota - g.sent, 0), @most::integer)) e
+ WHERE NOT @newest_first::boolean AND g.run_id = @id AND g.state = 'going'
+ ORDER BY e.entry_id LIMIT @most::integer)
+UNION ALL
+(SELECT e.entry_id FROM dlq.replay_run_groups g CROSS JOIN LATERAL (
+     SELECT r.entry_id FROM dlq.replay_run_entries r
+     WHERE r.run_id = g.run_id AND r.group_number = g.number AND r.outcome IS NULL AND r.job_id IS NULL
+         AND r.behind IS NULL
+     ORDER BY r.entry_id DESC LIMIT least(greatest(g.quota - g.sent, 0), @most::integer)) e
+ WHERE @newest_first::boolean AND g.run_id = @id AND g.state = 'going'
+ ORDER BY e.entry_id DESC LIMIT @most::integer);
+
+-- name: CountSent :exec
+-- CountSent adds to the groups of a progressive run those of the given entries that were just sent.
+UPDATE dlq.replay_run_groups g SET sent = g.sent + s.sent,
+    active_at = CASE WHEN g.sent > g.succeeded + g.failed THEN g.active_at ELSE clock_timestamp() END
+FROM (SELECT e.group_number AS number, count(*) AS sent FROM dlq.replay_run_entries e
+      WHERE e.run_id = @id AND e.entry_id = ANY (@ids::uuid[]) AND e.job_id IS NOT NULL GROUP BY e.group_number) s
+WHERE g.run_id = @id AND g.number = s.number;
+
+-- name: UnsettledReplays :many
+-- UnsettledReplays returns the runs of which outcomes are to be judged; none if the database was
+-- restored.
+SELECT r.id, r.progressive, r.status::text AS status FROM dlq.replay_runs r
+WHERE r.unsettled AND NOT (SELECT dlq.is_restored()) ORDER BY r.id;
+
+-- name: UnjudgedFailures :many
+-- UnjudgedFailures returns failed redeliveries of a run that are not judged yet. has_failure tells
+-- whether the entry still has the failure of this redelivery; otherwise the other columns are empty.
+-- The columns are those of the worker's ClaimDue.
+SELECT r.entry_id, (e.id IS NOT NULL)::boolean AS has_failure, coalesce(e.queue, '')::text AS queue,
+       coalesce(e.kind, '')::text AS kind, coalesce(e.source, '')::text AS source,
+       coalesce(dlq.judged_message(e.error_message), '')::text AS error_message,
+       coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
+       coalesce(e.error_title, '')::text AS error_title, coalesce(e.error_class, '')::text AS error_class,
+       coalesce(e.reported_class, '')::text AS reported_class,
+       coalesce(dlq.trace_ends(e.error_stack_trace), '')::text AS error_stack_trace,
+       dlq.judged_context(e.error_context)::jsonb AS error_context, coalesce(e.job_kind, '')::text AS job_kind,
+       CASE WHEN @read_messages::boolean THEN dlq.judged_event(coalesce(e.edited_event, e.original_event)) END::jsonb
+           AS message
+FROM (SELECT u.entry_id, u.job_id FROM dlq.replay_run_entries u
+      WHERE u.run_id = @id AND u.outcome = 'failed' AND u.error_class IS NULL
+      ORDER BY u.entry_id LIMIT @most::integer) r
+LEFT JOIN dlq.dead_letter_queue e ON e.id = r.entry_id AND e.stage <> 'inbox'
+    AND (e.closed_at IS NULL OR e.closed_at >= dlq.captured_at(r.entry_id) - interval '1 day')
+    AND e.replay_attempts -> -1 -> 'jobId' = to_jsonb(r.job_id);
+
+-- name: WriteJudgements :exec
+UPDATE dlq.replay_run_entries r SET error_class = d.error_class, fingerprint = nullif(d.fingerprint, '')
+FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@error_classes::text[]) AS error_class,
+          unnest(@fingerprints::text[]) AS fingerprint) d
+WHERE r.run_id = @run AND r.entry_id = d.id AND r.outcome = 'failed' AND r.error_class IS NULL;
+
+-- name: LockProgressive :one
+-- LockProgressive lets one process at a time decide about the groups of a run; other processes skip
+-- the run.
+SELECT r.id, r.status::text AS status, extract(epoch FROM r.step_deadline)::float8 AS step_deadline,
+    coalesce(r.destination, '')::text AS destination, coalesce(r.queue, '')::text AS queue
+FROM dlq.replay_runs r WHERE r.id = @id AND r.unsettled FOR UPDATE OF r SKIP LOCKED;
+
+-- name: TakeOutcomes :many
+-- TakeOutcomes marks outcomes of a progressive run as counted, in the order in which they came, and
+-- returns them.
+WITH due AS MATERIALIZED (
+    SELECT e.entry_id FROM dlq.replay_run_entries e
+    WHERE e.run_id = @id AND e.group_number IS NOT NULL AND e.outcome IS NOT NULL AND NOT e.counted
+        AND (e.outcome <> 'failed' OR e.error_class IS NOT NULL)
+    ORDER BY e.ended_at, e.entry_id LIMIT @most::integer
+), taken AS (
+    UPDATE dlq.replay_run_entries e SET counted = true FROM due
+    WHERE e.run_id = @id AND e.entry_id = due.entry_id
+    RETURNING e.entry_id, e.group_number, e.outcome, e.ended_at, e.fingerprint, e.error_class
+)
+SELECT t.group_number::integer AS number, t.outcome::text AS outcome, coalesce(t.fingerprint, '')::text AS fingerprint,
+    coalesce(t.error_class, '')::text AS error_class
+FROM taken t ORDER BY t.ended_at, t.entry_id;
+
+-- name: RunGroups :many
+SELECT g.number, coalesce(g.queue, '')::text AS queue, coalesce(g.fingerprint, '')::text AS fingerprint,
+    coalesce(g.error_type, '')::text AS error_type, g.known, g.state, coalesce(g.reason, '')::text AS reason, g.step,
+    g.quota, g.entries, g.sent, g.skipped, g.succeeded, g.failed, g.from_succeeded, g.from_failed, g.active_at
+FROM dlq.replay_run_groups g WHERE g.run_id = @id ORDER BY g.number;
+
+-- name: SaveGroup :exec
+UPDATE dlq.replay_run_groups g SET succeeded = @succeeded, failed = @failed, skipped = @skipped, active_at = @active_at
+WHERE g.run_id = @id AND g.number = @number;
+
+-- name: MoveGroup :exec
+SELECT dlq.replay_group_move(@id::uuid, @number::integer, @move::text, @actor::text, @reason::text);
+
+-- name: SkipEnded :one
+-- SkipEnded skips entries of groups that an operator ended. Those behind an entry of another group
+-- follow once that one has ended. It returns how many it skipped.
+WITH next AS MATERIALIZED (
+    (SELECT e.entry_id, g.reason FROM dlq.replay_run_groups g CROSS JOIN LATERAL (
+         SELECT r.entry_id FROM dlq.replay_run_entries r
+         WHERE r.run_id = g.run_id AND r.group_number = g.number AND r.outcome IS NULL AND r.job_id IS NULL
+             AND r.behind IS NULL
+         ORDER BY r.entry_id LIMIT @most::integer) e
+     WHERE g.run_id = @id AND g.state = 'ended' LIMIT @most::integer)
+    UNION ALL
+    SELECT r.entry_id, g.reason FROM dlq.replay_run_groups g
+    JOIN dlq.replay_run_entries r ON r.run_id = g.run_id AND r.behind = r.entry_id AND r.group_number = g.number
+        AND r.outcome IS NULL AND r.job_id IS NULL
+    WHERE g.run_id = @id AND g.state = 'ended'
+), skipped AS (
+    UPDATE dlq.replay_run_entries r SET outcome = 'skipped', ended_at = clock_timestamp(), behind = NULL,
+        detail = 'its group was ended: ' || n.reason
+    FROM next n WHERE r.run_id = @id AND r.entry_id = n.entry_id
+    RETURNING r.entry_id
+), counted AS (
+    UPDATE dlq.replay_runs r SET skipped = r.skipped + (SELECT count(*) FROM skipped) WHERE r.id = @id
+)
+SELECT count(*) FROM skipped;
+
+-- name: Unsettled :one
+-- Unsettled returns whether outcomes of a run may still come, or are not judged yet.
+SELECT (EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = @id AND r.status IN ('running', 'paused', 'stopped'))
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL
+         AND e.job_id IS NOT NULL)
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome = 'failed'
+         AND e.error_class IS NULL)
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.group_number IS NOT NULL
+         AND e.outcome IS NOT NULL AND NOT e.counted))::boolean AS unsettled;
+
+-- name: Settle :exec
+UPDATE dlq.replay_runs SET unsettled = false WHERE id = @id;
+
+-- name: ReleaseFailed :many
+-- ReleaseFailed makes entries due that failed in a run and wait for its end. It returns the last
+-- entry that it looked at; no row if there is none after @after.
+WITH page AS MATERIALIZED (
+    SELECT e.entry_id FROM dlq.replay_run_entries e
+    WHERE e.run_id = @id AND e.outcome = 'failed' AND e.entry_id > @after::uuid
+    ORDER BY e.entry_id LIMIT @most::integer
+), released AS (
+    UPDATE dlq.dead_letter_open o SET waiting_for = NULL, next_retry_at = now(),
+        move = jsonb_build_object('actor', @actor::text, 'reason', 'replay run ' || @id::uuid || ' has ended')
+    FROM page p WHERE o.id = p.entry_id AND o.status = 'dlq_pending' AND o.waiting_for = 'run'
+)
+SELECT p.entry_id FROM page p ORDER BY p.entry_id DESC LIMIT 1;
+
+-- name: RunDecisions :many
+-- RunDecisions returns the last decisions about groups of a run, the newest first.
+SELECT a.at, a.act, a.actor,
+    coalesce(dlq.masked_text(nullif(a.note, a.detail ->> 'reason'), dlq.mask(false)), '')::text AS note,
+    (a.detail ->> 'group')::integer AS number, coalesce(a.detail ->> 'reason', '')::text AS reason
+FROM dlq.acts a
+WHERE a.subject = 'replay run ' || @id::uuid AND a.subject LIKE 'replay run %' AND a.detail ? 'group'
+ORDER BY a.at DESC, a.id DESC LIMIT @most::integer;
+
+-- name: SteerReplay :exec
+SELECT CASE @verb::text
+    WHEN 'go-on' THEN dlq.replay_go_on(@id::uuid, sqlc.narg('groups')::integer[], @actor::text, nullif(@note::text, ''))
+    WHEN 'back' THEN dlq.replay_back(@id::uuid, sqlc.narg('groups')::integer[], @actor::text, nullif(@note::text, ''))
+    ELSE dlq.replay_end(@id::uuid, sqlc.narg('groups')::integer[], @actor::text, nullif(@note::text, '')) END;
 
 -- name: FindIDs :many
 SELECT f.id::uuid AS id FROM dlq.find_ids(@filter::jsonb, @max_entries::integer, NULL, @newest_first::boolean) f (id);
@@ -134,6 +301,7 @@ SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_
                dlq.mask(false)) END::jsonb AS details,
        coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at,
        r.finished_at, coalesce(r.origin, '')::text AS origin, coalesce(r.forecast, 'null')::jsonb AS forecast,
+       r.progressive, extract(epoch FROM r.step_deadline)::float8 AS step_deadline,
        CASE WHEN r.id = ANY (@known::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
            WHERE e.run_id = r.id AND e.outcome = 'succeeded') END::bigint AS succeeded,
        CASE WHEN r.id = ANY (@known::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
@@ -148,14 +316,16 @@ ORDER BY id DESC LIMIT @most::integer;
 -- ReplayEntries returns a page of a run's entries, the last captured first, with the outcome of
 -- each. to_go means that the redelivery is under way, or the entry's turn has not come.
 WITH page AS MATERIALIZED (
-    SELECT x.entry_id, coalesce(x.outcome, 'to_go') AS outcome, x.detail, x.job_id, x.ended_at
+    SELECT x.entry_id, coalesce(x.outcome, 'to_go') AS outcome, x.detail, x.job_id, x.ended_at, x.group_number,
+        x.error_class, x.fingerprint
     FROM dlq.replay_run_entries x
     WHERE x.run_id = (SELECT r.id FROM dlq.replay_runs r WHERE r.id = @id AND dlq.scope_within(r.scope, dlq.scope()))
       AND (@outcome::text = '' OR x.outcome = @outcome::text OR @outcome::text = 'to_go' AND x.outcome IS NULL)
       AND (sqlc.narg('before')::uuid IS NULL OR x.entry_id < sqlc.narg('before')::uuid)
     ORDER BY x.entry_id DESC LIMIT @most::integer
 )
-SELECT p.entry_id AS id, p.outcome::text AS outcome,
+SELECT p.entry_id AS id, p.outcome::text AS outcome, p.job_id, p.ended_at, p.group_number,
+       coalesce(p.error_class, '')::text AS error_class, coalesce(p.fingerprint, '')::text AS failed_as,
        CASE WHEN dlq.hidden_columns() && ARRAY['error_message'] OR m.mask IS NOT NULL AND e.id IS NULL THEN ''
             WHEN m.mask IS NULL THEN coalesce(p.detail, '')
             ELSE coalesce(dlq.masked_text(p.detail, m.mask, dlq.sensitive_values(e.original_event, e.edited_event,
@@ -179,7 +349,8 @@ SELECT dlq.replay_start(@filter::jsonb, @actor::text, nullif(@note::text, ''), @
     @newest_first::boolean, @batch_size::integer,
     nullif(@rate::float8, 0), nullif(@concurrency::integer, 0), sqlc.narg('patch')::jsonb,
     sqlc.narg('merge_patch')::jsonb, nullif(@queue::text, ''), @force::boolean,
-    @stop_at::float8, @stop_of::integer, nullif(@destination::text, ''), nullif(@checkpoint::text, ''))::uuid AS id;
+    @stop_at::float8, @stop_of::integer, nullif(@destination::text, ''), nullif(@checkpoint::text, ''),
+    @progressive::boolean, make_interval(secs => @step_deadline::float8))::uuid AS id;
 
 -- name: MoveReplay :exec
 SELECT CASE @verb::text

@@ -205,6 +205,10 @@ SELECT e.id FROM dlq.dead_letter_open e
 WHERE e.id = ANY (@ids::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_key, e.river_job_id,
     e.job_created_at) IS NOT NULL;
 
+-- name: HeldByRuns :many
+-- HeldByRuns returns which of the given entries failed in a progressive replay run that has not ended.
+SELECT h.entry_id::uuid AS entry_id, h.run_id::uuid AS run_id FROM dlq.held_by_runs(@ids::uuid[]) h;
+
 -- name: WaitingQueues :many
 -- WaitingQueues returns queues with entries that wait for a condition. It probes the index
 -- dead_letter_open_waiting once for each queue.

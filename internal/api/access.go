@@ -65,6 +65,8 @@ var needs = map[string]need{
 	"start-replay": {access.Operator, true}, "pause-replay": {access.Operator, true},
 	"resume-replay": {access.Operator, true},
 	"cancel-replay": {access.Operator, true}, "set-replay-rate": {access.Operator, true},
+	"go-on-replay": {access.Operator, true}, "back-replay": {access.Operator, true},
+	"end-replay": {access.Operator, true},
 
 	// Approving an operation that requires admin requires admin, too; see decide.
 	"list-approvals": {access.Operator, true}, "get-approval": {access.Operator, true},

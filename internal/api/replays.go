@@ -41,7 +41,9 @@ type ReplayRequest struct {
 	Destination string            `json:"toDestination,omitempty" maxLength:"127" doc:"Deliver messages to this destination instead of the destination of their queue. Rejected if the filter selects an application's job, which has no destination."`
 	Checkpoint  string            `json:"checkpoint,omitempty" enum:"resume,discard" doc:"Whether resumable jobs that have completed a step continue after it (resume) or repeat all steps (discard). Required for a patch if the filter selects such jobs; otherwise resume if absent."`
 	Force       bool              `json:"force,omitempty" doc:"Start although a destination is unhealthy, and replay entries although an equal job is live."`
-	StopAt      float64           `json:"stopAt,omitempty" minimum:"1" maximum:"100" doc:"Percentage of failures among the last 50 redeliveries at which the run stops; 50 if absent."`
+	StopAt      float64           `json:"stopAt,omitempty" minimum:"1" maximum:"100" doc:"Percentage of failures among the last 50 redeliveries at which the run stops; 50 if absent. A progressive run judges each failure group instead."`
+	Progressive bool              `json:"progressive,omitempty" doc:"Send each failure group in steps: 5 entries, then 10, 50 and 100 %. A group that does not recover is held or stopped alone."`
+	Deadline    float64           `json:"stepDeadline,omitempty" minimum:"1" maximum:"2592000" doc:"Seconds without an outcome after which a group of a progressive run is held while redeliveries are under way; 900 if absent."`
 }
 
 // ReplayAnswer is a started run, or the result of a dry run.
@@ -102,6 +104,20 @@ type RunActionInput struct {
 	Body *Action
 }
 
+// RunGroupsAction names groups of a progressive run.
+type RunGroupsAction struct {
+	Action
+
+	Groups []int32 `json:"groups,omitempty" maxItems:"21" doc:"Numbers of the groups; all that are held or stopped if absent."`
+}
+
+// RunGroupsInput lets groups of a progressive run go on, or ends them.
+type RunGroupsInput struct {
+	RunInput
+
+	Body *RunGroupsAction
+}
+
 // RateInput changes the rate of a run.
 type RateInput struct {
 	RunInput
@@ -126,6 +142,12 @@ var (
 // ControlReplay returns the operation that pauses, resumes or cancels a run.
 func ControlReplay(verb string) Operation[RunActionInput, replay.Run] {
 	return Operation[RunActionInput, replay.Run]{verb + "-replay", http.MethodPost, "/api/dlq/replays/{id}/" + verb}
+}
+
+// SteerReplay returns the operation that lets groups of a progressive run go on (go-on), lets them go on
+// with a smaller step (back), or ends them (end).
+func SteerReplay(verb string) Operation[RunGroupsInput, replay.Run] {
+	return Operation[RunGroupsInput, replay.Run]{verb + "-replay", http.MethodPost, "/api/dlq/replays/{id}/" + verb}
 }
 
 func (s *service) registerReplays(api huma.API) {
@@ -198,6 +220,23 @@ func (s *service) registerReplays(api huma.API) {
 			})
 		})
 	}
+	for _, verb := range []struct{ name, summary string }{
+		{"go-on", "Let groups of a progressive replay run go on that are held or stopped"},
+		{"back", "Let groups of a progressive replay run go on with a step as large as the one before"},
+		{"end", "End groups of a progressive replay run; their other entries are skipped"},
+	} {
+		op := huma.Operation{Tags: tags, Summary: verb.summary, Errors: []int{400, 404, 409, 422, 503}}
+		example(&op, http.StatusOK, run)
+		register(api, SteerReplay(verb.name), op, func(ctx context.Context, in *RunGroupsInput) (*replay.Run, error) {
+			body := in.Body
+			if body == nil {
+				body = &RunGroupsAction{}
+			}
+			return s.run(ctx, in.ID, func(id uuid.UUID) error {
+				return s.Replayer.Steer(ctx, id, verb.name, body.Groups, body.act(ctx))
+			})
+		})
+	}
 	rate := huma.Operation{
 		Tags:    tags,
 		Summary: "Change the rate of a replay run", Errors: []int{400, 404, 422, 503},
@@ -231,7 +270,8 @@ func (s *service) startReplay(ctx context.Context, in *StartReplayInput) (*Repla
 		All: body.All, NewestFirst: body.Order == "newest",
 		BatchSize: body.BatchSize, Rate: body.Rate, Concurrency: body.Concurrency,
 		Queue: body.Queue, Destination: body.Destination, Checkpoint: body.Checkpoint,
-		Force: body.Force, StopAt: body.StopAt, Act: body.act(ctx),
+		Force: body.Force, StopAt: body.StopAt, Progressive: body.Progressive, StepDeadline: body.Deadline,
+		Act: body.act(ctx),
 	}
 	var err error
 	if request.Filter, err = body.Filter.resolve(ctx); err != nil {

@@ -26,6 +26,7 @@ type bulk struct {
 	ByType  []share
 	ByAge   []share
 	Preview *replay.Preview // of a replay
+	Steps   bool            // a replay is progressive
 	Typed   bool            // the operator must type the number of entries to confirm
 	Problem *api.Problem
 	Form    url.Values
@@ -53,6 +54,10 @@ func shares(of map[string]int64) []share {
 	})
 	return list
 }
+
+// progressiveAbove is the number of dead letters above which a run is progressive by default. The command line has the
+// same number.
+const progressiveAbove = 100
 
 // maxIDs limits a selection by id. Larger selections use a filter.
 const maxIDs = 500
@@ -125,6 +130,7 @@ func (b *bulk) replayRequest() (r api.ReplayRequest, err error) {
 	r = api.ReplayRequest{
 		Action: api.Action{Note: b.Form.Get("note")}, Filter: b.filter(), All: b.everything(),
 		Order: b.Form.Get("order"), Destination: b.Form.Get("destination"), Force: b.Form.Get("force") != "",
+		Progressive: b.Form.Get("progressive") != "",
 	}
 	if r.Rate, err = b.number("rate"); err != nil {
 		return r, err
@@ -174,6 +180,8 @@ func (b *bulk) loadPreview(in *request) error {
 			return err
 		}
 		b.Preview = answer.Preview
+		// The form sends "options" with the state of its check boxes. Before that, the default applies.
+		b.Steps = request.Progressive || b.Form.Get("options") == "" && b.Preview.Total > progressiveAbove
 		b.Total, b.ByQueue, b.ByType, b.ByAge = b.Preview.Total, shares(b.Preview.ByQueue), shares(b.Preview.ByErrorType),
 			shares(b.Preview.ByAge)
 		b.Copies = b.copies(in, curlPost(in, api.StartReplay, input))
@@ -232,6 +240,9 @@ func (b *bulk) copies(in *request, curl string) []copyText {
 	}
 	if b.Form.Get("force") != "" {
 		command += " --force"
+	}
+	if b.Steps {
+		command += " --progressive"
 	}
 	if b.Verb.Name == "note" {
 		command = "" // no command of dlqd adds a note to many entries

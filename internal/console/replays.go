@@ -60,6 +60,41 @@ func (r replayRun) Share() *float64 {
 	return new(float64(r.Succeeded) / float64(r.Succeeded+r.Failed))
 }
 
+// runGroup is a group of a progressive run as its page shows it.
+type runGroup struct{ replay.RunGroup }
+
+// StepGroups returns the groups of a progressive run.
+func (r replayRun) StepGroups() []runGroup {
+	groups := make([]runGroup, len(r.Groups))
+	for i := range r.Groups {
+		groups[i] = runGroup{r.Groups[i]}
+	}
+	return groups
+}
+
+// Waits reports whether an operator has to decide about the group.
+func (g runGroup) Waits() bool { return g.State == "held" || g.State == "stopped" }
+
+// StepName names the group's step.
+func (g runGroup) StepName() string {
+	return [...]string{"canary", "10 %", "50 %", "100 %"}[min(max(g.Step, 0), 3)]
+}
+
+// Mark returns the mark of the group's state.
+func (g runGroup) Mark() mark {
+	switch g.State {
+	case "going":
+		return mark{"going", "going", "◐", "info"}
+	case "held":
+		return mark{"held", "held", "‖", "warn"}
+	case "stopped":
+		return mark{"stopped", "stopped", "■", "bad"}
+	case "done":
+		return mark{"done", "done", "✓", "ok"}
+	}
+	return mark{g.State, g.State, "▢", "neutral"}
+}
+
 // Words returns the filter in the filter language.
 func (r replayRun) Words() string { return filterWords(r.Filter) }
 
@@ -378,7 +413,7 @@ func (r *runDetail) compare(in *request) error {
 	return nil
 }
 
-// controlRun pauses, resumes or cancels a run, or changes its rate.
+// controlRun pauses, resumes or cancels a run, changes its rate, or lets groups of a progressive run go on.
 func (c *Console) controlRun(in *request) (*done, error) {
 	id := in.PathValue("id")
 	to, verb := "/replays/"+url.PathEscape(id), in.PostFormValue("do")
@@ -386,13 +421,27 @@ func (c *Console) controlRun(in *request) (*done, error) {
 	text := map[string]string{
 		"pause": "Paused. Redeliveries under way continue.", "resume": "Resumed.",
 		"cancel": "Cancelled. Redeliveries under way continue.", "rate": "Rate changed.",
+		"go-on": "Goes on.", "back": "Goes on with a smaller step.", "end": "Ended. The other dead letters are skipped.",
 	}[verb]
 	if text == "" {
 		return nil, &api.Problem{
-			Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose pause, resume, cancel or rate",
+			Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose pause, resume, cancel, rate, go-on, back or end",
 		}
 	}
-	if verb == "rate" {
+	switch verb {
+	case "go-on", "back", "end":
+		action := &api.RunGroupsAction{Action: api.Action{Note: in.PostFormValue("note")}}
+		if text := in.PostFormValue("group"); text != "" {
+			number, err := strconv.ParseInt(text, 10, 32)
+			if err != nil {
+				return nil, &api.Problem{Status: http.StatusUnprocessableEntity, Detail: text + " is not the number of a group"}
+			}
+			action.Groups = []int32{int32(number)}
+		}
+		if _, err := call(in, api.SteerReplay(verb), api.RunGroupsInput{RunInput: input, Body: action}); err != nil {
+			return nil, err
+		}
+	case "rate":
 		perSecond, ok := parsedNumber(cmp.Or(strings.TrimSpace(in.PostFormValue("rate")), "0"))
 		if !ok {
 			return nil, &api.Problem{
@@ -404,8 +453,10 @@ func (c *Console) controlRun(in *request) (*done, error) {
 		if _, err := call(in, api.SetReplayRate, rate); err != nil {
 			return nil, err
 		}
-	} else if _, err := call(in, api.ControlReplay(verb), api.RunActionInput{RunInput: input}); err != nil {
-		return nil, err
+	default:
+		if _, err := call(in, api.ControlReplay(verb), api.RunActionInput{RunInput: input}); err != nil {
+			return nil, err
+		}
 	}
 	return &done{To: to, Flash: flash{Text: text}}, nil
 }

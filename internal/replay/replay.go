@@ -148,8 +148,13 @@ type Request struct {
 	Checkpoint string `json:"checkpoint,omitempty"`
 	Force      bool   `json:"force,omitempty"`
 	// StopAt is the percentage of failures among the last outcomes that stops the run; 0 means DefaultStopAt.
-	StopAt float64        `json:"stopAt,omitempty"`
-	Act    deadletter.Act `json:"-"`
+	StopAt float64 `json:"stopAt,omitempty"`
+	// Progressive sends each failure group in steps, and holds a group that does not recover.
+	Progressive bool `json:"progressive,omitempty"`
+	// StepDeadline is the number of seconds after which a group of a progressive run is held if redeliveries are
+	// under way without an outcome; 0 means DefaultStepDeadline.
+	StepDeadline float64        `json:"stepDeadline,omitempty"`
+	Act          deadletter.Act `json:"-"`
 }
 
 // Preview is the result of a dry run.
@@ -414,7 +419,42 @@ type Run struct {
 	CreatedAt   time.Time       `json:"createdAt" doc:"Time of the start."`
 	FinishedAt  *time.Time      `json:"finishedAt,omitempty" doc:"Time of the end."`
 	Forecast    *Forecast       `json:"forecast,omitempty" doc:"Result of the dry run at the start; absent for runs started through SQL."`
+	Progressive bool            `json:"progressive,omitempty" doc:"Whether the run sends each failure group in steps."`
+	// StepDeadline, Groups and Decisions are set for progressive runs; the last two not in lists.
+	StepDeadline float64       `json:"stepDeadline,omitempty" doc:"Seconds without an outcome after which a group is held while redeliveries are under way; absent unless progressive."`
+	Groups       []RunGroup    `json:"groups,omitempty" doc:"Failure groups of a progressive run; absent in lists of runs."`
+	Decisions    []RunDecision `json:"decisions,omitempty" doc:"The last decisions about groups, newest first; absent in lists of runs."`
 }
+
+// RunGroup is a failure group of a progressive run.
+type RunGroup struct {
+	Number      int32  `json:"number" doc:"Number of the group in the run, by size. The group of all failure groups after the 20 largest has the number 21."`
+	Queue       string `json:"queue,omitempty" doc:"Queue of its entries; absent for the group of all others."`
+	Fingerprint string `json:"fingerprint,omitempty" doc:"Failure group of its entries at the start of the run; absent for the group of all others, and for entries that had none."`
+	ErrorType   string `json:"errorType,omitempty" doc:"Error type of one of its entries."`
+	State       string `json:"state" enum:"going,held,stopped,done,ended" doc:"held or stopped: an operator decides. done: every entry was sent or skipped. ended: an operator ended it."`
+	Reason      string `json:"reason,omitempty" doc:"The last decision, with its figures."`
+	Step        int32  `json:"step" doc:"0 for the canary of five entries; 1, 2 and 3 for the steps up to 10, 50 and 100 % of its entries."`
+	Quota       int64  `json:"quota" doc:"How many entries may be sent up to the end of the step."`
+	Entries     int64  `json:"entries" doc:"Number of its entries."`
+	Sent        int64  `json:"sent" doc:"Number of entries sent."`
+	Succeeded   int64  `json:"succeeded" doc:"Number of redeliveries that succeeded."`
+	Failed      int64  `json:"failed" doc:"Number of redeliveries that failed."`
+	Skipped     int64  `json:"skipped" doc:"Number of skipped entries."`
+}
+
+// RunDecision is a decision about a group of a progressive run.
+type RunDecision struct {
+	At     time.Time `json:"at" doc:"Time of the decision."`
+	Group  int32     `json:"group" doc:"Number of the group."`
+	Act    string    `json:"act" doc:"Act in the audit trail." example:"group held"`
+	Actor  string    `json:"actor" doc:"Operator, or the process of dlqd that decided."`
+	Reason string    `json:"reason" doc:"The decision in a sentence, with its figures."`
+	Note   string    `json:"note,omitempty" doc:"Note of the operator."`
+}
+
+// maxDecisions limits the decisions in the report of a run.
+const maxDecisions = 200
 
 // Forecast is the result of the dry run when a run was started.
 type Forecast struct {
@@ -450,6 +490,7 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 		Rate: in.Rate, Concurrency: int32(in.Concurrency), Patch: in.JSONPatch, MergePatch: in.MergePatch,
 		Queue: in.Queue, Destination: in.Destination, Checkpoint: in.Checkpoint,
 		Force: in.Force, StopAt: cmp.Or(in.StopAt, DefaultStopAt), StopOf: stopWindow,
+		Progressive: in.Progressive, StepDeadline: cmp.Or(in.StepDeadline, DefaultStepDeadline.Seconds()),
 	}
 	var id uuid.UUID
 	err = inTx(ctx, r.Store, func(tx transaction) error {
@@ -487,7 +528,38 @@ func (r *Replayer) Get(ctx context.Context, id uuid.UUID) (*Run, error) {
 			Kind: deadletter.ErrNotFound, Detail: fmt.Sprintf("replay run %s: there is no such run", id),
 		}
 	}
+	if runs[0].Progressive {
+		return runs[0], r.addGroups(ctx, runs[0])
+	}
 	return runs[0], nil
+}
+
+// addGroups adds the groups of a progressive run and the decisions about them.
+func (r *Replayer) addGroups(ctx context.Context, run *Run) error {
+	queries := dbsqlc.New(r.Store.DB())
+	groups, err := queries.RunGroups(ctx, run.ID)
+	if err != nil {
+		return err
+	}
+	for i := range groups {
+		g := &groups[i]
+		run.Groups = append(run.Groups, RunGroup{
+			Number: g.Number, Queue: g.Queue, Fingerprint: g.Fingerprint, ErrorType: g.ErrorType, State: g.State,
+			Reason: g.Reason, Step: g.Step, Quota: g.Quota, Entries: g.Entries, Sent: g.Sent, Succeeded: g.Succeeded,
+			Failed: g.Failed, Skipped: g.Skipped,
+		})
+	}
+	decisions, err := queries.RunDecisions(ctx, dbsqlc.RunDecisionsParams{ID: run.ID, Most: maxDecisions})
+	if err != nil {
+		return err
+	}
+	for i := range decisions {
+		d := &decisions[i]
+		run.Decisions = append(run.Decisions, RunDecision{
+			At: d.At, Group: d.Number, Act: d.Act, Actor: d.Actor, Reason: d.Reason, Note: d.Note,
+		})
+	}
+	return nil
 }
 
 // outcomes caches how many redeliveries of a run succeeded and failed, once the run and all its
@@ -565,6 +637,10 @@ func runOf(row *dbsqlc.RunsByIDRow) (*Run, error) {
 		Concurrency: row.Concurrency, Queue: row.Queue, Destination: row.Destination,
 		Checkpoint: row.Checkpoint, Patch: request.Patch, MergePatch: request.MergePatch,
 		Actor: row.Actor, Origin: row.Origin, CreatedAt: row.CreatedAt, FinishedAt: row.FinishedAt,
+		Progressive: row.Progressive,
+	}
+	if row.Progressive {
+		run.StepDeadline = row.StepDeadline
 	}
 	if row.Note != "" {
 		run.Note = &row.Note
@@ -605,6 +681,9 @@ type RunEntry struct {
 	Queue       string     `json:"queue,omitempty" doc:"Queue of the entry."`
 	Kind        string     `json:"kind,omitempty" doc:"Kind of the entry."`
 	Fingerprint string     `json:"fingerprint,omitempty" doc:"Failure group of the entry now."`
+	ErrorClass  string     `json:"errorClass,omitempty" doc:"Class of the failure of this redelivery, if it failed and was judged."`
+	FailedAs    string     `json:"failedAs,omitempty" doc:"Failure group of the failure of this redelivery."`
+	Group       *int32     `json:"group,omitempty" doc:"Number of the group of a progressive run."`
 }
 
 // Entries returns a page of a run's entries, most recently captured first. outcome, if not empty,
@@ -625,7 +704,12 @@ func (r *Replayer) Entries(ctx context.Context, id uuid.UUID, outcome string, be
 	}
 	entries := make([]RunEntry, len(rows))
 	for i := range rows {
-		entries[i] = RunEntry(rows[i])
+		row := &rows[i]
+		entries[i] = RunEntry{
+			ID: row.ID, Outcome: row.Outcome, Detail: row.Detail, JobID: row.JobID, EndedAt: row.EndedAt,
+			Status: row.Status, Queue: row.Queue, Kind: row.Kind, Fingerprint: row.Fingerprint,
+			ErrorClass: row.ErrorClass, FailedAs: row.FailedAs, Group: row.GroupNumber,
+		}
 	}
 	return entries, nil
 }
@@ -635,6 +719,20 @@ func (r *Replayer) Control(ctx context.Context, id uuid.UUID, verb, actor string
 	defer r.wake()
 	return deadletter.AsMoveError(inTx(ctx, r.Store, func(tx transaction) error {
 		return tx.MoveReplay(ctx, dbsqlc.MoveReplayParams{Verb: verb, ID: id, Actor: actor})
+	}))
+}
+
+// Steer lets groups of a progressive run go on (go-on), lets them go on with a smaller step (back), or ends them (end):
+// the given ones, or all that are held or stopped if groups is empty.
+func (r *Replayer) Steer(ctx context.Context, id uuid.UUID, verb string, groups []int32, act deadletter.Act) error {
+	defer r.wake()
+	if len(groups) == 0 {
+		groups = nil // NULL: all that are held or stopped
+	}
+	return deadletter.AsMoveError(inTx(ctx, r.Store, func(tx transaction) error {
+		return tx.SteerReplay(ctx, dbsqlc.SteerReplayParams{
+			Verb: verb, ID: id, Groups: groups, Actor: act.Actor, Note: act.Note,
+		})
 	}))
 }
 

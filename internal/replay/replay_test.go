@@ -49,7 +49,7 @@ func setup(t *testing.T) *bundle {
 }
 
 func (b *bundle) newRunner() *replay.Runner {
-	return replay.NewRunner(b.store, slog.New(slog.DiscardHandler), nil)
+	return replay.NewRunner(b.store, b.replayer.Planner, slog.New(slog.DiscardHandler), nil)
 }
 
 func (b *bundle) exec(sql string, args ...any) {

@@ -18,6 +18,7 @@ import (
 	"github.com/dlqd/dlqd/internal/facts"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/strategy"
 )
 
 const (
@@ -38,16 +39,21 @@ const (
 type Runner struct {
 	store   *deadletter.Store
 	logger  *slog.Logger
+	planner func() *strategy.Planner // of the active policy
+	actor   string                   // of decisions, in the audit trail
 	maySend func(ctx context.Context, tx postgres.DB) (bool, error)
 	singly  map[uuid.UUID]int // entries left to send one by one, after the database rejected a batch
 }
 
-// NewRunner returns a runner. maySend, if not nil, is called in each transaction before it sends
-// (restored.Guard.MaySend).
-func NewRunner(store *deadletter.Store, logger *slog.Logger,
+// NewRunner returns a runner. planner returns the planner of the active policy, which judges failures.
+// maySend, if not nil, is called in each transaction before it sends (restored.Guard.MaySend).
+func NewRunner(store *deadletter.Store, planner func() *strategy.Planner, logger *slog.Logger,
 	maySend func(ctx context.Context, tx postgres.DB) (bool, error),
 ) *Runner {
-	return &Runner{store: store, logger: logger, maySend: maySend, singly: map[uuid.UUID]int{}}
+	return &Runner{
+		store: store, planner: planner, actor: "worker:" + postgres.ProcessName(), logger: logger, maySend: maySend,
+		singly: map[uuid.UUID]int{},
+	}
 }
 
 // Results of advancing a run by a batch: the time until the next batch is tried.
@@ -77,6 +83,19 @@ func (r *Runner) RunOnce(ctx context.Context) (wait time.Duration, err error) {
 	maps.DeleteFunc(r.singly, func(id uuid.UUID, _ int) bool { return !slices.Contains(runs, id) })
 	wait = idle
 	var errs []error
+	unsettled, err := dbsqlc.New(r.store.DB()).UnsettledReplays(ctx)
+	if err != nil {
+		return idle, err
+	}
+	for i := range unsettled {
+		more, err := r.settle(ctx, &unsettled[i])
+		if err != nil && !postgres.IsCollision(err) && !postgres.IsLocked(err) { // the next turn tries again
+			errs = append(errs, fmt.Errorf("outcomes of replay run %s: %w", unsettled[i].ID, err))
+		}
+		if more {
+			wait = sent
+		}
+	}
 	for _, id := range runs {
 		p, err := r.batch(ctx, id)
 		for try := 1; (postgres.IsCollision(err) || postgres.IsLocked(err)) && try < maxTries && ctx.Err() == nil; try++ {
@@ -140,11 +159,7 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 		}
 		for step := range steps {
 			next := dbsqlc.ReplayNextParams{ID: id, NewestFirst: run.NewestFirst, After: run.Cursor, Most: int32(size)}
-			ids, err := tx.ReplayNext(ctx, next)
-			if err == nil && len(ids) == 0 && run.Cursor != nil {
-				next.After = nil // before the cursor, entries may have waited for another one of their ordering key
-				ids, err = tx.ReplayNext(ctx, next)
-			}
+			ids, err := nextEntries(ctx, tx, &run, next)
 			if err != nil {
 				return err
 			}
@@ -174,6 +189,23 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 	return p, err
 }
 
+// nextEntries returns the next entries of a run.
+func nextEntries(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
+	next dbsqlc.ReplayNextParams,
+) ([]uuid.UUID, error) {
+	if run.Progressive {
+		return tx.NextOfGroups(ctx, dbsqlc.NextOfGroupsParams{
+			ID: run.ID, NewestFirst: run.NewestFirst, Most: next.Most,
+		})
+	}
+	ids, err := tx.ReplayNext(ctx, next)
+	if err == nil && len(ids) == 0 && run.Cursor != nil {
+		next.After = nil // before the cursor, entries may have waited for another one of their ordering key
+		ids, err = tx.ReplayNext(ctx, next)
+	}
+	return ids, err
+}
+
 // sendAlone sends entries that must be sent alone, after all others: one per queue, if the previous one
 // has ended. If none is left, it finishes the run. It returns the last entry that it sent or tried
 // to send.
@@ -197,7 +229,8 @@ func isUnlimited(run *dbsqlc.LockReplayRow) bool { return run.Rate == nil && run
 func (r *Runner) capacity(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
 	singly bool,
 ) (size int, wait time.Duration, err error) {
-	if run.Ended >= int64(run.StopOf) && 100*float64(run.Failed) >= run.StopAt*float64(run.Ended) {
+	// A progressive run judges each failure group instead.
+	if !run.Progressive && run.Ended >= int64(run.StopOf) && 100*float64(run.Failed) >= run.StopAt*float64(run.Ended) {
 		reason := fmt.Sprintf("%d of the last %d redeliveries failed; check them, then resume or cancel the run",
 			run.Failed, run.Ended)
 		r.logger.Warn("replay run stopped", "run", run.ID, "reason", reason)
@@ -251,9 +284,16 @@ func (r *Runner) send(ctx context.Context, tx transaction, run *dbsqlc.LockRepla
 		if err := tx.ReplayStep(ctx, step); err != nil {
 			return err
 		}
-		return tx.UndoEdits(ctx, undo)
+		if err := tx.UndoEdits(ctx, undo); err != nil {
+			return err
+		}
+	} else if err := tx.ReplayStep(ctx, step); err != nil {
+		return err
 	}
-	return tx.ReplayStep(ctx, step)
+	if !run.Progressive {
+		return nil
+	}
+	return tx.CountSent(ctx, dbsqlc.CountSentParams{ID: run.ID, Ids: ids})
 }
 
 // skip skips an entry that the database refuses to redeliver.

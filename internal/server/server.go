@@ -432,7 +432,7 @@ func (s *Server) startDLQWorker() error {
 	s.worker = worker.New(config)
 	s.loops.Add(s.worker.Loops()...)
 	s.loops.Add(regrouper.Loop())
-	runs := replay.NewRunner(s.store, s.logger.With("part", "replay"), s.guard.Load().MaySend).Loop()
+	runs := replay.NewRunner(s.store, s.planner.Load, s.logger.With("part", "replay"), s.guard.Load().MaySend).Loop()
 	s.loops.Add(runs)
 	s.wakeRuns = runs.Wake
 	riverAdmin, err := s.riverAdmin()

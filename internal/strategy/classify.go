@@ -11,6 +11,7 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/riverdlq"
 )
 
@@ -31,6 +32,20 @@ type Facts struct {
 
 	Payload json.RawMessage   // of the message, or the job's args; only if [Planner.ReadsMessages]
 	Headers map[string]string // of the message
+}
+
+// ReadMessage sets the payload and the headers from a message, or the payload from the args of a job.
+func (f *Facts) ReadMessage(jobKind string, event json.RawMessage) {
+	if jobKind != message.JobKind {
+		f.Payload = event
+		return
+	}
+	var content struct {
+		Payload json.RawMessage   `json:"payload"`
+		Headers map[string]string `json:"headers"`
+	}
+	_ = json.Unmarshal(event, &content) // ignored if an operator edited it into something else
+	f.Payload, f.Headers = content.Payload, content.Headers
 }
 
 // status returns the HTTP status of the response that failed, or 0. It is in the context, where

@@ -161,10 +161,16 @@ func (w *Worker) claimWaiting(ctx context.Context, tx transaction, decider *deci
 	if err != nil {
 		return nil, err
 	}
+	held, err := heldByRuns(ctx, tx, column(rows, func(r *dbsqlc.ClaimWaitingRow) uuid.UUID { return r.ID }))
+	if err != nil {
+		return nil, err
+	}
 	var ids []uuid.UUID
 	deferred, now := deferred{}, w.now()
 	for i := range rows {
-		if !deferred.deferUnlessAutomatic(rows[i].ID, now, decider.switches.Of(automaticWaiting(&rows[i]))) {
+		if run, isHeld := held[rows[i].ID]; isHeld {
+			deferred.wait(rows[i].ID, now.Add(runPoll), strategy.WaitsForRun, heldReason(run))
+		} else if !deferred.deferUnlessAutomatic(rows[i].ID, now, decider.switches.Of(automaticWaiting(&rows[i]))) {
 			ids = append(ids, rows[i].ID)
 		}
 	}

@@ -185,7 +185,7 @@ func TestWorkerLost_NeedsManualHandling(t *testing.T) {
 		BatchSize: 100, StopAt: 50, Act: deadletter.Act{Actor: "kim"},
 	})
 	require.NoError(t, err)
-	runner := replay.NewRunner(a.store, slog.New(slog.DiscardHandler), nil)
+	runner := replay.NewRunner(a.store, a.planner.Load, slog.New(slog.DiscardHandler), nil)
 	step := func() {
 		_, err := runner.RunOnce(t.Context())
 		require.NoError(t, err)

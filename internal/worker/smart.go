@@ -132,6 +132,10 @@ func claimParkedOrFailed(ctx context.Context, tx transaction, decider *decider, 
 		if err != nil {
 			return nil, err
 		}
+		held, err := heldByRuns(ctx, tx, column(rows, func(r *dbsqlc.ClaimStuckRow) uuid.UUID { return r.ID }))
+		if err != nil {
+			return nil, err
+		}
 		for i := range rows {
 			row := &rows[i]
 			params.After = row.ID
@@ -140,7 +144,8 @@ func claimParkedOrFailed(ctx context.Context, tx transaction, decider *decider, 
 				CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule, Rescues: row.Rescues,
 			}
 			// After more rescues, the job may kill its worker again.
-			if rescuesOf(due) < strategy.ManyRescues && decider.switches.Of(automaticEntry(due)).On {
+			_, isHeld := held[row.ID]
+			if !isHeld && rescuesOf(due) < strategy.ManyRescues && decider.switches.Of(automaticEntry(due)).On {
 				ids = append(ids, row.ID)
 			}
 			if len(ids) == most {

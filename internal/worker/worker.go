@@ -52,6 +52,9 @@ const (
 	wakeDelay = 20 * time.Millisecond
 	// orderPoll is how long an entry waits behind another of its ordering key before the next check.
 	orderPoll = 5 * time.Minute
+	// runPoll is how long an entry that failed in a replay run waits before the next check. The end of the
+	// run makes the entry due.
+	runPoll = time.Hour
 	// maxBlocked is how long a change of a switch may block workers before the worker reports a failure.
 	// A change is one short transaction that waits at most 5 s.
 	maxBlocked = 15 * time.Second
@@ -570,6 +573,9 @@ func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.Claim
 			wait(row, v.Again, v.WaitingFor, v.Reason)
 		}
 	}
+	if due, err = w.deferHeld(ctx, tx, due, now, wait); err != nil {
+		return fmt.Errorf("replay runs: %w", err)
+	}
 	if due, err = w.deferBehindOthers(ctx, tx, planner, due, now, wait); err != nil {
 		return fmt.Errorf("order: %w", err)
 	}
@@ -587,6 +593,41 @@ func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.Claim
 		return w.redeliver(ctx, tx, ids, "due", counts)
 	}
 	return nil
+}
+
+// heldByRuns returns, of the given entries, those that failed in a progressive replay run that has not
+// ended, with the run.
+func heldByRuns(ctx context.Context, tx transaction, ids []uuid.UUID) (map[uuid.UUID]uuid.UUID, error) {
+	if len(ids) == 0 {
+		return nil, nil //nolint:nilnil // no entry is held
+	}
+	rows, err := tx.HeldByRuns(ctx, ids)
+	held := make(map[uuid.UUID]uuid.UUID, len(rows))
+	for _, row := range rows {
+		held[row.EntryID] = row.RunID
+	}
+	return held, err
+}
+
+func heldReason(run uuid.UUID) string {
+	return "failed in replay run " + run.String() + ", which has not ended"
+}
+
+// deferHeld defers entries that failed in a progressive replay run until it ends, and returns the rest.
+func (w *Worker) deferHeld(ctx context.Context, tx transaction, due []*dbsqlc.ClaimDueRow, now time.Time,
+	wait func(*dbsqlc.ClaimDueRow, time.Time, string, string),
+) ([]*dbsqlc.ClaimDueRow, error) {
+	held, err := heldByRuns(ctx, tx, column(due, func(row **dbsqlc.ClaimDueRow) uuid.UUID { return (*row).ID }))
+	if err != nil || len(held) == 0 {
+		return due, err
+	}
+	return slices.DeleteFunc(due, func(row *dbsqlc.ClaimDueRow) bool {
+		run, isHeld := held[row.ID]
+		if isHeld {
+			wait(row, now.Add(runPoll), strategy.WaitsForRun, heldReason(run))
+		}
+		return isHeld
+	}), nil
 }
 
 // deferBehindOthers defers entries that have unfinished work of their ordering key before them, and returns
@@ -720,26 +761,19 @@ func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
 		RetryAfterSeconds float64 `json:"retryAfterSeconds"`
 	}
 	_ = json.Unmarshal(row.ErrorContext, &reported) // written by applications: ignored if malformed
-	content := struct {
-		Payload json.RawMessage   `json:"payload"`
-		Headers map[string]string `json:"headers"`
-	}{Payload: row.Message}
-	if row.JobKind == message.JobKind {
-		content.Payload = nil
-		_ = json.Unmarshal(row.Message, &content) // ignored if an operator edited it into something else
-	}
-	return &strategy.Entry{
+	e := &strategy.Entry{
 		Facts: strategy.Facts{
 			Type: row.ErrorType, Code: row.ErrorCode, Title: row.ErrorTitle, Message: row.ErrorMessage,
 			Class: riverdlq.Class(class),
 			Panic: row.ErrorStackTrace != "", Context: row.ErrorContext, Kind: row.Kind, Queue: row.Queue, Source: row.Source,
-			Payload: content.Payload, Headers: content.Headers,
 		},
 		ID: row.ID, Trace: row.ErrorStackTrace, Before: riverdlq.Class(row.ErrorClass),
 		Rule: row.Rule, WaitingFor: row.WaitingFor,
 		RetryCount: int(row.DlqRetryCount), LastFailedAt: row.LastFailedAt, Rescues: rescuesOf(row),
 		RetryAfter: time.Duration(min(max(reported.RetryAfterSeconds, 0), maxRetryAfter.Seconds()) * float64(time.Second)),
 	}
+	e.ReadMessage(row.JobKind, row.Message)
+	return e
 }
 
 // automaticEntry returns an entry for the switches of automatic redelivery, with its decided class.

@@ -97,6 +97,25 @@ func (q *Queries) CountCheckpoints(ctx context.Context, filter json.RawMessage) 
 	return entries, err
 }
 
+const CountSent = `-- name: CountSent :exec
+UPDATE dlq.replay_run_groups g SET sent = g.sent + s.sent,
+    active_at = CASE WHEN g.sent > g.succeeded + g.failed THEN g.active_at ELSE clock_timestamp() END
+FROM (SELECT e.group_number AS number, count(*) AS sent FROM dlq.replay_run_entries e
+      WHERE e.run_id = $1 AND e.entry_id = ANY ($2::uuid[]) AND e.job_id IS NOT NULL GROUP BY e.group_number) s
+WHERE g.run_id = $1 AND g.number = s.number
+`
+
+type CountSentParams struct {
+	ID  uuid.UUID
+	Ids []uuid.UUID
+}
+
+// CountSent adds to the groups of a progressive run those of the given entries that were just sent.
+func (q *Queries) CountSent(ctx context.Context, arg CountSentParams) error {
+	_, err := q.db.Exec(ctx, CountSent, arg.ID, arg.Ids)
+	return err
+}
+
 const EditEvents = `-- name: EditEvents :exec
 UPDATE dlq.dead_letter_queue e SET edited_event = d.event
 FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::jsonb[]) AS event) d
@@ -213,9 +232,38 @@ func (q *Queries) IsMasked(ctx context.Context) (bool, error) {
 	return masked, err
 }
 
+const LockProgressive = `-- name: LockProgressive :one
+SELECT r.id, r.status::text AS status, extract(epoch FROM r.step_deadline)::float8 AS step_deadline,
+    coalesce(r.destination, '')::text AS destination, coalesce(r.queue, '')::text AS queue
+FROM dlq.replay_runs r WHERE r.id = $1 AND r.unsettled FOR UPDATE OF r SKIP LOCKED
+`
+
+type LockProgressiveRow struct {
+	ID           uuid.UUID
+	Status       string
+	StepDeadline float64
+	Destination  string
+	Queue        string
+}
+
+// LockProgressive lets one process at a time decide about the groups of a run; other processes skip
+// the run.
+func (q *Queries) LockProgressive(ctx context.Context, id uuid.UUID) (LockProgressiveRow, error) {
+	row := q.db.QueryRow(ctx, LockProgressive, id)
+	var i LockProgressiveRow
+	err := row.Scan(
+		&i.ID,
+		&i.Status,
+		&i.StepDeadline,
+		&i.Destination,
+		&i.Queue,
+	)
+	return i, err
+}
+
 const LockReplay = `-- name: LockReplay :one
 SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch,
-       coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor,
+       coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor, r.progressive,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id
            AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
@@ -238,6 +286,7 @@ type LockReplayRow struct {
 	StopAt      float64
 	StopOf      int32
 	Cursor      *uuid.UUID
+	Progressive bool
 	Ended       int64
 	Failed      int64
 }
@@ -260,6 +309,7 @@ func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, 
 		&i.StopAt,
 		&i.StopOf,
 		&i.Cursor,
+		&i.Progressive,
 		&i.Ended,
 		&i.Failed,
 	)
@@ -300,6 +350,29 @@ func (q *Queries) MaskSample(ctx context.Context, arg MaskSampleParams) (MaskSam
 	return i, err
 }
 
+const MoveGroup = `-- name: MoveGroup :exec
+SELECT dlq.replay_group_move($1::uuid, $2::integer, $3::text, $4::text, $5::text)
+`
+
+type MoveGroupParams struct {
+	ID     uuid.UUID
+	Number int32
+	Move   string
+	Actor  string
+	Reason string
+}
+
+func (q *Queries) MoveGroup(ctx context.Context, arg MoveGroupParams) error {
+	_, err := q.db.Exec(ctx, MoveGroup,
+		arg.ID,
+		arg.Number,
+		arg.Move,
+		arg.Actor,
+		arg.Reason,
+	)
+	return err
+}
+
 const MoveReplay = `-- name: MoveReplay :exec
 SELECT CASE $1::text
     WHEN 'pause' THEN dlq.replay_pause($2::uuid, $3::text)
@@ -318,10 +391,58 @@ func (q *Queries) MoveReplay(ctx context.Context, arg MoveReplayParams) error {
 	return err
 }
 
+const NextOfGroups = `-- name: NextOfGroups :many
+(SELECT e.entry_id FROM dlq.replay_run_groups g CROSS JOIN LATERAL (
+     SELECT r.entry_id FROM dlq.replay_run_entries r
+     WHERE r.run_id = g.run_id AND r.group_number = g.number AND r.outcome IS NULL AND r.job_id IS NULL
+         AND r.behind IS NULL
+     ORDER BY r.entry_id LIMIT least(greatest(g.quota - g.sent, 0), $1::integer)) e
+ WHERE NOT $2::boolean AND g.run_id = $3 AND g.state = 'going'
+ ORDER BY e.entry_id LIMIT $1::integer)
+UNION ALL
+(SELECT e.entry_id FROM dlq.replay_run_groups g CROSS JOIN LATERAL (
+     SELECT r.entry_id FROM dlq.replay_run_entries r
+     WHERE r.run_id = g.run_id AND r.group_number = g.number AND r.outcome IS NULL AND r.job_id IS NULL
+         AND r.behind IS NULL
+     ORDER BY r.entry_id DESC LIMIT least(greatest(g.quota - g.sent, 0), $1::integer)) e
+ WHERE $2::boolean AND g.run_id = $3 AND g.state = 'going'
+ ORDER BY e.entry_id DESC LIMIT $1::integer)
+`
+
+type NextOfGroupsParams struct {
+	Most        int32
+	NewestFirst bool
+	ID          uuid.UUID
+}
+
+// NextOfGroups returns the next entries of a progressive run: of each group that is going, as many as
+// its step still allows.
+func (q *Queries) NextOfGroups(ctx context.Context, arg NextOfGroupsParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, NextOfGroups, arg.Most, arg.NewestFirst, arg.ID)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var entry_id uuid.UUID
+		if err := rows.Scan(&entry_id); err != nil {
+			return nil, err
+		}
+		items = append(items, entry_id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const NextRescued = `-- name: NextRescued :many
 SELECT DISTINCT ON (e.queue) w.entry_id
 FROM (SELECT r.entry_id FROM dlq.replay_run_entries r
       WHERE r.run_id = $1 AND r.outcome IS NULL AND r.job_id IS NULL AND r.behind = r.entry_id
+          AND (r.group_number IS NULL OR EXISTS (SELECT FROM dlq.replay_run_groups g WHERE g.run_id = r.run_id
+              AND g.number = r.group_number AND g.state = 'going' AND g.sent < g.quota))
       ORDER BY r.entry_id LIMIT 1000) w
 LEFT JOIN dlq.dead_letter_queue e ON e.id = w.entry_id
     AND (e.closed_at IS NULL OR e.closed_at >= dlq.captured_at(w.entry_id) - interval '1 day')
@@ -335,7 +456,8 @@ type NextRescuedParams struct {
 }
 
 // NextRescued returns, for each queue, the first of a run's entries that wait because their jobs were
-// rescued twice or more: such entries are sent one at a time.
+// rescued twice or more: such entries are sent one at a time. In a progressive run their group must
+// be going and have places left in its step.
 func (q *Queries) NextRescued(ctx context.Context, arg NextRescuedParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, NextRescued, arg.ID, arg.Most)
 	if err != nil {
@@ -393,22 +515,71 @@ func (q *Queries) PreviewReplay(ctx context.Context, filter json.RawMessage) ([]
 	return items, nil
 }
 
+const ReleaseFailed = `-- name: ReleaseFailed :many
+WITH page AS MATERIALIZED (
+    SELECT e.entry_id FROM dlq.replay_run_entries e
+    WHERE e.run_id = $1 AND e.outcome = 'failed' AND e.entry_id > $2::uuid
+    ORDER BY e.entry_id LIMIT $3::integer
+), released AS (
+    UPDATE dlq.dead_letter_open o SET waiting_for = NULL, next_retry_at = now(),
+        move = jsonb_build_object('actor', $4::text, 'reason', 'replay run ' || $1::uuid || ' has ended')
+    FROM page p WHERE o.id = p.entry_id AND o.status = 'dlq_pending' AND o.waiting_for = 'run'
+)
+SELECT p.entry_id FROM page p ORDER BY p.entry_id DESC LIMIT 1
+`
+
+type ReleaseFailedParams struct {
+	ID    uuid.UUID
+	After uuid.UUID
+	Most  int32
+	Actor string
+}
+
+// ReleaseFailed makes entries due that failed in a run and wait for its end. It returns the last
+// entry that it looked at; no row if there is none after @after.
+func (q *Queries) ReleaseFailed(ctx context.Context, arg ReleaseFailedParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, ReleaseFailed,
+		arg.ID,
+		arg.After,
+		arg.Most,
+		arg.Actor,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var entry_id uuid.UUID
+		if err := rows.Scan(&entry_id); err != nil {
+			return nil, err
+		}
+		items = append(items, entry_id)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const ReplayEntries = `-- name: ReplayEntries :many
 WITH page AS MATERIALIZED (
-    SELECT x.entry_id, coalesce(x.outcome, 'to_go') AS outcome, x.detail, x.job_id, x.ended_at
+    SELECT x.entry_id, coalesce(x.outcome, 'to_go') AS outcome, x.detail, x.job_id, x.ended_at, x.group_number,
+        x.error_class, x.fingerprint
     FROM dlq.replay_run_entries x
     WHERE x.run_id = (SELECT r.id FROM dlq.replay_runs r WHERE r.id = $1 AND dlq.scope_within(r.scope, dlq.scope()))
       AND ($2::text = '' OR x.outcome = $2::text OR $2::text = 'to_go' AND x.outcome IS NULL)
       AND ($3::uuid IS NULL OR x.entry_id < $3::uuid)
     ORDER BY x.entry_id DESC LIMIT $4::integer
 )
-SELECT p.entry_id AS id, p.outcome::text AS outcome,
+SELECT p.entry_id, p.outcome::text AS outcome, p.job_id, p.ended_at, p.group_number,
+       coalesce(p.error_class, '')::text AS error_class, coalesce(p.fingerprint, '')::text AS failed_as,
        CASE WHEN dlq.hidden_columns() && ARRAY['error_message'] OR m.mask IS NOT NULL AND e.id IS NULL THEN ''
             WHEN m.mask IS NULL THEN coalesce(p.detail, '')
             ELSE coalesce(dlq.masked_text(p.detail, m.mask, dlq.sensitive_values(e.original_event, e.edited_event,
                 e.metadata, e.job_kind, m.mask)), '') END::text AS detail,
-       p.job_id, p.ended_at, coalesce(e.status::text, '')::text AS status, coalesce(e.queue, '')::text AS queue,
-       coalesce(e.kind, '')::text AS kind, coalesce(e.fingerprint, '')::text AS fingerprint
+       coalesce(e.queue, '')::text AS queue, coalesce(e.kind, '')::text AS kind,
+       coalesce(e.status::text, '')::text AS status, coalesce(e.fingerprint, '')::text AS fingerprint
 FROM page p CROSS JOIN (SELECT dlq.mask(false) AS mask) m
 LEFT JOIN dlq.dead_letter_queue e ON e.id = p.entry_id
     AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(ARRAY(SELECT l.entry_id FROM page l)))
@@ -423,14 +594,17 @@ type ReplayEntriesParams struct {
 }
 
 type ReplayEntriesRow struct {
-	ID          uuid.UUID
+	EntryID     uuid.UUID
 	Outcome     string
-	Detail      string
 	JobID       *int64
 	EndedAt     *time.Time
-	Status      string
+	GroupNumber *int32
+	ErrorClass  string
+	FailedAs    string
+	Detail      string
 	Queue       string
 	Kind        string
+	Status      string
 	Fingerprint string
 }
 
@@ -451,14 +625,17 @@ func (q *Queries) ReplayEntries(ctx context.Context, arg ReplayEntriesParams) ([
 	for rows.Next() {
 		var i ReplayEntriesRow
 		if err := rows.Scan(
-			&i.ID,
+			&i.EntryID,
 			&i.Outcome,
-			&i.Detail,
 			&i.JobID,
 			&i.EndedAt,
-			&i.Status,
+			&i.GroupNumber,
+			&i.ErrorClass,
+			&i.FailedAs,
+			&i.Detail,
 			&i.Queue,
 			&i.Kind,
+			&i.Status,
 			&i.Fingerprint,
 		); err != nil {
 			return nil, err
@@ -605,6 +782,121 @@ func (q *Queries) Replayable(ctx context.Context, filter json.RawMessage) (json.
 	return filter_2, err
 }
 
+const RunDecisions = `-- name: RunDecisions :many
+SELECT a.at, a.act, a.actor, coalesce(dlq.masked_text(a.note, dlq.mask(false)), '')::text AS note,
+    (a.detail ->> 'group')::integer AS number, coalesce(a.detail ->> 'reason', '')::text AS reason
+FROM dlq.acts a
+WHERE a.subject = 'replay run ' || $1::uuid AND a.subject LIKE 'replay run %' AND a.detail ? 'group'
+ORDER BY a.at DESC, a.id DESC LIMIT $2::integer
+`
+
+type RunDecisionsParams struct {
+	ID   uuid.UUID
+	Most int32
+}
+
+type RunDecisionsRow struct {
+	At     time.Time
+	Act    string
+	Actor  string
+	Note   string
+	Number int32
+	Reason string
+}
+
+// RunDecisions returns the last decisions about groups of a run, the newest first.
+func (q *Queries) RunDecisions(ctx context.Context, arg RunDecisionsParams) ([]RunDecisionsRow, error) {
+	rows, err := q.db.Query(ctx, RunDecisions, arg.ID, arg.Most)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []RunDecisionsRow{}
+	for rows.Next() {
+		var i RunDecisionsRow
+		if err := rows.Scan(
+			&i.At,
+			&i.Act,
+			&i.Actor,
+			&i.Note,
+			&i.Number,
+			&i.Reason,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const RunGroups = `-- name: RunGroups :many
+SELECT g.number, coalesce(g.queue, '')::text AS queue, coalesce(g.fingerprint, '')::text AS fingerprint,
+    coalesce(g.error_type, '')::text AS error_type, g.known, g.state, coalesce(g.reason, '')::text AS reason, g.step,
+    g.quota, g.entries, g.sent, g.skipped, g.succeeded, g.failed, g.from_succeeded, g.from_failed, g.active_at
+FROM dlq.replay_run_groups g WHERE g.run_id = $1 ORDER BY g.number
+`
+
+type RunGroupsRow struct {
+	Number        int32
+	Queue         string
+	Fingerprint   string
+	ErrorType     string
+	Known         []string
+	State         string
+	Reason        string
+	Step          int32
+	Quota         int64
+	Entries       int64
+	Sent          int64
+	Skipped       int64
+	Succeeded     int64
+	Failed        int64
+	FromSucceeded int64
+	FromFailed    int64
+	ActiveAt      time.Time
+}
+
+func (q *Queries) RunGroups(ctx context.Context, id uuid.UUID) ([]RunGroupsRow, error) {
+	rows, err := q.db.Query(ctx, RunGroups, id)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []RunGroupsRow{}
+	for rows.Next() {
+		var i RunGroupsRow
+		if err := rows.Scan(
+			&i.Number,
+			&i.Queue,
+			&i.Fingerprint,
+			&i.ErrorType,
+			&i.Known,
+			&i.State,
+			&i.Reason,
+			&i.Step,
+			&i.Quota,
+			&i.Entries,
+			&i.Sent,
+			&i.Skipped,
+			&i.Succeeded,
+			&i.Failed,
+			&i.FromSucceeded,
+			&i.FromFailed,
+			&i.ActiveAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const RunsByID = `-- name: RunsByID :many
 SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_restored()))::boolean AS held,
        r.newest_first, r.batch_size, r.rate, r.concurrency, r.queue, r.destination, r.force,
@@ -618,6 +910,7 @@ SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_
                dlq.mask(false)) END::jsonb AS details,
        coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at,
        r.finished_at, coalesce(r.origin, '')::text AS origin, coalesce(r.forecast, 'null')::jsonb AS forecast,
+       r.progressive, extract(epoch FROM r.step_deadline)::float8 AS step_deadline,
        CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
            WHERE e.run_id = r.id AND e.outcome = 'succeeded') END::bigint AS succeeded,
        CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
@@ -631,32 +924,34 @@ type RunsByIDParams struct {
 }
 
 type RunsByIDRow struct {
-	ID          uuid.UUID
-	Status      string
-	Held        bool
-	NewestFirst bool
-	BatchSize   int32
-	Rate        *float64
-	Concurrency *int32
-	Queue       *string
-	Destination *string
-	Force       bool
-	Note        string
-	Actor       string
-	Checkpoint  string
-	Details     json.RawMessage
-	Reason      string
-	Total       int64
-	Replayed    int64
-	Skipped     int64
-	Sending     float64
-	CreatedAt   time.Time
-	UpdatedAt   time.Time
-	FinishedAt  *time.Time
-	Origin      string
-	Forecast    json.RawMessage
-	Succeeded   int64
-	Failed      int64
+	ID           uuid.UUID
+	Status       string
+	Held         bool
+	NewestFirst  bool
+	BatchSize    int32
+	Rate         *float64
+	Concurrency  *int32
+	Queue        *string
+	Destination  *string
+	Force        bool
+	Note         string
+	Actor        string
+	Checkpoint   string
+	Details      json.RawMessage
+	Reason       string
+	Total        int64
+	Replayed     int64
+	Skipped      int64
+	Sending      float64
+	CreatedAt    time.Time
+	UpdatedAt    time.Time
+	FinishedAt   *time.Time
+	Origin       string
+	Forecast     json.RawMessage
+	Progressive  bool
+	StepDeadline float64
+	Succeeded    int64
+	Failed       int64
 }
 
 // RunsByID returns runs, the newest first. For runs in @known, of which the caller knows the final
@@ -695,6 +990,8 @@ func (q *Queries) RunsByID(ctx context.Context, arg RunsByIDParams) ([]RunsByIDR
 			&i.FinishedAt,
 			&i.Origin,
 			&i.Forecast,
+			&i.Progressive,
+			&i.StepDeadline,
 			&i.Succeeded,
 			&i.Failed,
 		); err != nil {
@@ -706,6 +1003,32 @@ func (q *Queries) RunsByID(ctx context.Context, arg RunsByIDParams) ([]RunsByIDR
 		return nil, err
 	}
 	return items, nil
+}
+
+const SaveGroup = `-- name: SaveGroup :exec
+UPDATE dlq.replay_run_groups g SET succeeded = $1, failed = $2, skipped = $3, active_at = $4
+WHERE g.run_id = $5 AND g.number = $6
+`
+
+type SaveGroupParams struct {
+	Succeeded int64
+	Failed    int64
+	Skipped   int64
+	ActiveAt  time.Time
+	ID        uuid.UUID
+	Number    int32
+}
+
+func (q *Queries) SaveGroup(ctx context.Context, arg SaveGroupParams) error {
+	_, err := q.db.Exec(ctx, SaveGroup,
+		arg.Succeeded,
+		arg.Failed,
+		arg.Skipped,
+		arg.ActiveAt,
+		arg.ID,
+		arg.Number,
+	)
+	return err
 }
 
 const SetForecast = `-- name: SetForecast :exec
@@ -737,31 +1060,81 @@ func (q *Queries) SetReplayRate(ctx context.Context, arg SetReplayRateParams) er
 	return err
 }
 
+const Settle = `-- name: Settle :exec
+UPDATE dlq.replay_runs SET unsettled = false WHERE id = $1
+`
+
+func (q *Queries) Settle(ctx context.Context, id uuid.UUID) error {
+	_, err := q.db.Exec(ctx, Settle, id)
+	return err
+}
+
+const SkipEnded = `-- name: SkipEnded :one
+WITH next AS MATERIALIZED (
+    (SELECT e.entry_id, g.reason FROM dlq.replay_run_groups g CROSS JOIN LATERAL (
+         SELECT r.entry_id FROM dlq.replay_run_entries r
+         WHERE r.run_id = g.run_id AND r.group_number = g.number AND r.outcome IS NULL AND r.job_id IS NULL
+             AND r.behind IS NULL
+         ORDER BY r.entry_id LIMIT $1::integer) e
+     WHERE g.run_id = $2 AND g.state = 'ended' LIMIT $1::integer)
+    UNION ALL
+    SELECT r.entry_id, g.reason FROM dlq.replay_run_groups g
+    JOIN dlq.replay_run_entries r ON r.run_id = g.run_id AND r.behind = r.entry_id AND r.group_number = g.number
+        AND r.outcome IS NULL AND r.job_id IS NULL
+    WHERE g.run_id = $2 AND g.state = 'ended'
+), skipped AS (
+    UPDATE dlq.replay_run_entries r SET outcome = 'skipped', ended_at = clock_timestamp(), behind = NULL,
+        detail = 'its group was ended: ' || n.reason
+    FROM next n WHERE r.run_id = $2 AND r.entry_id = n.entry_id
+    RETURNING r.entry_id
+), counted AS (
+    UPDATE dlq.replay_runs r SET skipped = r.skipped + (SELECT count(*) FROM skipped) WHERE r.id = $2
+)
+SELECT count(*) FROM skipped
+`
+
+type SkipEndedParams struct {
+	Most int32
+	ID   uuid.UUID
+}
+
+// SkipEnded skips entries of groups that an operator ended. Those behind an entry of another group
+// follow once that one has ended. It returns how many it skipped.
+func (q *Queries) SkipEnded(ctx context.Context, arg SkipEndedParams) (int64, error) {
+	row := q.db.QueryRow(ctx, SkipEnded, arg.Most, arg.ID)
+	var count int64
+	err := row.Scan(&count)
+	return count, err
+}
+
 const StartReplay = `-- name: StartReplay :one
 SELECT dlq.replay_start($1::jsonb, $2::text, nullif($3::text, ''), $4::boolean,
     $5::boolean, $6::integer,
     nullif($7::float8, 0), nullif($8::integer, 0), $9::jsonb,
     $10::jsonb, nullif($11::text, ''), $12::boolean,
-    $13::float8, $14::integer, nullif($15::text, ''), nullif($16::text, ''))::uuid AS id
+    $13::float8, $14::integer, nullif($15::text, ''), nullif($16::text, ''),
+    $17::boolean, make_interval(secs => $18::float8))::uuid AS id
 `
 
 type StartReplayParams struct {
-	Filter      json.RawMessage
-	Actor       string
-	Note        string
-	AllEntries  bool
-	NewestFirst bool
-	BatchSize   int32
-	Rate        float64
-	Concurrency int32
-	Patch       json.RawMessage
-	MergePatch  json.RawMessage
-	Queue       string
-	Force       bool
-	StopAt      float64
-	StopOf      int32
-	Destination string
-	Checkpoint  string
+	Filter       json.RawMessage
+	Actor        string
+	Note         string
+	AllEntries   bool
+	NewestFirst  bool
+	BatchSize    int32
+	Rate         float64
+	Concurrency  int32
+	Patch        json.RawMessage
+	MergePatch   json.RawMessage
+	Queue        string
+	Force        bool
+	StopAt       float64
+	StopOf       int32
+	Destination  string
+	Checkpoint   string
+	Progressive  bool
+	StepDeadline float64
 }
 
 func (q *Queries) StartReplay(ctx context.Context, arg StartReplayParams) (uuid.UUID, error) {
@@ -782,10 +1155,93 @@ func (q *Queries) StartReplay(ctx context.Context, arg StartReplayParams) (uuid.
 		arg.StopOf,
 		arg.Destination,
 		arg.Checkpoint,
+		arg.Progressive,
+		arg.StepDeadline,
 	)
 	var id uuid.UUID
 	err := row.Scan(&id)
 	return id, err
+}
+
+const SteerReplay = `-- name: SteerReplay :exec
+SELECT CASE $1::text
+    WHEN 'go-on' THEN dlq.replay_go_on($2::uuid, $3::integer[], $4::text, nullif($5::text, ''))
+    WHEN 'back' THEN dlq.replay_back($2::uuid, $3::integer[], $4::text, nullif($5::text, ''))
+    ELSE dlq.replay_end($2::uuid, $3::integer[], $4::text, nullif($5::text, '')) END
+`
+
+type SteerReplayParams struct {
+	Verb   string
+	ID     uuid.UUID
+	Groups []int32
+	Actor  string
+	Note   string
+}
+
+func (q *Queries) SteerReplay(ctx context.Context, arg SteerReplayParams) error {
+	_, err := q.db.Exec(ctx, SteerReplay,
+		arg.Verb,
+		arg.ID,
+		arg.Groups,
+		arg.Actor,
+		arg.Note,
+	)
+	return err
+}
+
+const TakeOutcomes = `-- name: TakeOutcomes :many
+WITH due AS MATERIALIZED (
+    SELECT e.entry_id FROM dlq.replay_run_entries e
+    WHERE e.run_id = $1 AND e.group_number IS NOT NULL AND e.outcome IS NOT NULL AND NOT e.counted
+        AND (e.outcome <> 'failed' OR e.error_class IS NOT NULL)
+    ORDER BY e.ended_at, e.entry_id LIMIT $2::integer
+), taken AS (
+    UPDATE dlq.replay_run_entries e SET counted = true FROM due
+    WHERE e.run_id = $1 AND e.entry_id = due.entry_id
+    RETURNING e.entry_id, e.group_number, e.outcome, e.ended_at, e.fingerprint, e.error_class
+)
+SELECT t.group_number::integer AS number, t.outcome::text AS outcome, coalesce(t.fingerprint, '')::text AS fingerprint,
+    coalesce(t.error_class, '')::text AS error_class
+FROM taken t ORDER BY t.ended_at, t.entry_id
+`
+
+type TakeOutcomesParams struct {
+	ID   uuid.UUID
+	Most int32
+}
+
+type TakeOutcomesRow struct {
+	Number      int32
+	Outcome     string
+	Fingerprint string
+	ErrorClass  string
+}
+
+// TakeOutcomes marks outcomes of a progressive run as counted, in the order in which they came, and
+// returns them.
+func (q *Queries) TakeOutcomes(ctx context.Context, arg TakeOutcomesParams) ([]TakeOutcomesRow, error) {
+	rows, err := q.db.Query(ctx, TakeOutcomes, arg.ID, arg.Most)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []TakeOutcomesRow{}
+	for rows.Next() {
+		var i TakeOutcomesRow
+		if err := rows.Scan(
+			&i.Number,
+			&i.Outcome,
+			&i.Fingerprint,
+			&i.ErrorClass,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const UndoEdits = `-- name: UndoEdits :exec
@@ -810,6 +1266,139 @@ func (q *Queries) UndoEdits(ctx context.Context, arg UndoEditsParams) error {
 	return err
 }
 
+const UnjudgedFailures = `-- name: UnjudgedFailures :many
+SELECT r.entry_id, (e.id IS NOT NULL)::boolean AS has_failure, coalesce(e.queue, '')::text AS queue,
+       coalesce(e.kind, '')::text AS kind, coalesce(e.source, '')::text AS source,
+       coalesce(dlq.judged_message(e.error_message), '')::text AS error_message,
+       coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
+       coalesce(e.error_title, '')::text AS error_title, coalesce(e.error_class, '')::text AS error_class,
+       coalesce(e.reported_class, '')::text AS reported_class,
+       coalesce(dlq.trace_ends(e.error_stack_trace), '')::text AS error_stack_trace,
+       dlq.judged_context(e.error_context)::jsonb AS error_context, coalesce(e.job_kind, '')::text AS job_kind,
+       CASE WHEN $1::boolean THEN dlq.judged_event(coalesce(e.edited_event, e.original_event)) END::jsonb
+           AS message
+FROM (SELECT u.entry_id, u.job_id FROM dlq.replay_run_entries u
+      WHERE u.run_id = $2 AND u.outcome = 'failed' AND u.error_class IS NULL
+      ORDER BY u.entry_id LIMIT $3::integer) r
+LEFT JOIN dlq.dead_letter_queue e ON e.id = r.entry_id AND e.stage <> 'inbox'
+    AND (e.closed_at IS NULL OR e.closed_at >= dlq.captured_at(r.entry_id) - interval '1 day')
+    AND e.replay_attempts -> -1 -> 'jobId' = to_jsonb(r.job_id)
+`
+
+type UnjudgedFailuresParams struct {
+	ReadMessages bool
+	ID           uuid.UUID
+	Most         int32
+}
+
+type UnjudgedFailuresRow struct {
+	EntryID         uuid.UUID
+	HasFailure      bool
+	Queue           string
+	Kind            string
+	Source          string
+	ErrorMessage    string
+	ErrorType       string
+	ErrorCode       string
+	ErrorTitle      string
+	ErrorClass      string
+	ReportedClass   string
+	ErrorStackTrace string
+	ErrorContext    json.RawMessage
+	JobKind         string
+	Message         json.RawMessage
+}
+
+// UnjudgedFailures returns failed redeliveries of a run that are not judged yet. has_failure tells
+// whether the entry still has the failure of this redelivery; otherwise the other columns are empty.
+// The columns are those of the worker's ClaimDue.
+func (q *Queries) UnjudgedFailures(ctx context.Context, arg UnjudgedFailuresParams) ([]UnjudgedFailuresRow, error) {
+	rows, err := q.db.Query(ctx, UnjudgedFailures, arg.ReadMessages, arg.ID, arg.Most)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []UnjudgedFailuresRow{}
+	for rows.Next() {
+		var i UnjudgedFailuresRow
+		if err := rows.Scan(
+			&i.EntryID,
+			&i.HasFailure,
+			&i.Queue,
+			&i.Kind,
+			&i.Source,
+			&i.ErrorMessage,
+			&i.ErrorType,
+			&i.ErrorCode,
+			&i.ErrorTitle,
+			&i.ErrorClass,
+			&i.ReportedClass,
+			&i.ErrorStackTrace,
+			&i.ErrorContext,
+			&i.JobKind,
+			&i.Message,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const Unsettled = `-- name: Unsettled :one
+SELECT (EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = $1 AND r.status IN ('running', 'paused', 'stopped'))
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL
+         AND e.job_id IS NOT NULL)
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome = 'failed'
+         AND e.error_class IS NULL)
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.group_number IS NOT NULL
+         AND e.outcome IS NOT NULL AND NOT e.counted))::boolean AS unsettled
+`
+
+// Unsettled returns whether outcomes of a run may still come, or are not judged yet.
+func (q *Queries) Unsettled(ctx context.Context, id uuid.UUID) (bool, error) {
+	row := q.db.QueryRow(ctx, Unsettled, id)
+	var unsettled bool
+	err := row.Scan(&unsettled)
+	return unsettled, err
+}
+
+const UnsettledReplays = `-- name: UnsettledReplays :many
+SELECT r.id, r.progressive, r.status::text AS status FROM dlq.replay_runs r
+WHERE r.unsettled AND NOT (SELECT dlq.is_restored()) ORDER BY r.id
+`
+
+type UnsettledReplaysRow struct {
+	ID          uuid.UUID
+	Progressive bool
+	Status      string
+}
+
+// UnsettledReplays returns the runs of which outcomes are to be judged; none if the database was
+// restored.
+func (q *Queries) UnsettledReplays(ctx context.Context) ([]UnsettledReplaysRow, error) {
+	rows, err := q.db.Query(ctx, UnsettledReplays)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []UnsettledReplaysRow{}
+	for rows.Next() {
+		var i UnsettledReplaysRow
+		if err := rows.Scan(&i.ID, &i.Progressive, &i.Status); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const UnworkedQueues = `-- name: UnworkedQueues :one
 SELECT dlq.unworked_queues($1::text[])::text[] AS queues
 `
@@ -819,4 +1408,28 @@ func (q *Queries) UnworkedQueues(ctx context.Context, queues []string) ([]string
 	var queues_2 []string
 	err := row.Scan(&queues_2)
 	return queues_2, err
+}
+
+const WriteJudgements = `-- name: WriteJudgements :exec
+UPDATE dlq.replay_run_entries r SET error_class = d.error_class, fingerprint = nullif(d.fingerprint, '')
+FROM (SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS error_class,
+          unnest($4::text[]) AS fingerprint) d
+WHERE r.run_id = $1 AND r.entry_id = d.id AND r.outcome = 'failed' AND r.error_class IS NULL
+`
+
+type WriteJudgementsParams struct {
+	Run          uuid.UUID
+	Ids          []uuid.UUID
+	ErrorClasses []string
+	Fingerprints []string
+}
+
+func (q *Queries) WriteJudgements(ctx context.Context, arg WriteJudgementsParams) error {
+	_, err := q.db.Exec(ctx, WriteJudgements,
+		arg.Run,
+		arg.Ids,
+		arg.ErrorClasses,
+		arg.Fingerprints,
+	)
+	return err
 }

@@ -817,6 +817,36 @@ func (q *Queries) GroupFailures(ctx context.Context, arg GroupFailuresParams) (i
 	return count, err
 }
 
+const HeldByRuns = `-- name: HeldByRuns :many
+SELECT h.entry_id::uuid AS entry_id, h.run_id::uuid AS run_id FROM dlq.held_by_runs($1::uuid[]) h
+`
+
+type HeldByRunsRow struct {
+	EntryID uuid.UUID
+	RunID   uuid.UUID
+}
+
+// HeldByRuns returns which of the given entries failed in a progressive replay run that has not ended.
+func (q *Queries) HeldByRuns(ctx context.Context, ids []uuid.UUID) ([]HeldByRunsRow, error) {
+	rows, err := q.db.Query(ctx, HeldByRuns, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []HeldByRunsRow{}
+	for rows.Next() {
+		var i HeldByRunsRow
+		if err := rows.Scan(&i.EntryID, &i.RunID); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const JobsCompleted = `-- name: JobsCompleted :one
 SELECT count(*) FROM (
     SELECT FROM river.river_job j

@@ -1,0 +1,349 @@
+package replay
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"gonum.org/v1/gonum/mathext"
+
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
+)
+
+// A progressive run tests each failure group sequentially (Wald, 1945): does it recover like a group
+// whose cause is fixed, or like one whose cause is not?
+const (
+	// fixedShare and brokenShare are the shares of successes that the test tells apart.
+	fixedShare, brokenShare = 0.95, 0.5
+	// testError is the probability of a wrong answer of the test, in either direction, and of the upper bound.
+	testError = 0.05
+	// boundFrom is the number of outcomes from which a group is also held by the upper bound of its share.
+	boundFrom = 100
+	// DefaultStepDeadline is how long a group may be without an outcome while redeliveries are under way.
+	DefaultStepDeadline = 15 * time.Minute
+	// outcomesAtOnce limits the outcomes that one transaction counts.
+	outcomesAtOnce = 2000
+)
+
+// Weights of a success and of a failure, and the bounds of their sum at which the test decides.
+var (
+	successWeight = math.Log(fixedShare / brokenShare)
+	failureWeight = math.Log((1 - fixedShare) / (1 - brokenShare))
+	fixedBound    = math.Log((1 - testError) / testError)
+	brokenBound   = -fixedBound
+)
+
+// tally counts outcomes.
+type tally struct{ succeeded, failed int64 }
+
+func (t tally) of() int64 { return t.succeeded + t.failed }
+
+// evidence returns the logarithm of how much more likely the outcomes are in a fixed group than in a broken one.
+func (t tally) evidence() float64 {
+	return float64(t.succeeded)*successWeight + float64(t.failed)*failureWeight
+}
+
+// upperBound returns the exact (Clopper-Pearson) upper bound of the share of successes: with a greater
+// share, so few successes have a probability of testError or less.
+func (t tally) upperBound() float64 {
+	if t.failed == 0 {
+		return 1
+	}
+	return mathext.InvRegIncBeta(float64(t.succeeded+1), float64(t.failed), 1-testError)
+}
+
+func (t tally) String() string {
+	return fmt.Sprintf("%d of %d recovered, evidence %+.2f", t.succeeded, t.of(), t.evidence())
+}
+
+// breakerClosed is the condition under which a group goes on.
+var breakerClosed = &policy.Conditions{Breaker: new(true)}
+
+// Moves of a group: see dlq.replay_group_move.
+const (
+	moveNext = "next"
+	moveHold = "hold"
+	moveStop = "stop"
+	moveDone = "done"
+)
+
+// States of a group.
+const (
+	groupGoing   = "going"
+	groupHeld    = "held"
+	groupStopped = "stopped"
+	groupDone    = "done"
+)
+
+// stepNames are the names of the steps.
+var stepNames = []string{"the canary", "the step to 10 %", "the step to 50 %", "the step to 100 %"}
+
+func stepName(step int32) string { return stepNames[min(max(int(step), 0), len(stepNames)-1)] }
+
+// group is a group of a progressive run with what was seen in this turn.
+type group struct {
+	dbsqlc.RunGroupsRow
+
+	counted bool             // whether outcomes were counted in this turn
+	stop    *tally           // the outcomes at which the test decided that the group is broken
+	unknown map[string]int64 // new failures by fingerprint
+	class   string           // class of a new failure
+}
+
+// test returns the outcomes of the group's current test.
+func (g *group) test() tally { return tally{g.Succeeded - g.FromSucceeded, g.Failed - g.FromFailed} }
+
+// underWay returns the number of redeliveries without a counted outcome.
+func (g *group) underWay() int64 { return max(g.Sent-g.Succeeded-g.Failed, 0) }
+
+// left returns the number of entries that are neither sent nor skipped.
+func (g *group) left() int64 { return max(g.Entries-g.Skipped-g.Sent, 0) }
+
+// count adds an outcome. isKnown reports whether a failure group is not new in the run.
+func (g *group) count(o *dbsqlc.TakeOutcomesRow, isKnown func(fingerprint string) bool, now time.Time) {
+	g.counted, g.ActiveAt = true, now
+	switch o.Outcome {
+	case "succeeded":
+		g.Succeeded++
+	case "skipped":
+		g.Skipped++
+	default:
+		g.Failed++
+		if o.Fingerprint != "" && !isKnown(o.Fingerprint) {
+			if g.unknown == nil {
+				g.unknown = map[string]int64{}
+			}
+			g.unknown[o.Fingerprint]++
+			g.class = o.ErrorClass
+		}
+	}
+	if t := g.test(); g.stop == nil && t.evidence() <= brokenBound {
+		g.stop = &t
+	}
+}
+
+// decide returns the move of a group and its reason, or no move. unmet is the reason why its destination
+// is not available, if there is one.
+func (g *group) decide(now time.Time, deadline time.Duration, unmet string) (move, reason string) {
+	if g.State != groupGoing {
+		return "", ""
+	}
+	test, step := g.test(), stepName(g.Step)
+	if g.left() == 0 {
+		if g.underWay() > 0 {
+			return "", ""
+		}
+		reason = fmt.Sprintf("done: of %d sent, %d recovered and %d failed again; %d were skipped", g.Sent, g.Succeeded,
+			g.Failed, g.Skipped)
+		return moveDone, reason
+	}
+	switch {
+	case len(g.unknown) > 0:
+		return moveHold, "held in " + step + ": " + g.newFailures()
+	case g.stop != nil:
+		return moveStop, fmt.Sprintf("stopped in %s: %d of %d failed again, evidence %+.2f is below %+.2f: its cause is not "+
+			"fixed", step, g.stop.failed, g.stop.of(), g.stop.evidence(), brokenBound)
+	case test.of() >= boundFrom && test.upperBound() < fixedShare:
+		return moveHold, fmt.Sprintf("held in %s: %d of %d recovered, a share of at most %.1f %%, below the %g %% of a fixed "+
+			"cause", step, test.succeeded, test.of(), 100*test.upperBound(), 100*fixedShare)
+	case unmet != "":
+		return moveHold, "held in " + step + ": " + unmet
+	case g.underWay() > 0:
+		if waited := now.Sub(g.ActiveAt); waited > deadline {
+			return moveHold, fmt.Sprintf("held in %s: no outcome for %s, although %d of %d sent are under way", step,
+				deadline, g.underWay(), g.Sent)
+		}
+	case g.Sent < min(g.Quota, g.Entries-g.Skipped):
+		// the step goes on
+	case test.evidence() >= fixedBound:
+		return moveNext, fmt.Sprintf("goes on after %s: %s, at least %+.2f", step, test, fixedBound)
+	default:
+		return moveHold, fmt.Sprintf("held at the end of %s: %s, between %+.2f and %+.2f: undecided", step, test,
+			brokenBound, fixedBound)
+	}
+	return "", ""
+}
+
+// newFailures describes failures that no entry of the run had at the start.
+func (g *group) newFailures() string {
+	total := int64(0)
+	for _, n := range g.unknown {
+		total += n
+	}
+	names := slices.Sorted(maps.Keys(g.unknown))
+	others := ""
+	if len(names) > 3 {
+		names, others = names[:3], fmt.Sprintf(" and %d others", len(g.unknown)-3)
+	}
+	return fmt.Sprintf("%d of %d failed in a new way: failure group %s%s, class %s", total, g.Succeeded+g.Failed,
+		strings.Join(names, ", "), others, g.class)
+}
+
+// mostHeld returns why the run should stop, if most entries that are left are in groups that are held or
+// stopped; otherwise "".
+func mostHeld(groups []group) string {
+	var left, held, waiting int64
+	for i := range groups {
+		switch g := &groups[i]; g.State {
+		case groupGoing:
+			left += g.left()
+		case groupHeld, groupStopped:
+			left, held = left+g.left(), held+g.left()
+			waiting++
+		}
+	}
+	if 2*held <= left {
+		return ""
+	}
+	groupsOf := fmt.Sprintf("%d groups that are", waiting)
+	if waiting == 1 {
+		groupsOf = "1 group that is"
+	}
+	return fmt.Sprintf("%d of the %d dead letters that are left are in %s held or stopped", held, left, groupsOf)
+}
+
+// steer counts the judged outcomes of a progressive run and moves its groups. It reports whether there
+// may be more outcomes to count.
+func (r *Runner) steer(ctx context.Context, id uuid.UUID) (more bool, err error) {
+	err = inTx(ctx, r.store, func(tx transaction) error {
+		more = false
+		run, err := tx.LockProgressive(ctx, id)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil // another process decides
+		}
+		if err != nil {
+			return err
+		}
+		groups, err := r.countOutcomes(ctx, tx, id, &more)
+		if err != nil {
+			return err
+		}
+		if run.Status == "completed" || run.Status == "cancelled" || more {
+			return nil
+		}
+		moved, err := r.moveGroups(ctx, tx, &run, groups)
+		if err != nil {
+			return err
+		}
+		if n, err := tx.SkipEnded(ctx, dbsqlc.SkipEndedParams{ID: id, Most: outcomesAtOnce}); err != nil || n > 0 {
+			more = true
+			return err
+		}
+		if run.Status != "running" {
+			return nil
+		}
+		reason := ""
+		if moved {
+			reason = mostHeld(groups)
+		} else if reason, err = stuck(ctx, tx, id, groups); err != nil {
+			return err
+		}
+		if reason == "" {
+			return nil
+		}
+		reason += "; let them go on, send them back a step or end them, or cancel the run"
+		r.logger.Warn("replay run stopped", "run", id, "reason", reason)
+		return tx.EndReplay(ctx, dbsqlc.EndReplayParams{ID: id, Status: "stopped", Reason: reason})
+	})
+	return more, err
+}
+
+// countOutcomes adds new outcomes to the groups of a run, and returns the groups.
+func (r *Runner) countOutcomes(ctx context.Context, tx transaction, id uuid.UUID, more *bool) ([]group, error) {
+	rows, err := tx.RunGroups(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	groups, at := make([]group, len(rows)), map[int32]*group{}
+	for i := range rows {
+		groups[i] = group{RunGroupsRow: rows[i]}
+		at[rows[i].Number] = &groups[i]
+	}
+	outcomes, err := tx.TakeOutcomes(ctx, dbsqlc.TakeOutcomesParams{ID: id, Most: outcomesAtOnce})
+	if err != nil {
+		return nil, err
+	}
+	*more = len(outcomes) == outcomesAtOnce
+	isKnown := func(fingerprint string) bool {
+		return slices.ContainsFunc(groups, func(g group) bool { return slices.Contains(g.Known, fingerprint) })
+	}
+	now := time.Now()
+	for i := range outcomes {
+		if g := at[outcomes[i].Number]; g != nil {
+			g.count(&outcomes[i], isKnown, now)
+		}
+	}
+	for i := range groups {
+		if g := &groups[i]; g.counted {
+			if err := tx.SaveGroup(ctx, dbsqlc.SaveGroupParams{
+				ID: id, Number: g.Number, Succeeded: g.Succeeded, Failed: g.Failed, Skipped: g.Skipped, ActiveAt: g.ActiveAt,
+			}); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return groups, nil
+}
+
+// moveGroups decides about each group, and reports whether any has moved. It sets their new states.
+func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.LockProgressiveRow,
+	groups []group,
+) (moved bool, err error) {
+	now, deadline := time.Now(), time.Duration(run.StepDeadline*float64(time.Second))
+	for i := range groups {
+		g := &groups[i]
+		unmet := ""
+		if queue := cmp.Or(run.Queue, g.Queue); queue != "" && g.State == groupGoing {
+			unmet = r.planner().UnmetBy(queue, run.Destination, breakerClosed)
+		}
+		move, reason := g.decide(now, deadline, unmet)
+		if move == "" {
+			continue
+		}
+		if err := tx.MoveGroup(ctx, dbsqlc.MoveGroupParams{
+			ID: run.ID, Number: g.Number, Move: move, Actor: r.actor, Reason: reason,
+		}); err != nil {
+			return moved, err
+		}
+		moved = true
+		g.State = map[string]string{
+			moveNext: groupGoing, moveHold: groupHeld, moveStop: groupStopped, moveDone: groupDone,
+		}[move]
+		if move == moveHold || move == moveStop {
+			r.logger.Warn("replay run: a group is held", "run", run.ID, "group", g.Number, "reason", reason)
+		}
+	}
+	return moved, nil
+}
+
+// stuck returns why a run cannot send anything until an operator decides; otherwise "".
+func stuck(ctx context.Context, tx transaction, id uuid.UUID, groups []group) (string, error) {
+	held := false
+	for i := range groups {
+		if groups[i].underWay() > 0 {
+			return "", nil
+		}
+		held = held || groups[i].left() > 0 && (groups[i].State == groupHeld || groups[i].State == groupStopped)
+	}
+	if !held {
+		return "", nil
+	}
+	next, err := tx.NextOfGroups(ctx, dbsqlc.NextOfGroupsParams{ID: id, Most: 1})
+	if err != nil || len(next) > 0 {
+		return "", err
+	}
+	rescued, err := tx.NextRescued(ctx, dbsqlc.NextRescuedParams{ID: id, Most: 1})
+	if err != nil || len(rescued) > 0 {
+		return "", err
+	}
+	return "all dead letters that are left are held, or wait behind one that is held", nil
+}

@@ -1,0 +1,320 @@
+package replay_test
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/replay"
+)
+
+// failAs makes n jobs fail, in a failure group of their own.
+func (b *bundle) failAs(n int, queue, group string) {
+	b.Helper()
+	b.fail(n, queue, group)
+	b.exec("UPDATE dlq.dead_letter_queue SET fingerprint = $1 WHERE error_type = $1", group)
+}
+
+// endGroup ends the n oldest live redeliveries of a group in a state.
+func (b *bundle) endGroup(state, group string, n int) {
+	b.Helper()
+	tag, err := b.pool.Exec(b.Context(), `UPDATE river_job SET state = $1::river_job_state, finalized_at = now(), attempt = 1,
+		errors = CASE WHEN $1 = 'completed' THEN errors ELSE ARRAY['{"error": "still wrong", "attempt": 1}'::jsonb] END
+		WHERE id IN (SELECT j.id FROM river_job j JOIN dlq.dead_letter_open e ON e.redelivery_job_id = j.id
+			WHERE j.state = 'available' AND e.error_type = $2 ORDER BY j.id LIMIT $3)`, state, group, n)
+	require.NoError(b, err)
+	require.EqualValues(b, n, tag.RowsAffected(), "redeliveries of group %s under way", group)
+}
+
+// turn counts and judges outcomes, decides, and sends, until nothing is left to do.
+func (b *bundle) turn() {
+	b.Helper()
+	for range 4 {
+		b.runOnce()
+	}
+}
+
+// groups returns the groups of a run by error type.
+func (b *bundle) groups(run *replay.Run) map[string]replay.RunGroup {
+	b.Helper()
+	groups := map[string]replay.RunGroup{}
+	for _, g := range b.get(run).Groups {
+		groups[g.ErrorType] = g
+	}
+	return groups
+}
+
+func (b *bundle) steer(run *replay.Run, verb string, groups ...int32) {
+	b.Helper()
+	require.NoError(b, b.replayer.Steer(b.Context(), run.ID, verb, groups, deadletter.Act{Actor: "ann", Note: "mended"}))
+}
+
+func TestProgressive_GoesInStepsByGroup(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.failAs(100, "a", "FIXED")
+	b.failAs(20, "a", "BROKEN")
+	b.failAs(3, "a", "FEW")
+	run := b.start(replay.Request{All: true, Progressive: true, StepDeadline: 60})
+	require.True(t, run.Progressive)
+	require.Len(t, run.Groups, 3)
+	b.turn()
+	groups := b.groups(run)
+	require.EqualValues(t, 5, groups["FIXED"].Sent)
+	require.EqualValues(t, 5, groups["BROKEN"].Sent)
+	require.EqualValues(t, 3, groups["FEW"].Sent, "a group below five goes whole")
+	require.Equal(t, "running", b.get(run).Status)
+
+	b.endGroup("completed", "FIXED", 5)
+	b.endGroup("discarded", "BROKEN", 2)
+	b.endGroup("completed", "FEW", 3)
+	b.turn()
+	groups = b.groups(run)
+	require.EqualValues(t, 10, groups["FIXED"].Sent)
+	require.EqualValues(t, 1, groups["FIXED"].Step)
+	require.Contains(t, groups["FIXED"].Reason, "5 of 5 recovered")
+	require.Equal(t, "held", groups["BROKEN"].State, "an error without a type is a new failure group here")
+	require.Contains(t, groups["BROKEN"].Reason, "2 of 2 failed in a new way")
+	require.Equal(t, "done", groups["FEW"].State)
+	require.Equal(t, "running", b.get(run).Status, "a group is held alone")
+
+	b.endGroup("completed", "FIXED", 5)
+	b.turn()
+	require.EqualValues(t, 50, b.groups(run)["FIXED"].Sent)
+	b.endGroup("completed", "FIXED", 40)
+	b.turn()
+	require.EqualValues(t, 100, b.groups(run)["FIXED"].Sent)
+	b.endGroup("completed", "FIXED", 50)
+	b.turn()
+	got := b.get(run)
+	require.Equal(t, "stopped", got.Status)
+	require.Contains(t, got.Reason, "15 of the 15 dead letters that are left are in 1 group that is held or stopped")
+
+	// A person goes on. The failure is no longer new, and the test begins again.
+	held := b.groups(run)["BROKEN"]
+	b.steer(run, "go-on", held.Number)
+	require.Equal(t, "running", b.get(run).Status)
+	b.turn()
+	require.EqualValues(t, 15, b.groups(run)["BROKEN"].Sent)
+	b.endGroup("discarded", "BROKEN", 2)
+	b.turn()
+	require.Contains(t, b.groups(run)["BROKEN"].Reason, "stopped in the step to 50 %: 2 of 2 failed again")
+	b.steer(run, "end")
+	b.turn()
+	require.Equal(t, "ended", b.groups(run)["BROKEN"].State)
+	b.endGroup("completed", "BROKEN", 11)
+	b.turn()
+	got = b.get(run)
+	require.Equal(t, "completed", got.Status)
+	require.EqualValues(t, 5, got.Skipped)
+	require.EqualValues(t, 118, got.Replayed)
+	require.Equal(t, 5, b.count(`SELECT count(*) FROM dlq.replay_run_entries
+		WHERE detail LIKE 'its group was ended: ann ended it%'`))
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.replay_runs WHERE unsettled"))
+
+	// Each decision is in the report and in the trail.
+	require.Equal(t, len(got.Decisions), b.count("SELECT count(*) FROM dlq.audit('{}', 500) WHERE reason LIKE 'replay run %: group %'"))
+	var acts []string
+	for _, d := range got.Decisions {
+		require.NotEmpty(t, d.Reason)
+		require.Equal(t, d.Act == "group let go on" || d.Act == "group ended", d.Actor == "ann", "%+v", d)
+		acts = append(acts, d.Act)
+	}
+	require.Subset(t, acts, []string{"group goes on", "group held", "group stopped", "group let go on", "group ended", "group done"})
+}
+
+// An outcome has the class and the fingerprint of its own failure, also if the entry is dlq_failed, which keeps the
+// old ones.
+func TestRun_JudgesEachFailure(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.failAs(2, "a", "T")
+	b.exec("UPDATE dlq.dead_letter_queue SET error_class = 'validation', dlq_max_retries = 1")
+	b.exec(`UPDATE dlq.dead_letter_queue SET dlq_max_retries = 9 WHERE id = (SELECT id FROM dlq.dead_letter_queue
+		ORDER BY id DESC LIMIT 1)`)
+	run := b.start(replay.Request{All: true})
+	b.turn()
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
+		errors = ARRAY['{"error": "dial tcp: connection refused", "attempt": 1}'::jsonb] WHERE metadata ? 'dlq:run_id'`)
+	b.turn()
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_failed'
+		AND fingerprint = 'T' AND error_class = 'validation'`))
+	require.Equal(t, 2, b.count(`SELECT count(*) FROM dlq.replay_run_entries WHERE outcome = 'failed'
+		AND error_class = 'transient' AND fingerprint IS NOT NULL AND fingerprint <> 'T'`))
+	require.Equal(t, 1, b.count("SELECT count(DISTINCT fingerprint) FROM dlq.replay_run_entries"))
+	entries, err := b.replayer.Entries(t.Context(), run.ID, "failed", nil, 10)
+	require.NoError(t, err)
+	require.Equal(t, "transient", entries[0].ErrorClass)
+	require.NotEmpty(t, entries[0].FailedAs)
+	require.Equal(t, "completed", b.get(run).Status)
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.replay_runs WHERE unsettled"))
+}
+
+func TestProgressive_GoesBackAStep(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.failAs(100, "a", "T")
+	run := b.start(replay.Request{All: true, Progressive: true})
+	b.turn()
+	b.endGroup("completed", "T", 4)
+	b.endGroup("discarded", "T", 1)
+	b.turn()
+	require.Equal(t, "stopped", b.get(run).Status, "most is held")
+	require.Equal(t, "held", b.groups(run)["T"].State)
+	b.steer(run, "back", 1)
+	b.turn()
+	require.EqualValues(t, 10, b.groups(run)["T"].Sent, "another canary")
+	b.endGroup("completed", "T", 5)
+	b.turn()
+	require.EqualValues(t, 50, b.groups(run)["T"].Sent, "10 % are sent already")
+	require.ErrorIs(t, b.replayer.Steer(t.Context(), run.ID, "go-on", nil, deadletter.Act{Actor: "ann"}),
+		deadletter.ErrNotAllowed, "no group is held")
+	require.NoError(t, b.replayer.Control(t.Context(), run.ID, "cancel", "ann"))
+	require.ErrorIs(t, b.replayer.Steer(t.Context(), run.ID, "go-on", nil, deadletter.Act{Actor: "ann"}),
+		deadletter.ErrNotAllowed)
+	other := b.start(replay.Request{All: true})
+	require.ErrorIs(t, b.replayer.Steer(t.Context(), other.ID, "go-on", nil, deadletter.Act{Actor: "ann"}),
+		deadletter.ErrNotAllowed, "the run is not progressive")
+}
+
+// Without outcomes a group never passes: the deadline holds it.
+func TestProgressive_HoldsWithoutOutcomes(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.failAs(20, "a", "T")
+	run := b.start(replay.Request{All: true, Progressive: true, StepDeadline: 1})
+	require.Eventually(t, func() bool {
+		b.runOnce()
+		return b.get(run).Status == "stopped"
+	}, time.Minute, 20*time.Millisecond)
+	require.Contains(t, b.groups(run)["T"].Reason, "no outcome for 1s, although 5 of 5 sent are under way")
+	require.EqualValues(t, 5, b.get(run).Replayed)
+}
+
+// The 20 largest groups are tested alone, all others together.
+func TestProgressive_PoolsSmallGroups(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(300, "a", "T")
+	b.exec("UPDATE dlq.dead_letter_queue SET fingerprint = 'f' || least((original_event ->> 'n')::int % 24, 22)")
+	run := b.start(replay.Request{All: true, Progressive: true})
+	b.turn()
+	got := b.get(run)
+	require.Len(t, got.Groups, 21)
+	pool := got.Groups[20]
+	require.EqualValues(t, 21, pool.Number)
+	require.Empty(t, pool.Queue)
+	require.EqualValues(t, 300, b.count("SELECT sum(entries) FROM dlq.replay_run_groups"))
+	require.EqualValues(t, 21*5, got.Replayed)
+	require.Equal(t, 3, b.count("SELECT cardinality(known) FROM dlq.replay_run_groups WHERE number = 21"))
+}
+
+// Followers of an ordering key wait for their predecessor, also if that is in another group.
+func TestProgressive_KeepsTheOrderOfKeys(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.failAs(20, "a", "FIRST")
+	b.failAs(20, "a", "SECOND")
+	b.exec("UPDATE dlq.dead_letter_queue SET ordering_key = 'k' || (original_event ->> 'n'), order_place = river_job_id")
+	run := b.start(replay.Request{All: true, Progressive: true})
+	b.turn()
+	require.EqualValues(t, 5, b.groups(run)["FIRST"].Sent)
+	require.Zero(t, b.groups(run)["SECOND"].Sent)
+	b.endGroup("completed", "FIRST", 4)
+	b.endGroup("discarded", "FIRST", 1)
+	b.turn()
+	require.Equal(t, "held", b.groups(run)["FIRST"].State)
+	require.EqualValues(t, 5, b.groups(run)["SECOND"].Sent)
+	b.endGroup("completed", "SECOND", 5)
+	b.turn()
+	require.Equal(t, "stopped", b.get(run).Status, "the rest waits behind a group that is held")
+	require.Contains(t, b.get(run).Reason, "wait behind one that is held")
+	require.Zero(t, b.count(`SELECT count(*) FROM dlq.replay_run_entries e JOIN dlq.replay_run_entries p
+		ON p.run_id = e.run_id AND p.entry_id = e.behind WHERE e.job_id IS NOT NULL AND p.outcome IS NULL`))
+}
+
+// Several processes share a progressive run, and each may die at any time: no entry is sent twice, and no
+// group gets ahead of its step.
+func TestProgressive_SeveralProcessesKeepThePlan(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.failAs(120, "a", "ONE")
+	b.failAs(60, "a", "TWO")
+	run := b.start(replay.Request{All: true, Progressive: true, BatchSize: 3})
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	for i := range 4 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				// Two processes are cut off in each turn, as if they were killed.
+				ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+				if i < 2 {
+					time.AfterFunc(time.Duration(5+i*95)*time.Millisecond, cancel)
+				}
+				if _, err := b.newRunner().RunOnce(ctx); err != nil && ctx.Err() == nil {
+					t.Error(err)
+				}
+				cancel()
+			}
+		})
+	}
+	defer wg.Wait()
+	defer close(stop)
+	require.Eventually(t, func() bool {
+		if n := b.count(`SELECT count(*) FROM dlq.replay_run_groups WHERE sent > quota OR sent <> (SELECT count(*)
+			FROM dlq.replay_run_entries e WHERE e.run_id = replay_run_groups.run_id AND e.group_number = number
+			AND e.job_id IS NOT NULL)`); n > 0 {
+			t.Errorf("%d groups sent more than their step allows", n)
+			return true
+		}
+		b.exec(`UPDATE river_job SET state = 'completed', finalized_at = now(), attempt = 1 WHERE id IN (SELECT id FROM river_job
+			WHERE state = 'available' AND metadata ? 'dlq:run_id' ORDER BY id LIMIT 7 FOR UPDATE SKIP LOCKED)`)
+		b.exec("SELECT dlq.apply_facts()")
+		return b.get(run).Status != "running"
+	}, 3*time.Minute, 10*time.Millisecond)
+	got := b.get(run)
+	require.Equal(t, "completed", got.Status, got.Reason)
+	require.EqualValues(t, 180, got.Succeeded)
+	require.Equal(t, 180, b.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:run_id'"))
+	for _, g := range got.Groups {
+		require.Equal(t, "done", g.State, g.Reason)
+		require.Equal(t, g.Entries, g.Succeeded)
+	}
+}
+
+func TestProgressive_SQL(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.failAs(20, "a", "T")
+	b.exec(`SELECT dlq.replay_start('{"queue": "a"}', p_actor => 'kim', p_progressive => true, p_step_deadline => '1 hour')`)
+	runs, err := b.replayer.List(t.Context(), 1)
+	require.NoError(t, err)
+	run := runs[0]
+	require.InDelta(t, 3600, run.StepDeadline, 0)
+	b.turn()
+	b.endGroup("completed", "T", 4)
+	b.endGroup("discarded", "T", 1)
+	b.turn()
+	require.Equal(t, 1, b.count("SELECT dlq.replay_go_on($1)", run.ID))
+	b.turn()
+	require.EqualValues(t, 15, b.get(run).Replayed)
+	_, err = b.pool.Exec(t.Context(), "SELECT dlq.replay_back($1, '{7}')", run.ID)
+	require.ErrorContains(t, err, "group 7 is not held or stopped")
+	_, err = b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{\"queue\": \"a\"}', p_step_deadline => '1 ms')")
+	require.ErrorContains(t, err, "invalid step deadline")
+	require.Equal(t, 1, b.count("SELECT dlq.replay_end($1, '{1}')", run.ID))
+	_, err = b.replayer.Start(t.Context(), withDefaults(replay.Request{
+		Filter: json.RawMessage(`{"queue": "a"}`), Progressive: true, StepDeadline: 1e9,
+	}))
+	require.ErrorIs(t, err, deadletter.ErrInvalid)
+}

@@ -1,0 +1,128 @@
+package server_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// repaired is a receiver that rejects every message until it is repaired, except for some kinds.
+type repaired struct {
+	mu       sync.Mutex
+	phase    int            // 0: nothing works; 1: some kinds do; 2: all do
+	received map[string]int // messages since phase 1, by kind
+	times    map[string]int // deliveries since phase 1, by message
+}
+
+func (r *repaired) ServeHTTP(w http.ResponseWriter, in *http.Request) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	kind := in.Header.Get("Dlqd-Kind")
+	refuse := func(errorType, class string) {
+		w.Header().Set("X-Error-Type", errorType)
+		w.Header().Set("X-Error-Class", class)
+		w.WriteHeader(http.StatusUnprocessableEntity)
+	}
+	if r.phase == 0 {
+		refuse("AS_"+strings.ToUpper(kind), "business")
+		return
+	}
+	r.received[kind]++
+	r.times[in.Header.Get("Webhook-Id")]++
+	switch {
+	case r.phase == 2 || kind == "fixed" || kind == "few":
+	case kind == "broken" || kind == "mixed" && r.received[kind] == 3:
+		refuse("AS_"+strings.ToUpper(kind), "business")
+	case kind == "moved":
+		refuse("MOVED_AWAY", "transient")
+	}
+}
+
+func (r *repaired) set(phase int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.phase, r.received, r.times = phase, map[string]int{}, map[string]int{}
+}
+
+func (r *repaired) seen(kind string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.received[kind]
+}
+
+// A progressive run over five groups: one whose cause is fixed, one that is as broken as before, one that recovers in
+// part, one that fails in a new way, and one of three messages.
+func TestProgressive_FiveGroupsAtARealReceiver(t *testing.T) {
+	t.Parallel()
+	receiver := &repaired{}
+	b := setup(t, options{receiver: receiver.ServeHTTP})
+	sizes := map[string]int{"fixed": 40, "broken": 10, "mixed": 10, "moved": 10, "few": 3}
+	for kind, n := range sizes {
+		for i := range n {
+			status, out, _ := b.call("POST", "/api/messages",
+				fmt.Sprintf(`{"messageId": "%s-%d", "queue": "default", "kind": %q, "payload": 1}`, kind, i, kind))
+			require.Equal(t, http.StatusAccepted, status, out)
+		}
+	}
+	b.awaitCount(73, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND fingerprint IS NOT NULL")
+	receiver.set(1)
+	status, out, _ := b.call("POST", "/api/dlq/replay", `{"filter": {"queue": ["default"]}, "progressive": true}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	run := out["run"].(map[string]any)["id"].(string)
+	b.awaitCount(1, "SELECT count(*) FROM dlq.replay_runs WHERE status = 'stopped'")
+	b.awaitCount(2, "SELECT count(*) FROM dlq.replay_run_groups WHERE state = 'done'") // their last outcomes
+	groups := func() map[string]map[string]any {
+		_, out, _ := b.call("GET", "/api/dlq/replays/"+run, "")
+		byType := map[string]map[string]any{}
+		for _, g := range out["groups"].([]any) {
+			g := g.(map[string]any)
+			byType[g["errorType"].(string)] = g
+		}
+		return byType
+	}
+	of := groups()
+	require.Equal(t, "done", of["AS_FIXED"]["state"], of["AS_FIXED"])
+	require.Equal(t, "done", of["AS_FEW"]["state"], of["AS_FEW"])
+	require.Equal(t, "stopped", of["AS_BROKEN"]["state"], of["AS_BROKEN"])
+	require.Contains(t, of["AS_BROKEN"]["reason"], "2 of 2 failed again")
+	require.Equal(t, "held", of["AS_MIXED"]["state"], of["AS_MIXED"])
+	require.Contains(t, of["AS_MIXED"]["reason"], "4 of 5 recovered")
+	require.Equal(t, "held", of["AS_MOVED"]["state"], of["AS_MOVED"])
+	require.Contains(t, of["AS_MOVED"]["reason"], "failed in a new way")
+	for kind, n := range map[string]int{"fixed": 40, "few": 3, "broken": 5, "mixed": 5, "moved": 5} {
+		require.Equal(t, n, receiver.seen(kind), kind)
+	}
+	// The failures in the new way are transient, but not redelivered automatically while the run has not ended.
+	b.awaitCount(5, `SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND error_type = 'MOVED_AWAY'
+		AND waiting_for = 'run'`)
+	require.Equal(t, 5, receiver.seen("moved"))
+	require.Equal(t, 5, b.count(`SELECT count(*) FROM dlq.replay_run_entries r JOIN dlq.dead_letter_open e
+		ON e.id = r.entry_id WHERE r.error_class = 'transient' AND r.fingerprint = e.fingerprint`))
+
+	receiver.set(2)
+	status, out, _ = b.call("POST", "/api/dlq/replays/"+run+"/go-on",
+		fmt.Sprintf(`{"groups": [%v, %v], "note": "mended"}`, of["AS_MIXED"]["number"], of["AS_MOVED"]["number"]))
+	require.Equal(t, http.StatusOK, status, out)
+	status, out, _ = b.call("POST", "/api/dlq/replays/"+run+"/end",
+		fmt.Sprintf(`{"groups": [%v]}`, of["AS_BROKEN"]["number"]))
+	require.Equal(t, http.StatusOK, status, out)
+	b.awaitCount(1, "SELECT count(*) FROM dlq.replay_runs WHERE status = 'completed' AND NOT unsettled")
+	of = groups()
+	require.Equal(t, "done", of["AS_MIXED"]["state"])
+	require.Equal(t, "ended", of["AS_BROKEN"]["state"])
+	// The run has ended: what failed in it is redelivered again.
+	b.awaitCount(0, "SELECT count(*) FROM dlq.dead_letter_open WHERE error_type = 'MOVED_AWAY'")
+	require.Equal(t, 11, b.count("SELECT count(*) FROM dlq.dead_letter_open"), "those of AS_BROKEN, and one of AS_MIXED")
+	receiver.mu.Lock()
+	defer receiver.mu.Unlock()
+	for message, n := range receiver.times {
+		require.Equal(t, 1, n, message)
+	}
+	_, out, _ = b.call("GET", "/api/dlq/audit?text=4+of+5+recovered", "")
+	require.Contains(t, fmt.Sprint(out), "group held", "the decision is in the trail")
+}
