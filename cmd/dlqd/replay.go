@@ -267,8 +267,8 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 	flags.BoolVar(&many.Progressive, "progressive", false, "send each failure group in steps, and hold it if it does not "+
 		"recover (default at a terminal above 100 dead letters)")
 	flags.BoolVar(&allAtOnce, "all-at-once", false, "send all dead letters without steps")
-	flags.DurationVar(&deadline, "step-deadline", replay.DefaultStepDeadline, "with --progressive: hold a group without an "+
-		"outcome for this time")
+	flags.DurationVar(&deadline, "step-deadline", replay.DefaultStepDeadline, "with --progressive: hold a group without "+
+		"an outcome for this time")
 	flags.BoolVar(&detach, "detach", false, "start the run without following it")
 	return cmd
 }

@@ -510,8 +510,8 @@ BEGIN
             || jsonb_strip_nulls(jsonb_build_object('queue', p_queue, 'toDestination', p_destination, 'rate', p_rate,
                 'concurrency', p_concurrency, 'force', nullif(p_force, false),
             'newestFirst', nullif(p_newest_first, false), 'batchSize', nullif(p_batch_size, 100), 'stopAt',
-            nullif(p_stop_at, 50), 'checkpoint', p_checkpoint, 'progressive', nullif(p_progressive, false), 'stepDeadline',
-            CASE WHEN p_progressive THEN nullif(extract(epoch FROM p_step_deadline)::float8, 900) END))
+            nullif(p_stop_at, 50), 'checkpoint', p_checkpoint, 'progressive', nullif(p_progressive, false),
+            'stepDeadline', CASE WHEN p_progressive THEN nullif(extract(epoch FROM p_step_deadline)::float8, 900) END))
                 || CASE WHEN p_patch IS NOT NULL THEN jsonb_build_object('patch', p_patch) ELSE '{}' END
             || CASE WHEN p_merge_patch IS NOT NULL THEN jsonb_build_object('mergePatch', p_merge_patch) ELSE '{}' END
             || CASE WHEN p_all THEN '{"all": true}' ELSE '{}' END::jsonb);

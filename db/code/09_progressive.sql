@@ -16,8 +16,8 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan
 DECLARE
     v_groups jsonb;
 BEGIN
-    EXECUTE 'SELECT coalesce(jsonb_agg(jsonb_build_object(''number'', least(g.number, 21), ''queue'', g.queue, ''fingerprint'',
-                 g.fingerprint, ''errorType'', g.error_type) ORDER BY g.number), ''[]'')
+    EXECUTE 'SELECT coalesce(jsonb_agg(jsonb_build_object(''number'', least(g.number, 21), ''queue'', g.queue,
+                 ''fingerprint'', g.fingerprint, ''errorType'', g.error_type) ORDER BY g.number), ''[]'')
              FROM (SELECT row_number() OVER (ORDER BY count(*) DESC, e.queue, coalesce(e.fingerprint, '''')) AS number,
                        e.queue, coalesce(e.fingerprint, '''') AS fingerprint, min(e.error_type) AS error_type
                    FROM dlq.dead_letter_queue e WHERE ' || p_where || ' GROUP BY e.queue, coalesce(e.fingerprint, '''')) g'

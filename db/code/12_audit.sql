@@ -532,6 +532,9 @@ BEGIN
         ('counters', '{label}', format(
             'SELECT t.* FROM dlq.counters t WHERE t.name = ''error_type'' AND t.label IN (SELECT m.error_type FROM %s '
             'AND m.error_type <> '''')', v_moves)),
+        ('replay_run_groups', '{error_type}', format(
+            'SELECT t.* FROM dlq.replay_run_groups t WHERE t.error_type IN (SELECT m.error_type FROM %s '
+            'AND m.error_type <> '''')', v_moves)),
         ('failure_groups', '{title,error_type}', format(
             'SELECT t.* FROM dlq.failure_groups t WHERE (t.queue, t.fingerprint) IN (SELECT m.queue, m.joined_group '
             'FROM %s)', v_moves)),

@@ -348,6 +348,8 @@ func nextStepTitle(e *deadletter.Entry) string {
 		return "first decision on its class and strategy"
 	case e.WaitingFor != nil && *e.WaitingFor == "automatic":
 		return redelivery + ", if automatic redelivery is on by then"
+	case e.WaitingFor != nil && *e.WaitingFor == "run":
+		return "next check for " + redelivery + ", which waits for the end of the replay run in which it failed"
 	case e.WaitingFor != nil && *e.WaitingFor == "order":
 		return "next check for " + redelivery + ", which waits for earlier work of its ordering key"
 	case e.WaitingFor != nil && *e.WaitingFor != "pace" || *e.Strategy == "conditional":

@@ -425,7 +425,8 @@ func (c *Console) controlRun(in *request) (*done, error) {
 	}[verb]
 	if text == "" {
 		return nil, &api.Problem{
-			Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose pause, resume, cancel, rate, go-on, back or end",
+			Status: http.StatusUnprocessableEntity, Title: "Unknown action",
+			Detail: "choose pause, resume, cancel, rate, go-on, back or end",
 		}
 	}
 	switch verb {

@@ -415,6 +415,9 @@ func newRequest(ctx context.Context, destination *policy.Destination, job *river
 	if meta.EntryID != nil {
 		set("Dlqd-Entry-Id", meta.EntryID.String())
 	}
+	if meta.RunID != nil {
+		set("Dlqd-Run-Id", meta.RunID.String())
+	}
 	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(request.Header))
 	if sign := destination.Signer(); sign != nil {
 		signature, err := sign(job.Args.MessageID, now, body)

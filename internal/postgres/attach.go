@@ -93,8 +93,8 @@ func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 				"dlq.reconcile_findings"),
 			m.Schemas.Render("tables dlq.circuit_breakers, dlq.circuit_breaker_changes, dlq.automatic_switches, "+
 				"dlq.automatic_changes, dlq.gates, dlq.paces, dlq.ordered_jobs"),
-			m.Schemas.Render("tables dlq.processes, dlq.settings, dlq.replay_runs, dlq.replay_run_entries, dlq.rollup_*, "+
-				"dlq.failure_groups, dlq.group_aliases, dlq.erasures, dlq.restored_partitions, dlq.archived_partitions, "+
+			m.Schemas.Render("tables dlq.processes, dlq.settings, dlq.replay_runs, dlq.replay_run_groups, dlq.replay_run_entries, "+
+				"dlq.rollup_*, dlq.failure_groups, dlq.group_aliases, dlq.erasures, dlq.restored_partitions, dlq.archived_partitions, "+
 				"dlq.acts, dlq.duties, dlq.approvals, dlq.approval_entries"))
 	}
 	if !status.codeCurrent || !status.triggersCurrent {

@@ -105,7 +105,8 @@ func TestGroup_Decides(t *testing.T) {
 			"held in the step to 50 %: 2 of 43 failed in a new way: failure group new, class outage",
 		},
 		"is held by the exact bound from 100 on": {
-			dbsqlc.RunGroupsRow{Step: 3, Quota: 1000, Entries: 1000, Sent: 300, Succeeded: 90, Failed: 9}, "f", "", 0, moveHold,
+			dbsqlc.RunGroupsRow{Step: 3, Quota: 1000, Entries: 1000, Sent: 300, Succeeded: 90, Failed: 9}, "f", "", 0,
+			moveHold,
 			"held in the step to 100 %: 90 of 100 recovered, a share of at most 94.5 %, below the 95 % of a fixed cause",
 		},
 		"is not held by the exact bound before": {

@@ -118,7 +118,8 @@ func TestProgressive_GoesInStepsByGroup(t *testing.T) {
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.replay_runs WHERE unsettled"))
 
 	// Each decision is in the report and in the trail.
-	require.Equal(t, len(got.Decisions), b.count("SELECT count(*) FROM dlq.audit('{}', 500) WHERE reason LIKE 'replay run %: group %'"))
+	require.Equal(t, len(got.Decisions), b.count(`SELECT count(*) FROM dlq.audit('{}', 500)
+		WHERE reason LIKE 'replay run %: group %'`))
 	var acts []string
 	for _, d := range got.Decisions {
 		require.NotEmpty(t, d.Reason)

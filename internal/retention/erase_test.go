@@ -294,7 +294,8 @@ var ownColumns = map[string]string{
 	"processes":           "name version parts queues",
 	"reconcile_findings":  "why",
 	"reconcile_looks":     "look cursor_state triggers triggers_before",
-	"replay_run_entries":  "outcome",
+	"replay_run_entries":  "outcome error_class fingerprint",
+	"replay_run_groups":   "queue fingerprint known state reason",
 	"replay_runs":         "scope queue destination actor origin reason forecast checkpoint",
 	"restored_partitions": "partition_name",
 	"river_job":           "kind queue attempted_by",
@@ -462,8 +463,8 @@ func (b *bundle) plantEverywhere(word string) {
 		"p_patch => '[{\"op\": \"add\", \"path\": \"/name\", \"value\": \"%s\"}]'",
 		"p_merge_patch => '{\"name\": \"%s\"}'",
 	} {
-		b.exec("SELECT dlq.replay_cancel(dlq.replay_start($1, 'kim', $2, p_force => true, "+fmt.Sprintf(patch, word)+"))",
-			filter, word)
+		b.exec("SELECT dlq.replay_cancel(dlq.replay_start($1, 'kim', $2, p_force => true, p_progressive => true, "+
+			fmt.Sprintf(patch, word)+"))", filter, word)
 	}
 	b.exec("UPDATE dlq.replay_run_entries SET detail = $1", word)
 	b.exec(`SELECT dlq.refuse_approval(dlq.request_approval('bulk', jsonb_build_object('do', 'discard', 'filter',

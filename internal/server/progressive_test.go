@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -17,6 +18,7 @@ type repaired struct {
 	phase    int            // 0: nothing works; 1: some kinds do; 2: all do
 	received map[string]int // messages since phase 1, by kind
 	times    map[string]int // deliveries since phase 1, by message
+	ofRuns   int            // deliveries since phase 1 that name a replay run
 }
 
 func (r *repaired) ServeHTTP(w http.ResponseWriter, in *http.Request) {
@@ -32,6 +34,9 @@ func (r *repaired) ServeHTTP(w http.ResponseWriter, in *http.Request) {
 		refuse("AS_"+strings.ToUpper(kind), "business")
 		return
 	}
+	if in.Header.Get("Dlqd-Run-Id") != "" {
+		r.ofRuns++
+	}
 	r.received[kind]++
 	r.times[in.Header.Get("Webhook-Id")]++
 	switch {
@@ -46,7 +51,7 @@ func (r *repaired) ServeHTTP(w http.ResponseWriter, in *http.Request) {
 func (r *repaired) set(phase int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.phase, r.received, r.times = phase, map[string]int{}, map[string]int{}
+	r.phase, r.received, r.times, r.ofRuns = phase, map[string]int{}, map[string]int{}, 0
 }
 
 func (r *repaired) seen(kind string) int {
@@ -97,12 +102,28 @@ func TestProgressive_FiveGroupsAtARealReceiver(t *testing.T) {
 	for kind, n := range map[string]int{"fixed": 40, "few": 3, "broken": 5, "mixed": 5, "moved": 5} {
 		require.Equal(t, n, receiver.seen(kind), kind)
 	}
+	require.Equal(t, 58, receiver.ofRuns)
 	// The failures in the new way are transient, but not redelivered automatically while the run has not ended.
 	b.awaitCount(5, `SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND error_type = 'MOVED_AWAY'
 		AND waiting_for = 'run'`)
 	require.Equal(t, 5, receiver.seen("moved"))
 	require.Equal(t, 5, b.count(`SELECT count(*) FROM dlq.replay_run_entries r JOIN dlq.dead_letter_open e
 		ON e.id = r.entry_id WHERE r.error_class = 'transient' AND r.fingerprint = e.fingerprint`))
+
+	page := func(path string) string {
+		t.Helper()
+		answer, err := http.Get(b.base + path) //nolint:noctx // a page of the test's own server
+		require.NoError(t, err)
+		defer func() { _ = answer.Body.Close() }()
+		text, err := io.ReadAll(answer.Body)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusOK, answer.StatusCode)
+		return string(text)
+	}
+	shown := page("/replays/" + run)
+	require.Contains(t, shown, "4 of 5 recovered")
+	require.Contains(t, shown, `name="do" value="go-on"`)
+	require.Contains(t, page("/replays/new?q=queue:default"), `name="progressive" value="yes">`, "below 100: not checked")
 
 	receiver.set(2)
 	status, out, _ = b.call("POST", "/api/dlq/replays/"+run+"/go-on",
