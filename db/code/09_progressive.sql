@@ -20,7 +20,8 @@ BEGIN
                  ''fingerprint'', g.fingerprint, ''errorType'', g.error_type) ORDER BY g.number), ''[]'')
              FROM (SELECT row_number() OVER (ORDER BY count(*) DESC, e.queue, coalesce(e.fingerprint, '''')) AS number,
                        e.queue, coalesce(e.fingerprint, '''') AS fingerprint, min(e.error_type) AS error_type
-                   FROM dlq.dead_letter_queue e WHERE ' || p_where || ' GROUP BY e.queue, coalesce(e.fingerprint, '''')) g'
+                   FROM dlq.dead_letter_queue e WHERE ' || p_where
+        || ' GROUP BY e.queue, coalesce(e.fingerprint, '''')) g'
     INTO v_groups USING p_filter;
     RETURN v_groups;
 END

@@ -125,8 +125,10 @@ func TestGroup_Decides(t *testing.T) {
 			dbsqlc.RunGroupsRow{Quota: 3, Entries: 4, Sent: 3}, "ksfn", "", 0, moveDone,
 			"done: of 3 sent, 1 recovered and 2 failed again; 1 were skipped",
 		},
-		"waits while its last are under way": {dbsqlc.RunGroupsRow{Quota: 3, Entries: 3, Sent: 3}, "ff", "", time.Hour, "", ""},
-		"sends the rest of its step":         {dbsqlc.RunGroupsRow{Quota: 10, Entries: 100, Sent: 5}, "sssss", "", 0, "", ""},
+		"waits while its last are under way": {
+			dbsqlc.RunGroupsRow{Quota: 3, Entries: 3, Sent: 3}, "ff", "", time.Hour, "", "",
+		},
+		"sends the rest of its step": {dbsqlc.RunGroupsRow{Quota: 10, Entries: 100, Sent: 5}, "sssss", "", 0, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -126,7 +126,9 @@ func TestProgressive_GoesInStepsByGroup(t *testing.T) {
 		require.Equal(t, d.Act == "group let go on" || d.Act == "group ended", d.Actor == "ann", "%+v", d)
 		acts = append(acts, d.Act)
 	}
-	require.Subset(t, acts, []string{"group goes on", "group held", "group stopped", "group let go on", "group ended", "group done"})
+	require.Subset(t, acts, []string{
+		"group goes on", "group held", "group stopped", "group let go on", "group ended", "group done",
+	})
 }
 
 // An outcome has the class and the fingerprint of its own failure, also if the entry is dlq_failed, which keeps the
