@@ -227,11 +227,11 @@ func (r *Runner) steer(ctx context.Context, id uuid.UUID) (more bool, err error)
 		if err != nil {
 			return err
 		}
-		if run.Status == "completed" || run.Status == "cancelled" || more {
+		if more {
 			return nil
 		}
 		moved, err := r.moveGroups(ctx, tx, &run, groups)
-		if err != nil {
+		if err != nil || hasEnded(&run) {
 			return err
 		}
 		if n, err := tx.SkipEnded(ctx, dbsqlc.SkipEndedParams{ID: id, Most: outcomesAtOnce}); err != nil || n > 0 {
@@ -294,6 +294,8 @@ func (r *Runner) countOutcomes(ctx context.Context, tx transaction, id uuid.UUID
 	return groups, nil
 }
 
+func hasEnded(run *dbsqlc.LockProgressiveRow) bool { return run.Status == "completed" || run.Status == "cancelled" }
+
 // moveGroups decides about each group, and reports whether any has moved. It sets their new states.
 func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.LockProgressiveRow,
 	groups []group,
@@ -306,7 +308,7 @@ func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.Loc
 			unmet = r.planner().UnmetBy(queue, run.Destination, breakerClosed)
 		}
 		move, reason := g.decide(now, deadline, unmet)
-		if move == "" {
+		if move == "" || hasEnded(run) && move != moveDone {
 			continue
 		}
 		if err := tx.MoveGroup(ctx, dbsqlc.MoveGroupParams{
