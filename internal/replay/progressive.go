@@ -294,7 +294,9 @@ func (r *Runner) countOutcomes(ctx context.Context, tx transaction, id uuid.UUID
 	return groups, nil
 }
 
-func hasEnded(run *dbsqlc.LockProgressiveRow) bool { return run.Status == "completed" || run.Status == "cancelled" }
+func hasEnded(run *dbsqlc.LockProgressiveRow) bool {
+	return run.Status == "completed" || run.Status == "cancelled"
+}
 
 // moveGroups decides about each group, and reports whether any has moved. It sets their new states.
 func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.LockProgressiveRow,
