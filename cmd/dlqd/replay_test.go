@@ -1,6 +1,7 @@
 package main_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"regexp"
@@ -117,6 +118,17 @@ func TestReplay_ProgressiveSurvivesKills(t *testing.T) {
 	}
 	await("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'", 60)
 	mended.Store(true)
+	t.Cleanup(func() {
+		if t.Failed() {
+			var seen string
+			_ = pool.QueryRow(context.WithoutCancel(t.Context()), `SELECT concat_ws(E'\n', (SELECT row(status, reason)::text
+				FROM dlq.replay_runs), (SELECT row(g.*)::text FROM dlq.replay_run_groups g), (SELECT string_agg(a.n::text || ' ' ||
+				coalesce(a.outcome, '-') || coalesce(a.state, '-') || coalesce(a.detail, ''), E'\n') FROM (SELECT count(*) AS n,
+				e.outcome, j.state::text, left(e.detail, 200) AS detail FROM dlq.replay_run_entries e
+				LEFT JOIN river_job j ON j.id = e.job_id GROUP BY 2, 3, 4) a))`).Scan(&seen)
+			t.Log(seen)
+		}
+	})
 	out := ok(t, "replay", "--api-url="+s.api, "--all", "--progressive", "--rate", "15", "--detach")
 	require.Contains(t, out, ": 60 dead letters, in steps, in 1 failure groups")
 	id := regexp.MustCompile(`[0-9a-f-]{36}`).FindString(out)
