@@ -284,8 +284,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.record_act IS 'Writes an audit row for an act on an object that is not an entry.';
 
--- Each process publishes the policy that it loads, at startup and whenever its files change. A
--- policy comes into force only if its version differs from the last one that any process published.
+-- Each process publishes the policy that it loads, at startup and whenever its files change. An
+-- audit row says that the policy came into force, but only if another version was published before.
 CREATE OR REPLACE FUNCTION dlq.publish_policy(p_version text, p_approvals text, p_actor text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -604,8 +604,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.refuse IS 'Trigger: refuses the statement, with the reason that the trigger passes.';
 
--- A row of the audit trail changes only if dlq.erase removes the payload that an operator edited
--- (detail) or names (reason). All other columns, such as actor and time, stay.
+-- A row of the audit trail changes only if dlq.erase removes from it an edited payload (in detail)
+-- or names (in reason). All other columns, such as actor and time, stay.
 CREATE OR REPLACE FUNCTION dlq.on_rewrite() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

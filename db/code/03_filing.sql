@@ -232,8 +232,9 @@ COMMENT ON FUNCTION dlq.failure_of IS
 --   - If finalized_at is "infinity" or in the future, the job's next failure may have the same
 --     finalized_at, so the attempt has to be the same, too.
 --
--- If an entry has the failure's id, the failure is known. dlq.retired_jobs has the failures that are
--- recorded in entries with other ids (dlq.take_failure), and those of deleted entries.
+-- If an entry has the failure's id, the failure is known. dlq.retired_jobs has the failures that no
+-- entry's id identifies: those recorded in an entry with another id, those without a valid time
+-- (dlq.take_failure), and those of deleted entries.
 --
 -- The function has no SET clause and is one SELECT, so that Postgres inlines it in FROM. It has
 -- subqueries that return one value, not UNION: Postgres then prunes, at run time, partitions that
@@ -519,8 +520,8 @@ COMMENT ON FUNCTION dlq.failed_again IS
     'once.';
 
 -- A failure of a job that has an open entry is a further failure of that entry. The failure of a
--- redelivery becomes a fact: it is in the inbox only if capture could not read entry_jobs (in a
--- SERIALIZABLE transaction).
+-- redelivery becomes a fact: it is in the inbox only if the job has lost the marker dlq:entry_id,
+-- by which capture recognizes a redelivery.
 CREATE OR REPLACE FUNCTION dlq.file_repeats(p_ids uuid[], p_wait boolean) RETURNS uuid[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE

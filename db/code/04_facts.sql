@@ -15,8 +15,8 @@ COMMENT ON FUNCTION dlq.is_superseded IS
 --   - The entry's own job becomes completed. It keeps its unique key only if the key applied in its
 --     former state: otherwise the job that did the work may hold the key. It loses the marker
 --     dlq:entry_id, so that capture does not record a success.
---   - Redeliveries that did not do the work and are not running are deleted. If dlqd has no right to
---     delete, they become completed.
+--   - Redeliveries that did not do the work and are neither running nor completed are deleted. If
+--     dlqd has no right to delete and a job did the work, they become completed instead.
 --
 -- An operator's transaction may stay open, and River's scheduler would wait for the jobs that it
 -- locks. So for an operator, supersede locks only jobs that have ended. For the others it appends
@@ -765,8 +765,8 @@ COMMENT ON FUNCTION dlq.may_pass IS
     'rule.';
 
 -- apply_facts applies the facts of a job in order: a fact waits while an earlier one of its job
--- exists. The most frequent fact (the redelivery that an entry waits for has completed) is applied
--- in one statement for all entries.
+-- exists, except for facts "following". The most frequent fact (the redelivery that an entry waits
+-- for has completed) is applied in one statement for all entries.
 --
 -- Facts are read from the position p_from on. While an open transaction keeps vacuum from removing
 -- deleted rows, reading past those rows twenty times a second would cost more and more. A caller that

@@ -1,7 +1,8 @@
--- Functions that operators, the API and DLQ workers call. Each records who moves an entry and why,
--- and returns what it did. Errors have a SQLSTATE: DLQ01 the move is not allowed; DLQ02 there is no
--- such entry; DLQ03 another job or session is in the way (an equal job is live or has ended, or the
--- job is locked); DLQ07 a second person has to approve.
+-- Functions by which operators, the API and DLQ workers move entries, and their helpers. A move
+-- records who makes it and why. Errors have a SQLSTATE: DLQ01 the move is not allowed; DLQ02 there
+-- is no such entry; DLQ03 another job or session is in the way (an equal job is live or has ended,
+-- or the job is locked); DLQ04 an argument is invalid; DLQ06 the caller's scope or role does not
+-- allow it; DLQ07 a second person has to approve.
 
 -- River's resumable jobs keep their progress in metadata: the last completed step, and the cursors
 -- of steps that have begun.
@@ -70,8 +71,8 @@ COMMENT ON FUNCTION dlq.rescues IS
     'How often River''s rescuer ended attempts of an entry, by the entry''s metadata: attempts of '
     'its own job and of its redeliveries.';
 
--- A job that was rescued twice or more may crash its process, and with it all other jobs there. So a
--- queue gets one such job at a time.
+-- A job that was rescued twice or more may crash its process, and with it all other jobs there. So
+-- a queue gets one such job at a time, unless an operator replays a single entry (dlq.replay).
 CREATE OR REPLACE FUNCTION dlq.may_go_alone(p_id uuid, p_entry_queue text, p_queue text, p_ids uuid[]) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$

@@ -208,7 +208,7 @@ COMMENT ON FUNCTION dlq.order_place IS
     'Returns the place of a job, or of the message that it redelivers, in the order of its key; null if it has '
     'none.';
 
--- SKIP LOCKED: a session that holds the lock deletes the row itself.
+-- SKIP LOCKED: if another session has locked the row, that session or a later reader deletes it.
 CREATE OR REPLACE FUNCTION dlq.leave_order(p_job bigint, p_created_at timestamptz) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     DELETE FROM dlq.ordered_jobs o

@@ -222,8 +222,9 @@ $$;
 COMMENT ON FUNCTION dlq.filter_bounds IS
     'The range of ids that the times of a filter allow: from first on, and less than below. Null for no bound.';
 
--- filter_values finds each next distinct value by one probe of the column's index. If the column has
--- no index, or the caller has a scope, it reads the 2,000 open entries that failed last.
+-- filter_values finds each next distinct value by one probe of the column's index. If the column
+-- has no index, or the caller has a scope, it reads the 2,000 open entries that failed last.
+-- Fingerprints come from dlq.failure_groups, unless the caller's scope limits kinds.
 CREATE OR REPLACE FUNCTION dlq.filter_values(p_field text, p_text text DEFAULT '', p_limit integer DEFAULT 20)
 RETURNS TABLE (value text, note text)
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
@@ -819,7 +820,8 @@ $$;
 COMMENT ON FUNCTION dlq.lock_entries IS
     'Files the entries and locks those that are in one of these states. Returns what dlq.lock_filed returns.';
 
--- act_on makes one move on many entries. It skips entries whose state does not allow the move.
+-- act_on makes one change on many entries: a move, or one of assign, tag, note and purge. It skips
+-- entries whose state does not allow the change, and those outside the caller's scope.
 CREATE OR REPLACE FUNCTION dlq.act_on(p_action text, p_ids uuid[], p_actor text, p_note text DEFAULT NULL,
     p_args jsonb DEFAULT '{}')
 RETURNS SETOF uuid

@@ -60,9 +60,9 @@ UPDATE dlq.sessions s SET seen_at = now(),
 WHERE s.id = (SELECT k.id FROM dlq.sessions k WHERE k.id = @id FOR UPDATE SKIP LOCKED);
 
 -- name: RotateSession :execrows
--- RotateSession gives a session the hash of a new cookie. Of concurrent requests, one succeeds. If the
--- browser never received the last new cookie, it still sends the previous one, and RotateSession
--- accepts that.
+-- RotateSession gives a session the hash of a new cookie. Of concurrent requests, one succeeds. A
+-- browser that never received the last new cookie still sends the previous one: RotateSession
+-- accepts that once @arrive_within has passed.
 UPDATE dlq.sessions s SET hash = @new_hash, previous_hash = @hash, previous_until = NULL, rotated_at = now()
 WHERE s.id = @id AND (s.hash = @hash AND s.rotated_at < now() - sqlc.arg(rotate_after)::interval
     OR s.previous_hash = @hash AND s.previous_until IS NULL

@@ -1,7 +1,7 @@
 -- name: MovesLastDay :one
--- MovesLastDay counts the moves of the last 24 hours exactly: the rollup, and the moves that it
--- does not count yet. If the caller has a scope, which may limit kinds, the moves come from the
--- audit trail.
+-- MovesLastDay counts the moves of the last 24 hours: those in the rollup by minute, whose first
+-- minute may be missing, and those that the rollup does not contain yet. If the caller has a scope,
+-- all moves come from the audit trail, because the rollup has no kinds.
 SELECT coalesce(sum(m.captured), 0)::bigint AS captured, coalesce(sum(m.resolved), 0)::bigint AS resolved,
        coalesce(sum(m.failed), 0)::bigint AS failed, coalesce(sum(m.archived), 0)::bigint AS archived,
        coalesce(sum(m.redelivered), 0)::bigint AS replayed

@@ -24,8 +24,8 @@ FROM dlq.approvals a WHERE a.state IN ('requested', 'approved');
 SELECT dlq.withdraw_approval(@id::uuid, nullif(@note::text, ''), @actor::text);
 
 -- name: Approvals :many
--- Approvals returns requests, the latest first: the one with an id, those in a state, or all. What
--- the policy masks is masked.
+-- Approvals returns requests in the caller's scope, the latest first and at most @most: the one
+-- with an id, those in a state, or all. What the policy masks is masked.
 SELECT a.id, a.operation, dlq.masked_detail(a.request, dlq.mask(false))::jsonb AS request, a.entries, a.by_queue,
        a.state, a.actor, a.on_behalf_of, a.token_by,
        coalesce(dlq.masked_text(a.note, dlq.mask(false)), '')::text AS note,

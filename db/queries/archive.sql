@@ -7,8 +7,8 @@ SELECT dlq.take_duty('archive', @holder::uuid, @during::interval)::boolean AS ta
 SELECT dlq.end_duty('archive', @holder::uuid);
 
 -- name: RecordUnit :exec
--- RecordUnit records a complete unit in the audit trail, once. spellings are all recorded locations that are the
--- archive's.
+-- RecordUnit records a complete unit in the audit trail, once. @spellings has every spelling of the
+-- archive's location that the audit trail contains.
 SELECT dlq.record_act(u.subject, 'archived', 'retention', NULL,
     jsonb_build_object('archive', @archive::text, 'rows', @archived_rows::bigint))
 FROM (SELECT 'archive unit ' || @unit::text AS subject) u

@@ -1,13 +1,13 @@
 -- name: TryLockAutomatic :one
 -- TryLockAutomatic takes the lock that every transaction that redelivers automatically holds, from
--- before it reads the switches until it commits. A change of a switch waits for this lock. It
--- returns false while a switch is being changed.
+-- before it reads the switches until it commits. A change of a switch waits for this lock.
+-- TryLockAutomatic returns false while a switch is being changed.
 SELECT pg_try_advisory_xact_lock_shared(hashtextextended('dlq.automatic', 0)) AS locked;
 
 -- name: AutomaticSwitches :many
--- AutomaticSwitches returns the switches that operators have set, and whether River belongs to an
--- application: at least one row. The condition on scope is there for the index, because a worker's
--- transaction disables sequential scans.
+-- AutomaticSwitches returns the switches that operators have set, and in each row whether River
+-- belongs to an application. Without switches it returns one row with an empty scope. The condition
+-- on scope is there for the index, because a worker's transaction disables sequential scans.
 SELECT (coalesce(r.value, '') = 'attached')::boolean AS attached, coalesce(s.scope, '')::text AS scope,
        coalesce(s.name, '')::text AS name,
        coalesce(s.enabled, false)::boolean AS enabled, coalesce(s.include, '{}')::text[] AS include, s.at,
@@ -52,7 +52,8 @@ INSERT INTO dlq.settings AS s (key, value) VALUES ('automatic', @value::text)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value;
 
 -- name: CountObserved :many
--- CountObserved counts observed entries by group, and those of them that would be sent at once.
+-- CountObserved counts observed entries by queue, kind of job, kind and class, and those of them
+-- that would be sent at once.
 SELECT e.queue, e.job_kind, e.kind, e.error_class::text AS error_class, count(*) AS entries,
     count(*) FILTER (WHERE e.next_retry_at <= now()) AS due
 FROM dlq.dead_letter_open e
@@ -70,7 +71,8 @@ SELECT count(*) FROM (
 
 -- name: CountManualByRule :many
 -- CountManualByRule counts entries that wait for an operator because of the rule backfilled or
--- single-attempt, not because of their class, by group and reason.
+-- single-attempt, not because of their class. captured_by and single_attempt say which jobs made
+-- the rule apply.
 SELECT e.queue, e.job_kind, e.kind, coalesce(e.error_class, '')::text AS error_class, e.captured_by,
     (e.max_retries = 1)::boolean AS single_attempt, count(*) AS entries
 FROM dlq.dead_letter_open e

@@ -15,8 +15,9 @@ FROM dlq.filter_values(@field::text, @prefix::text, @most::integer) v;
 -- name: Backlog :many
 -- Backlog counts the open entries in the caller's scope by status, queue and class. Without a
 -- scope, filed entries are counted from the index dead_letter_open_backlog alone or, if there are
--- more than 20,000, from the rollups, which are about a second old, ten at most. Unfiled entries
--- that become entries of their own are counted up to 10,000; more is true if there are others.
+-- more than 20,000, from the rollups, which are about a second old, ten at most. Unfiled failures
+-- that become entries of their own are counted up to 10,000; more is true if that limit was
+-- reached.
 WITH size AS MATERIALIZED (SELECT coalesce(sum(r.pending + r.processing + r.manual), 0) > 20000
     AND (SELECT s.at > now() - interval '10 seconds' FROM dlq.rollup_state s) AS large FROM dlq.rollup_backlog r)
 SELECT b.status::text AS status, b.queue::text AS queue, b.error_class::text AS error_class,
@@ -68,7 +69,8 @@ FROM dlq.act_where(@action::text, @filter::jsonb, @actor::text, nullif(@note::te
     @all_entries::boolean, @max_entries::integer, sqlc.narg('after')::uuid, @below::uuid) a;
 
 -- name: NewID :one
--- NewID returns an id greater than that of every existing entry.
+-- NewID returns an id of now. It is greater than the ids of entries that failed before, if the
+-- clocks agree.
 SELECT dlq.uuid_v7()::uuid AS id;
 
 -- name: Preview :many

@@ -73,8 +73,9 @@ SELECT j.id::bigint AS id, j.state::text AS state, j.queue::text AS queue, coale
 FROM dlq.show_jobs(@ids::bigint[], @everything::boolean) j;
 
 -- name: LockJob :one
--- LockJob locks a job as River does to change it, unless another session has locked it. It returns the
--- job's state, whether its failure has a dead letter, and whether it is a message with an ordering key.
+-- LockJob locks a job as River does to change it, unless another session has locked it. It returns
+-- the job's state, whether the job has a dead letter (it redelivers one, or has failed), and
+-- whether it is a message with an ordering key.
 SELECT j.state::text AS state,
     (j.metadata ? 'dlq:entry_id' OR dlq.is_failure(to_jsonb(j) - 'args'))::boolean AS has_entry,
     (j.kind = 'dlqd_message' AND coalesce(j.args ->> 'orderingKey', '') <> '')::boolean AS has_order

@@ -1,5 +1,6 @@
 -- name: EntriesByEvent :many
--- EntriesByEvent returns a message's dead letters, newest first.
+-- EntriesByEvent returns the newest ten dead letters of a message that are in the caller's scope,
+-- newest first.
 SELECT id, status FROM dlq.dead_letter_queue WHERE event_id = @event_id::text
     AND dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope()))) ORDER BY id DESC LIMIT 10;
 

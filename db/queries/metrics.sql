@@ -47,7 +47,8 @@ SELECT b.queue, b.error_class, b.pending, b.processing, b.manual FROM dlq.rollup
 WHERE (b.pending, b.processing, b.manual) <> (0, 0, 0) ORDER BY b.queue, b.error_class;
 
 -- name: Unfiled :many
--- Unfiled counts entries that are not filed yet by queue, up to 10,000 in all.
+-- Unfiled counts, by queue, the failures in the inbox that will become entries, up to 10,000 in
+-- all.
 SELECT u.queue, count(*) AS entries, min(u.created_at)::timestamptz AS since
 FROM (SELECT i.queue, i.created_at FROM dlq.dead_letter_inbox i
     WHERE NOT dlq.is_repeat(i.river_job_id, i.job_created_at) LIMIT 10000) u GROUP BY u.queue ORDER BY u.queue;
@@ -125,8 +126,8 @@ CROSS JOIN LATERAL (SELECT j.scheduled_at FROM river.river_job j WHERE j.state =
 GROUP BY q.queue ORDER BY 1;
 
 -- name: RiverLatency :many
--- RiverLatency returns how long the running jobs of each queue had waited: the average in seconds
--- over at most 1,000 jobs.
+-- RiverLatency returns how long the running jobs of each queue had waited: the average in seconds,
+-- over at most 1,000 jobs of the queue.
 SELECT l.queue::text AS queue, avg(l.waited)::float8 AS seconds
 FROM (SELECT q.queue, greatest(extract(epoch FROM j.attempted_at - j.scheduled_at), 0) AS waited
       FROM unnest(@queues::text[]) q (queue)

@@ -1,6 +1,6 @@
 -- name: WatchServer :one
--- WatchServer compares the server with what is known of it. Each process calls it every few seconds
--- and on each new connection.
+-- WatchServer compares the server with what the database and the process have recorded of it. Each
+-- process calls it every few seconds and on each new connection.
 SELECT w.mark::bigint AS mark, coalesce(w.timeline, 0)::bigint AS timeline, w.verdict::text AS verdict,
        (w.held_at IS NOT NULL)::boolean AS held, coalesce(w.held_at, now())::timestamptz AS held_at,
        coalesce(w.note, '')::text AS note

@@ -1,8 +1,9 @@
 -- name: ClaimDue :many
--- ClaimDue locks the most urgent due entries, oldest first, that no other worker has locked. It
--- reads one range of the index dead_letter_open_due for each priority: a single scan over all
--- priorities would pass every urgent entry that is not due yet. Columns that only a decision needs
--- (the error and, if rules read it, the message) are read only for undecided entries.
+-- ClaimDue locks due entries that no other session has locked: by priority, then those that have
+-- been due longest. It reads one range of the index dead_letter_open_due for each priority: a
+-- single scan over all priorities would pass every urgent entry that is not due yet. Large columns
+-- that only a decision needs (the error's message, stack trace and context and, if rules read it,
+-- the message) are read only for undecided entries.
 --
 -- Unfiled and DecidedEntries have the same columns, so that Go converts their rows. They share no view:
 -- a view would read the error of each entry (it has no parameters), and FOR UPDATE does not lock rows
@@ -45,9 +46,10 @@ WHERE e.status = 'dlq_pending' AND e.strategy IS NULL AND e.waiting_for IS DISTI
 FOR UPDATE OF e SKIP LOCKED;
 
 -- name: Unfiled :many
--- Unfiled describes unfiled entries that no other worker is filing, the earliest failure first. The
--- planner decides outside of transactions, so the locks of Unfiled end with its own transaction, and
--- ClaimUnfiled locks the entries again. The columns are those of ClaimDue.
+-- Unfiled describes unfiled entries that no other worker is filing, the earliest failure first,
+-- after the id @after. The planner decides outside of transactions, so the locks of Unfiled end
+-- with its own transaction, and ClaimUnfiled locks the entries again. The columns are those of
+-- ClaimDue.
 SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source,
        coalesce(dlq.judged_message(f.error_message), '')::text AS error_message,
        coalesce(f.error_type, '')::text AS error_type, coalesce(f.error_code, '')::text AS error_code,
@@ -186,8 +188,8 @@ RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS class, coa
     coalesce(e.fingerprint, '')::text AS fingerprint;
 
 -- name: NextDue :one
--- NextDue returns when the next pending entry is due; no row if none is pending. It takes one index
--- probe for each priority.
+-- NextDue returns when the next pending entry is due, observed ones aside; no row if there is none.
+-- It takes one index probe for each priority.
 SELECT d.next_retry_at::timestamptz AS next_due
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
@@ -281,14 +283,16 @@ until = excluded.until;
 DELETE FROM dlq.gates WHERE name = @name::text;
 
 -- name: ProbeOutcomes :one
--- ProbeOutcomes counts how the entries that a gate released as probes have ended.
+-- ProbeOutcomes counts which of the entries that a gate released as probes are still under way, and
+-- which have succeeded.
 SELECT count(*) FILTER (WHERE e.status = 'dlq_processing') AS under_way,
        count(*) FILTER (WHERE e.status = 'dlq_resolved') AS succeeded
 FROM dlq.dead_letter_queue e WHERE e.id = ANY (@probes::uuid[]);
 
 -- name: DecidedEntries :many
--- DecidedEntries returns a page of the open entries that were decided by rules and parked by no
--- operator: reclassify decides these again. The columns are those of ClaimDue.
+-- DecidedEntries returns a page of the pending and manual entries that rules decided and that
+-- neither an operator nor a worker has parked since: reclassify decides these again. The columns
+-- are those of ClaimDue.
 SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source,
        coalesce(dlq.judged_message(e.error_message), '')::text AS error_message,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
@@ -354,8 +358,8 @@ SELECT count(*) FROM (
 
 -- name: ClaimStuck :many
 -- ClaimStuck locks the oldest manual or failed entries of a failure group after the id @after. It
--- leaves out entries that an operator parked, those that failed at @before or later, and those whose
--- class is not in @classes.
+-- leaves out entries that an operator or a worker parked (parked_by), those that failed at @before
+-- or later, and those whose class is not in @classes.
 SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
        e.job_kind, e.captured_by, e.max_retries,
        dlq.rescues(e.metadata)::integer AS rescues

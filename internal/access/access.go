@@ -1,6 +1,7 @@
 // Package access authenticates callers and decides what they may do. It knows tokens, sessions of
 // browsers, operating system users on a Unix socket, users named by a proxy, client certificates
-// and tokens of an OpenID Connect provider. Each role can be limited to queues and kinds.
+// and tokens of an OpenID Connect provider. Every role but metrics can be limited to queues and
+// kinds, and the role sender also to sources.
 package access
 
 import (
@@ -26,7 +27,7 @@ const (
 	// as sensitive.
 	Reader Role = "reader"
 	// Operator also sees payloads (masked values only after giving a reason), moves dead letters,
-	// starts and controls replay runs, breakers and queues.
+	// starts and controls replay runs, and controls breakers and queues.
 	Operator Role = "operator"
 	// Admin also erases data, switches capture on and off, and manages tokens.
 	Admin Role = "admin"
@@ -77,8 +78,9 @@ const (
 	ViaOIDC   = "oidc"
 	// ViaCertificate means that the client presented a TLS certificate.
 	ViaCertificate = "certificate"
-	// ViaNothing means that the policy configures no authentication: dlqd listens where only users
-	// of this machine can connect.
+	// ViaNothing means that the policy configures no authentication. dlqd serves such callers only
+	// if users of this machine alone can connect, or if the operator allows it
+	// ([Authenticator.Open]).
 	ViaNothing = ""
 )
 
@@ -110,9 +112,9 @@ func (p *Principal) MayEverywhere(role Role) bool {
 	return slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) && g.everything() })
 }
 
-// SeesPayloads reports whether the caller sees payloads in an operation that requires role. If any
-// of the grants that allow the operation is below operator, the whole operation shows what a reader
-// sees.
+// SeesPayloads reports whether the caller sees payloads in an operation that requires role. A
+// caller who is operator everywhere does. For any other caller, if one of the grants that allow the
+// operation is below operator, the whole operation shows what a reader sees.
 func (p *Principal) SeesPayloads(role Role) bool {
 	return p.MayEverywhere(Operator) ||
 		!slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) && !g.Role.Includes(Operator) })
@@ -200,8 +202,9 @@ func StillAuthenticated(ctx context.Context) bool {
 	return err == nil && reflect.DeepEqual(p, From(ctx))
 }
 
-// SessionsEnded returns a channel that is closed when this process next ends a session, so that long-running
-// requests call [StillAuthenticated] at once. Without [WithReauthentication] it returns nil.
+// SessionsEnded returns a channel that the next [Authenticator.EndSessions] of this process closes,
+// so that long-running requests call [StillAuthenticated] at once. Without [WithReauthentication]
+// it returns nil.
 func SessionsEnded(ctx context.Context) <-chan struct{} {
 	r, ok := ctx.Value(reauthenticationKey{}).(reauthentication)
 	if !ok {
@@ -222,7 +225,8 @@ func From(ctx context.Context) *Principal {
 var (
 	// ErrUnknown means that the request has no credentials, or none that the policy accepts.
 	ErrUnknown = errors.New("authentication required")
-	// ErrRefused means that the credentials are malformed, unknown, expired or revoked.
+	// ErrRefused means that the credentials were rejected, for example a malformed, unknown,
+	// expired or revoked token.
 	ErrRefused = errors.New("the token is not valid")
 )
 
@@ -264,8 +268,8 @@ func (t *Token) State(now time.Time) string {
 	}
 }
 
-// checkName refuses names that an audit trail cannot print, and the names under which dlqd itself
-// acts (see dlq.is_person).
+// checkName refuses empty and overlong names, names that an audit trail cannot print, and the names
+// under which dlqd itself acts (see dlq.is_person).
 func checkName(name string) error {
 	switch {
 	case name == "" || len(name) > 255:

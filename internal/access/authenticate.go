@@ -55,7 +55,7 @@ func (r *Rules) user(name, via string, groups []string) *Principal {
 // Proxy is a reverse proxy that authenticates users and names them in headers.
 type Proxy struct {
 	From         []netip.Prefix
-	Socket       bool // it connects through the Unix socket
+	Socket       bool // whether the proxy connects through the Unix socket
 	UserHeader   string
 	GroupsHeader string
 }
@@ -84,7 +84,7 @@ type Authenticator struct {
 	mu       sync.Mutex
 	known    map[[32]byte]lookup
 	ended    chan struct{} // closed when sessions end; nil until awaited
-	turn     chan struct{} // held by one token lookup at a time, of peers that had too many refusals; see waitTurn
+	turn     chan struct{} // held by one lookup or code exchange of a peer with too many failures; see waitTurn
 	failures failedSignIns
 }
 
@@ -130,7 +130,7 @@ func (e *RetryError) Error() string {
 }
 
 // Authenticate returns the caller of a request. It fails with [ErrUnknown], [ErrRefused], a
-// [*RetryError], [ErrProvider], or an error of the database.
+// [*RetryError], [ErrProvider], or an error of the database or of the request's context.
 func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 	rules := a.Rules()
 	if len(rules.Ways) == 0 {
@@ -155,8 +155,8 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 	if p, err := a.authenticateSession(r, &rules); p != nil || err != nil {
 		return p, err
 	}
-	// A proxy may forward the credentials of its own users in Authorization, such as Basic. Other
-	// schemes are refused only after all other ways.
+	// A proxy may forward the credentials of its own users in Authorization, such as Basic. So a
+	// scheme other than Bearer is refused only if no other way identifies the caller.
 	if p := proxyUser(r, &rules); p != nil {
 		return p, nil
 	}
@@ -199,8 +199,9 @@ func (a *Authenticator) authenticateToken(r *http.Request, secret string) (*Prin
 	return found.principal, nil
 }
 
-// cachedOrFind returns a cached lookup that is younger than tokenTTL. Otherwise, unless possible is
-// false, it calls find and returns fresh as true.
+// cachedOrFind returns a cached lookup that is younger than tokenTTL. Otherwise it calls find and
+// returns fresh as true. If possible is false (the secret is malformed), it returns an empty lookup
+// and calls nothing.
 func (a *Authenticator) cachedOrFind(r *http.Request, key [32]byte, possible bool,
 	find func(context.Context) (lookup, error),
 ) (found lookup, fresh bool, err error) {
@@ -210,7 +211,8 @@ func (a *Authenticator) cachedOrFind(r *http.Request, key [32]byte, possible boo
 	if !possible || time.Since(found.at) < tokenTTL {
 		return found, false, nil
 	}
-	// Peers with too many failures query the database one at a time.
+	// Peers with too many failures query the database one at a time, for secrets without a cached
+	// lookup.
 	if found.at.IsZero() && a.failures.wait(door.Peer(r), time.Now()) > 0 {
 		done, err := a.waitTurn(r.Context())
 		if err != nil {
@@ -304,9 +306,9 @@ func socketUser(r *http.Request, rules *Rules) *Principal {
 	return rules.principal(name, ViaSocket, func(g *UserGrant) bool { return slices.Contains(g.OSUsers, name) })
 }
 
-// certificateUser returns the holder of a client certificate. The name is the common name or, without
-// one, the first alternative name; grants may name any of them. It checks the expiry again because
-// a connection may outlive its certificate.
+// certificateUser returns the holder of a client certificate. The name is the common name or, if
+// that is missing or invalid, the first valid alternative name; grants may name any of the valid
+// names. It checks the expiry again because a connection may outlive its certificate.
 func certificateUser(r *http.Request, rules *Rules) *Principal {
 	certificate := door.ClientCertificate(r)
 	if certificate == nil || !slices.Contains(rules.Ways, ViaCertificate+"s") || time.Now().After(certificate.NotAfter) {

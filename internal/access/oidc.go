@@ -42,13 +42,13 @@ const (
 	// after its expiry. For a token that is not valid yet, the tolerance is go-oidc's five minutes
 	// less clockSkew.
 	clockSkew = time.Minute
-	// refreshKeysAfter is the age after which keys are fetched again in the background, while requests
-	// still use them. A withdrawn key is refused after that.
+	// refreshKeysAfter is the age after which keys are fetched again in the background, while
+	// requests still use them. A withdrawn key is refused once that fetch has succeeded.
 	refreshKeysAfter = 5 * time.Minute
 	// maxKeysAge is how long keys are used while the provider does not answer.
 	maxKeysAge = time.Hour
-	// providerInterval is the minimum time between two requests to the provider, however many tokens
-	// name an unknown key.
+	// providerInterval is the minimum time between two fetches of the provider's metadata and keys,
+	// however many tokens name an unknown key.
 	providerInterval = 5 * time.Second
 	// providerTimeout limits a request to the provider; providerWait is how long a caller's request
 	// waits for it.
@@ -61,8 +61,9 @@ const (
 	maxKeysBytes = 1 << 20
 )
 
-// algorithms are the accepted signature algorithms, all with a private key. With "none" or a shared
-// secret (HS256), anyone with the provider's public key could sign.
+// algorithms are the accepted signature algorithms, all with a private key. With "none", anyone
+// could make a token. With a shared secret (HS256), anyone who has the provider's public key could
+// sign one.
 var algorithms = []jose.SignatureAlgorithm{
 	jose.RS256, jose.RS384, jose.RS512, jose.ES256, jose.ES384, jose.ES512, jose.PS256, jose.PS384, jose.PS512, jose.EdDSA,
 }
@@ -76,8 +77,9 @@ func Algorithms() []string {
 	return names
 }
 
-// CheckProviderURL accepts https, and http on this machine. With any other URL, another machine on the network could
-// answer in place of the provider.
+// CheckProviderURL accepts a URL with https, or with http on this machine, but without a user and a
+// fragment. With http to another host, any machine on the network could answer in place of the
+// provider.
 func CheckProviderURL(text string) error {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" || u.User != nil || u.Fragment != "" {
@@ -89,7 +91,7 @@ func CheckProviderURL(text string) error {
 	return fmt.Errorf("%q must be https, or http on this machine (127.0.0.1)", text)
 }
 
-// IsLoopback reports whether the host of a URL is this machine.
+// IsLoopback reports whether the host of a URL is localhost or a loopback address.
 func IsLoopback(host string) bool {
 	address, err := netip.ParseAddr(host)
 	return host == "localhost" || err == nil && address.IsLoopback()
@@ -108,8 +110,8 @@ func ProviderClient() *http.Client {
 // dots.
 func isJWT(secret string) bool { return strings.Count(secret, ".") == 2 }
 
-// provider caches the keys and endpoints of an OpenID Connect provider. A token or a browser sign-in
-// that needs them fetches them; other requests never wait for the provider.
+// provider caches the keys and endpoints of an OpenID Connect provider. Only a token or a browser
+// sign-in that needs a fetch of them waits for the provider.
 type provider struct {
 	issuer string
 	now    func() time.Time
@@ -172,8 +174,8 @@ func wait(ctx context.Context, answered <-chan struct{}) {
 	}
 }
 
-// cachedKeys returns the current keys, nil if they are older than maxKeysAge, and the error of the last
-// request.
+// cachedKeys returns the keys, their age, and the error of the last request. Without keys, or with
+// keys of maxKeysAge or more, it returns nil and maxKeysAge.
 func (p *provider) cachedKeys() (keys []jose.JSONWebKey, age time.Duration, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -380,7 +382,8 @@ func (p *provider) verify(ctx context.Context, raw string) (*oidc.IDToken, map[s
 }
 
 // name returns the user's name: the configured claim or, without one, the verified email, else the
-// subject.
+// subject. It fails for an email that is not verified, and for a subject that looks like an email
+// unless sub is configured.
 func (o *OIDC) name(claims map[string]any) (string, error) {
 	claim := o.UsernameClaim
 	email := claimStrings(claims["email"])

@@ -19,7 +19,8 @@ type Part struct {
 	Kinds  []string `json:"kinds,omitempty"`  // patterns; none: every kind
 }
 
-// Scope returns where the caller has the role: the union of all grants that include it.
+// Scope returns where the caller has the role: the union of all grants that include it; nil for the
+// role "".
 func (p *Principal) Scope(role Role) Scope {
 	if role == "" || p.MayEverywhere(role) {
 		return nil

@@ -79,8 +79,8 @@ type session struct {
 	rotate    bool // the cookie is due for replacement
 }
 
-// principal returns the session's user under the policy in force, or nil if the policy no longer
-// allows this way of sign-in.
+// principal returns the session's user under the policy in force, or nil if there is no session, or
+// if the policy no longer allows its way of sign-in or names another provider.
 func (s *session) principal(rules *Rules) *Principal {
 	var p *Principal
 	switch {
@@ -108,7 +108,7 @@ type identity struct {
 // origin is where a sign-in came from.
 type origin struct{ address, agent string }
 
-// maxAgent is how much of a User-Agent is kept, in bytes.
+// maxAgent is how much of a User-Agent a session stores, in bytes.
 const maxAgent = 200
 
 func originOf(r *http.Request) origin {
@@ -218,7 +218,7 @@ type Ending struct {
 }
 
 // End ends sessions and returns their number. All processes refuse the sessions within five
-// seconds. It fails with [ErrNoSession].
+// seconds. It fails with [ErrNoSession] if there are none.
 func (s *Store) End(ctx context.Context, e Ending) (n int, err error) {
 	params := dbsqlc.EndSessionsParams{Name: e.Name}
 	if e.ID != "" {
@@ -246,7 +246,7 @@ func (s *Store) End(ctx context.Context, e Ending) (n int, err error) {
 	return n, err
 }
 
-// TrimSessions deletes expired sessions.
+// TrimSessions deletes expired sessions, and those of expired or revoked tokens.
 func (s *Store) TrimSessions(ctx context.Context, limits SessionLimits) error {
 	limits = limits.orDefault()
 	_, err := s.queries.TrimSessions(ctx, dbsqlc.TrimSessionsParams{Absolute: limits.Absolute, Idle: limits.Idle})
@@ -265,9 +265,10 @@ func cookieOf(r *http.Request) string {
 	return plainCookieName
 }
 
-// isSecure reports whether the session cookie of a request is for https only: with TLS, behind a proxy
-// with https, and for any host but loopback. Browsers drop such a cookie over plain http, where the
-// network could read it. A client that forges the header gets only a stricter cookie.
+// isSecure reports whether the session cookie of a request is for https only: with TLS, behind a
+// proxy with https, and for any host but loopback. Browsers drop such a cookie over plain http,
+// where the network could read it. A client that forges X-Forwarded-Proto gets only a stricter
+// cookie.
 func isSecure(r *http.Request) bool {
 	return r.TLS != nil || !IsLoopback(door.Host(r)) || r.Header.Get("X-Forwarded-Proto") == "https"
 }
@@ -295,7 +296,8 @@ func Cookie(r *http.Request, suffix string) string {
 	return cookies[0].Value
 }
 
-// sessionCookie returns the value of the session cookie; empty without one, or with several.
+// sessionCookie returns the value of the session cookie; empty without one, with several, or if it
+// is malformed.
 func sessionCookie(r *http.Request) string {
 	value := Cookie(r, "")
 	if !wellFormed(sessionPrefix, value) {

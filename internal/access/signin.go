@@ -68,7 +68,8 @@ func (a *Authenticator) SignInWays() (token, provider bool) {
 	return slices.Contains(ways, ViaToken+"s"), slices.Contains(ways, ViaOIDC)
 }
 
-// SignInURL returns the sign-in page that leads back to the requested page.
+// SignInURL returns the URL of the sign-in page. After a GET, the page leads back to the requested
+// page.
 func SignInURL(r *http.Request) string {
 	to := "/"
 	if r.Method == http.MethodGet {
@@ -80,8 +81,8 @@ func SignInURL(r *http.Request) string {
 	return SignInPath + "?to=" + url.QueryEscape(to)
 }
 
-// ReturnTo returns text if it is a path of dlqd's pages, and "/" for anything that could lead
-// elsewhere.
+// ReturnTo returns text if it is a path of dlqd's pages, and "/" for the pages of sign-in and
+// sign-out, for a longer text than maxReturnTo, and for anything that could lead to another site.
 func ReturnTo(text string) string {
 	u, err := url.Parse(text)
 	if err != nil || !LocalPath(text) || len(text) > maxReturnTo || strings.HasPrefix(u.Path, SignInPath) ||
@@ -330,7 +331,7 @@ func (s *SignIn) signInWithProvider(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	state := query.Get("state")
 	p := pendingOf(r, state)
-	if p == nil { // no cookie has this state: another browser began the sign-in
+	if p == nil { // no cookie has this state: another browser began the sign-in, or it took too long
 		s.answerFailure(w, r, http.StatusBadRequest,
 			"this browser did not start this sign-in, or the sign-in took too long: sign in again")
 		return
@@ -357,8 +358,8 @@ func (s *SignIn) signInWithProvider(w http.ResponseWriter, r *http.Request) {
 	s.begin(w, r, user, p.to)
 }
 
-// exchange redeems a code at the provider and returns the user's identity. It returns the errors of
-// [Authenticator.Authenticate].
+// exchange redeems a code at the provider and returns the user's identity. It fails with
+// [ErrProvider], errProviderAnswer, a [*RetryError], or the error of the request's context.
 func (a *Authenticator) exchange(r *http.Request, rules *Rules, config *oauth2.Config, code string,
 	p *pendingSignIn,
 ) (*identity, error) {

@@ -36,7 +36,8 @@ func NewStore(pool *pgxpool.Pool, schemas postgres.Schemas) *Store {
 	return &Store{pool: pool, schemas: schemas, queries: dbsqlc.New(schemas.Rendered(pool))}
 }
 
-// ErrNoToken means that no active token has the id.
+// ErrNoToken means that no token has the id, that it is already revoked or, for [Store.Rotate],
+// that it is not active.
 var ErrNoToken = errors.New("no valid token has this id")
 
 // Create creates a token with the given name, grant, note and expiry, and returns its secret. The
@@ -111,7 +112,7 @@ func revoke(ctx context.Context, q *dbsqlc.Queries, id, by string, after time.Du
 	return err
 }
 
-// Rotate creates a token with the name and grant of another one, which stays valid for keep.
+// Rotate creates a token with the name, grant and note of another one, which stays valid for keep.
 func (s *Store) Rotate(ctx context.Context, id, by string, keep time.Duration,
 	expiresAt *time.Time,
 ) (t *Token, secret string, err error) {

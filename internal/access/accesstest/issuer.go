@@ -118,7 +118,7 @@ func (i *Issuer) Down(down bool) { i.locked(func() { i.down = down }) }
 // SetLifetime sets how long ID tokens issued from now on are valid.
 func (i *Issuer) SetLifetime(lifetime time.Duration) { i.locked(func() { i.lifetime = lifetime }) }
 
-// Nonce sets the nonce of ID tokens; "" restores the requested one.
+// Nonce sets the nonce of ID tokens that are issued for a code; "" restores the requested one.
 func (i *Issuer) Nonce(nonce string) { i.locked(func() { i.nonce = nonce }) }
 
 // Secret sets the secret that the client must send to get tokens; "" for a public client.

@@ -295,9 +295,9 @@ type RotateSessionParams struct {
 	ArriveWithin time.Duration
 }
 
-// RotateSession gives a session the hash of a new cookie. Of concurrent requests, one succeeds. If the
-// browser never received the last new cookie, it still sends the previous one, and RotateSession
-// accepts that.
+// RotateSession gives a session the hash of a new cookie. Of concurrent requests, one succeeds. A
+// browser that never received the last new cookie still sends the previous one: RotateSession
+// accepts that once @arrive_within has passed.
 func (q *Queries) RotateSession(ctx context.Context, arg RotateSessionParams) (int64, error) {
 	result, err := q.db.Exec(ctx, RotateSession,
 		arg.NewHash,

@@ -54,9 +54,9 @@ type MovesLastDayRow struct {
 	Replayed int64
 }
 
-// MovesLastDay counts the moves of the last 24 hours exactly: the rollup, and the moves that it
-// does not count yet. If the caller has a scope, which may limit kinds, the moves come from the
-// audit trail.
+// MovesLastDay counts the moves of the last 24 hours: those in the rollup by minute, whose first
+// minute may be missing, and those that the rollup does not contain yet. If the caller has a scope,
+// all moves come from the audit trail, because the rollup has no kinds.
 func (q *Queries) MovesLastDay(ctx context.Context) (MovesLastDayRow, error) {
 	row := q.db.QueryRow(ctx, MovesLastDay)
 	var i MovesLastDayRow

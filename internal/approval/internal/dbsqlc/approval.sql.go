@@ -55,8 +55,8 @@ type ApprovalsRow struct {
 	EndedAt     *time.Time
 }
 
-// Approvals returns requests, the latest first: the one with an id, those in a state, or all. What
-// the policy masks is masked.
+// Approvals returns requests in the caller's scope, the latest first and at most @most: the one
+// with an id, those in a state, or all. What the policy masks is masked.
 func (q *Queries) Approvals(ctx context.Context, arg ApprovalsParams) ([]ApprovalsRow, error) {
 	rows, err := q.db.Query(ctx, Approvals, arg.ID, arg.State, arg.Most)
 	if err != nil {

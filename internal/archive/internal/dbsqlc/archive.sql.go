@@ -36,8 +36,8 @@ type RecordUnitParams struct {
 	Spellings    []string
 }
 
-// RecordUnit records a complete unit in the audit trail, once. spellings are all recorded locations that are the
-// archive's.
+// RecordUnit records a complete unit in the audit trail, once. @spellings has every spelling of the
+// archive's location that the audit trail contains.
 func (q *Queries) RecordUnit(ctx context.Context, arg RecordUnitParams) error {
 	_, err := q.db.Exec(ctx, RecordUnit,
 		arg.Archive,

@@ -108,9 +108,9 @@ type AutomaticSwitchesRow struct {
 	Note     string
 }
 
-// AutomaticSwitches returns the switches that operators have set, and whether River belongs to an
-// application: at least one row. The condition on scope is there for the index, because a worker's
-// transaction disables sequential scans.
+// AutomaticSwitches returns the switches that operators have set, and in each row whether River
+// belongs to an application. Without switches it returns one row with an empty scope. The condition
+// on scope is there for the index, because a worker's transaction disables sequential scans.
 func (q *Queries) AutomaticSwitches(ctx context.Context) ([]AutomaticSwitchesRow, error) {
 	rows, err := q.db.Query(ctx, AutomaticSwitches)
 	if err != nil {
@@ -181,7 +181,8 @@ type CountManualByRuleRow struct {
 }
 
 // CountManualByRule counts entries that wait for an operator because of the rule backfilled or
-// single-attempt, not because of their class, by group and reason.
+// single-attempt, not because of their class. captured_by and single_attempt say which jobs made
+// the rule apply.
 func (q *Queries) CountManualByRule(ctx context.Context) ([]CountManualByRuleRow, error) {
 	rows, err := q.db.Query(ctx, CountManualByRule)
 	if err != nil {
@@ -229,7 +230,8 @@ type CountObservedRow struct {
 	Due        int64
 }
 
-// CountObserved counts observed entries by group, and those of them that would be sent at once.
+// CountObserved counts observed entries by queue, kind of job, kind and class, and those of them
+// that would be sent at once.
 func (q *Queries) CountObserved(ctx context.Context) ([]CountObservedRow, error) {
 	rows, err := q.db.Query(ctx, CountObserved)
 	if err != nil {
@@ -368,8 +370,8 @@ SELECT pg_try_advisory_xact_lock_shared(hashtextextended('dlq.automatic', 0)) AS
 `
 
 // TryLockAutomatic takes the lock that every transaction that redelivers automatically holds, from
-// before it reads the switches until it commits. A change of a switch waits for this lock. It
-// returns false while a switch is being changed.
+// before it reads the switches until it commits. A change of a switch waits for this lock.
+// TryLockAutomatic returns false while a switch is being changed.
 func (q *Queries) TryLockAutomatic(ctx context.Context) (bool, error) {
 	row := q.db.QueryRow(ctx, TryLockAutomatic)
 	var locked bool

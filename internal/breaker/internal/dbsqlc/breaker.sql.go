@@ -203,9 +203,11 @@ type QueueOutcomesRow struct {
 	Running   int64
 }
 
-// QueueOutcomes counts how the jobs of a River queue have ended since @since, and how many run that
-// began after @running_since; each count stops at 10,000. Jobs that dlqd completed because another
-// job had done their work are not counted: they say nothing about the queue.
+// QueueOutcomes counts completed jobs and failures of a River queue since @since, and running jobs
+// whose attempt began after @running_since. A failure is a job that was discarded or cancelled
+// (except by a request to cancel it), or a failed attempt that River will repeat. At most 10,000 of
+// each are counted. Jobs that dlqd completed because another job had done their work are not
+// counted: they say nothing about the queue.
 func (q *Queries) QueueOutcomes(ctx context.Context, arg QueueOutcomesParams) (QueueOutcomesRow, error) {
 	row := q.db.QueryRow(ctx, QueueOutcomes, arg.Since, arg.Queue, arg.RunningSince)
 	var i QueueOutcomesRow

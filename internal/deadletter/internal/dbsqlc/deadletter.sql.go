@@ -104,8 +104,9 @@ type BacklogRow struct {
 
 // Backlog counts the open entries in the caller's scope by status, queue and class. Without a
 // scope, filed entries are counted from the index dead_letter_open_backlog alone or, if there are
-// more than 20,000, from the rollups, which are about a second old, ten at most. Unfiled entries
-// that become entries of their own are counted up to 10,000; more is true if there are others.
+// more than 20,000, from the rollups, which are about a second old, ten at most. Unfiled failures
+// that become entries of their own are counted up to 10,000; more is true if that limit was
+// reached.
 func (q *Queries) Backlog(ctx context.Context) ([]BacklogRow, error) {
 	rows, err := q.db.Query(ctx, Backlog)
 	if err != nil {
@@ -502,7 +503,8 @@ const NewID = `-- name: NewID :one
 SELECT dlq.uuid_v7()::uuid AS id
 `
 
-// NewID returns an id greater than that of every existing entry.
+// NewID returns an id of now. It is greater than the ids of entries that failed before, if the
+// clocks agree.
 func (q *Queries) NewID(ctx context.Context) (uuid.UUID, error) {
 	row := q.db.QueryRow(ctx, NewID)
 	var id uuid.UUID

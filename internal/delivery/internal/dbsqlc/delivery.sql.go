@@ -213,8 +213,9 @@ type LockJobRow struct {
 	HasOrder bool
 }
 
-// LockJob locks a job as River does to change it, unless another session has locked it. It returns the
-// job's state, whether its failure has a dead letter, and whether it is a message with an ordering key.
+// LockJob locks a job as River does to change it, unless another session has locked it. It returns
+// the job's state, whether the job has a dead letter (it redelivers one, or has failed), and
+// whether it is a message with an ordering key.
 func (q *Queries) LockJob(ctx context.Context, id int64) (LockJobRow, error) {
 	row := q.db.QueryRow(ctx, LockJob, id)
 	var i LockJobRow

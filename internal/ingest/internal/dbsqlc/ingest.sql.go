@@ -87,7 +87,8 @@ type EntriesByEventRow struct {
 	Status string
 }
 
-// EntriesByEvent returns a message's dead letters, newest first.
+// EntriesByEvent returns the newest ten dead letters of a message that are in the caller's scope,
+// newest first.
 func (q *Queries) EntriesByEvent(ctx context.Context, eventID string) ([]EntriesByEventRow, error) {
 	rows, err := q.db.Query(ctx, EntriesByEvent, eventID)
 	if err != nil {

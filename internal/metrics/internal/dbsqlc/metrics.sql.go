@@ -462,8 +462,8 @@ type RiverLatencyRow struct {
 	Seconds float64
 }
 
-// RiverLatency returns how long the running jobs of each queue had waited: the average in seconds
-// over at most 1,000 jobs.
+// RiverLatency returns how long the running jobs of each queue had waited: the average in seconds,
+// over at most 1,000 jobs of the queue.
 func (q *Queries) RiverLatency(ctx context.Context, queues []string) ([]RiverLatencyRow, error) {
 	rows, err := q.db.Query(ctx, RiverLatency, queues)
 	if err != nil {
@@ -610,7 +610,8 @@ type UnfiledRow struct {
 	Since   time.Time
 }
 
-// Unfiled counts entries that are not filed yet by queue, up to 10,000 in all.
+// Unfiled counts, by queue, the failures in the inbox that will become entries, up to 10,000 in
+// all.
 func (q *Queries) Unfiled(ctx context.Context) ([]UnfiledRow, error) {
 	rows, err := q.db.Query(ctx, Unfiled)
 	if err != nil {

@@ -108,8 +108,8 @@ type WatchServerRow struct {
 	Note     string
 }
 
-// WatchServer compares the server with what is known of it. Each process calls it every few seconds
-// and on each new connection.
+// WatchServer compares the server with what the database and the process have recorded of it. Each
+// process calls it every few seconds and on each new connection.
 func (q *Queries) WatchServer(ctx context.Context, arg WatchServerParams) (WatchServerRow, error) {
 	row := q.db.QueryRow(ctx, WatchServer,
 		arg.Process,

@@ -154,14 +154,11 @@ type ClaimDueRow struct {
 	Message         json.RawMessage
 }
 
-// ClaimDue locks the most urgent due entries, oldest first, that no other worker has locked. It
-// reads one range of the index dead_letter_open_due for each priority: a single scan over all
-// priorities would pass every urgent entry that is not due yet. Columns that only a decision needs
-// (the error and, if rules read it, the message) are read only for undecided entries.
-//
-// Unfiled and DecidedEntries have the same columns, so that Go converts their rows. They share no view:
-// a view would read the error of each entry (it has no parameters), and FOR UPDATE does not lock rows
-// that come from a function.
+// ClaimDue locks due entries that no other session has locked: by priority, then those that have
+// been due longest. It reads one range of the index dead_letter_open_due for each priority: a
+// single scan over all priorities would pass every urgent entry that is not due yet. Large columns
+// that only a decision needs (the error's message, stack trace and context and, if rules read it,
+// the message) are read only for undecided entries.
 func (q *Queries) ClaimDue(ctx context.Context, arg ClaimDueParams) ([]ClaimDueRow, error) {
 	rows, err := q.db.Query(ctx, ClaimDue, arg.ReadMessages, arg.Now, arg.MaxEntries)
 	if err != nil {
@@ -304,8 +301,8 @@ type ClaimStuckRow struct {
 }
 
 // ClaimStuck locks the oldest manual or failed entries of a failure group after the id @after. It
-// leaves out entries that an operator parked, those that failed at @before or later, and those whose
-// class is not in @classes.
+// leaves out entries that an operator or a worker parked (parked_by), those that failed at @before
+// or later, and those whose class is not in @classes.
 func (q *Queries) ClaimStuck(ctx context.Context, arg ClaimStuckParams) ([]ClaimStuckRow, error) {
 	rows, err := q.db.Query(ctx, ClaimStuck,
 		arg.Queue,
@@ -608,8 +605,9 @@ type DecidedEntriesRow struct {
 	Message         json.RawMessage
 }
 
-// DecidedEntries returns a page of the open entries that were decided by rules and parked by no
-// operator: reclassify decides these again. The columns are those of ClaimDue.
+// DecidedEntries returns a page of the pending and manual entries that rules decided and that
+// neither an operator nor a worker has parked since: reclassify decides these again. The columns
+// are those of ClaimDue.
 func (q *Queries) DecidedEntries(ctx context.Context, arg DecidedEntriesParams) ([]DecidedEntriesRow, error) {
 	rows, err := q.db.Query(ctx, DecidedEntries, arg.ReadMessages, arg.After, arg.MaxEntries)
 	if err != nil {
@@ -817,36 +815,6 @@ func (q *Queries) GroupFailures(ctx context.Context, arg GroupFailuresParams) (i
 	return count, err
 }
 
-const HeldByRuns = `-- name: HeldByRuns :many
-SELECT h.entry_id::uuid AS entry_id, h.run_id::uuid AS run_id FROM dlq.held_by_runs($1::uuid[]) h
-`
-
-type HeldByRunsRow struct {
-	EntryID uuid.UUID
-	RunID   uuid.UUID
-}
-
-// HeldByRuns returns which of the given entries failed in a progressive replay run that has not ended.
-func (q *Queries) HeldByRuns(ctx context.Context, ids []uuid.UUID) ([]HeldByRunsRow, error) {
-	rows, err := q.db.Query(ctx, HeldByRuns, ids)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	items := []HeldByRunsRow{}
-	for rows.Next() {
-		var i HeldByRunsRow
-		if err := rows.Scan(&i.EntryID, &i.RunID); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
 const JobsCompleted = `-- name: JobsCompleted :one
 SELECT count(*) FROM (
     SELECT FROM river.river_job j
@@ -894,8 +862,8 @@ ORDER BY d.next_retry_at
 LIMIT 1
 `
 
-// NextDue returns when the next pending entry is due; no row if none is pending. It takes one index
-// probe for each priority.
+// NextDue returns when the next pending entry is due, observed ones aside; no row if there is none.
+// It takes one index probe for each priority.
 func (q *Queries) NextDue(ctx context.Context) (time.Time, error) {
 	row := q.db.QueryRow(ctx, NextDue)
 	var next_due time.Time
@@ -964,7 +932,7 @@ UPDATE dlq.dead_letter_queue e SET
         CASE WHEN d.refusal <> '' THEN jsonb_build_object('refusal', d.refusal) END)
 FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS reason, unnest($5::text[]) AS refusal) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
-RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS class, coalesce(e.rule, '')::text AS rule,
+RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
     coalesce(e.fingerprint, '')::text AS fingerprint
 `
 
@@ -980,7 +948,7 @@ type ParkRow struct {
 	ID          uuid.UUID
 	Queue       string
 	Kind        string
-	Class       string
+	ErrorClass  string
 	Rule        string
 	Fingerprint string
 }
@@ -1005,7 +973,7 @@ func (q *Queries) Park(ctx context.Context, arg ParkParams) ([]ParkRow, error) {
 			&i.ID,
 			&i.Queue,
 			&i.Kind,
-			&i.Class,
+			&i.ErrorClass,
 			&i.Rule,
 			&i.Fingerprint,
 		); err != nil {
@@ -1028,7 +996,7 @@ UPDATE dlq.dead_letter_queue e SET
     move = jsonb_build_object('actor', $2::text, 'reason', d.reason)
 FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS rule, unnest($5::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
-RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS class, coalesce(e.rule, '')::text AS rule,
+RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
     coalesce(e.fingerprint, '')::text AS fingerprint
 `
 
@@ -1044,7 +1012,7 @@ type ParkByRuleRow struct {
 	ID          uuid.UUID
 	Queue       string
 	Kind        string
-	Class       string
+	ErrorClass  string
 	Rule        string
 	Fingerprint string
 }
@@ -1070,7 +1038,7 @@ func (q *Queries) ParkByRule(ctx context.Context, arg ParkByRuleParams) ([]ParkB
 			&i.ID,
 			&i.Queue,
 			&i.Kind,
-			&i.Class,
+			&i.ErrorClass,
 			&i.Rule,
 			&i.Fingerprint,
 		); err != nil {
@@ -1134,7 +1102,8 @@ type ProbeOutcomesRow struct {
 	Succeeded int64
 }
 
-// ProbeOutcomes counts how the entries that a gate released as probes have ended.
+// ProbeOutcomes counts which of the entries that a gate released as probes are still under way, and
+// which have succeeded.
 func (q *Queries) ProbeOutcomes(ctx context.Context, probes []uuid.UUID) (ProbeOutcomesRow, error) {
 	row := q.db.QueryRow(ctx, ProbeOutcomes, probes)
 	var i ProbeOutcomesRow
@@ -1342,9 +1311,10 @@ type UnfiledRow struct {
 	Message         json.RawMessage
 }
 
-// Unfiled describes unfiled entries that no other worker is filing, the earliest failure first. The
-// planner decides outside of transactions, so the locks of Unfiled end with its own transaction, and
-// ClaimUnfiled locks the entries again. The columns are those of ClaimDue.
+// Unfiled describes unfiled entries that no other worker is filing, the earliest failure first,
+// after the id @after. The planner decides outside of transactions, so the locks of Unfiled end
+// with its own transaction, and ClaimUnfiled locks the entries again. The columns are those of
+// ClaimDue.
 func (q *Queries) Unfiled(ctx context.Context, arg UnfiledParams) ([]UnfiledRow, error) {
 	rows, err := q.db.Query(ctx, Unfiled,
 		arg.ReadMessages,
