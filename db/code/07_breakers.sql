@@ -1,4 +1,5 @@
--- Circuit breakers. Each process decides from its own counts whether a closed breaker opens. An
+-- Circuit breakers. Each process decides from its own counts whether the closed breaker of a
+-- destination opens; the breaker of a River queue opens by the outcomes of the queue's jobs. An
 -- open or half-open breaker is a row that all processes share, so that probes are counted across
 -- processes. p_now lets a test set the time.
 

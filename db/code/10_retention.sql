@@ -1,6 +1,6 @@
 -- Retention drops whole partitions. Entries of queues with a shorter period than others are deleted
--- in small batches. dlqd archives both first, to a directory or an object store, and then calls these
--- functions.
+-- in small batches. If dlqd has an archive (a directory or an object store), it first archives
+-- both, and then calls these functions.
 
 -- A duty is a row and not a lock: a lock would need a transaction or a session that stays open
 -- while gigabytes are written to an object store.
@@ -290,9 +290,10 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.note_archived IS 'Records that a month is in the archive in its current state.';
 
--- drop_partition drops only what was archived: a row that was added or changed since then keeps the
--- partition until the next run. Failures of jobs that River still has are recorded first
--- (dlq.retire), so that the reconciler does not file them again.
+-- With p_rows and p_hash, drop_partition drops only what was archived: it refuses a partition in
+-- which a row was added or changed since then, and the next run archives that row. Failures of jobs
+-- that River still has are recorded first (dlq.retire), so that the reconciler does not file them
+-- again.
 --
 -- The owner of the schema, which dlqd runs as, may drop any month. A dlq_admin may drop what
 -- retention would: a month whose period is over by the current policy, and that dlqd has archived.
@@ -385,9 +386,10 @@ COMMENT ON FUNCTION dlq.expired_entries IS
     'Locks and returns closed entries whose period is over, of queues that keep entries for less time than '
     'others. Their month is not over for the other queues, so these entries are deleted one by one.';
 
--- delete_entries first records the failures of jobs that River still has, so that the reconciler does
--- not file them again. It erases edited payloads in the audit trail, unless the entry is in the
--- archive: a later erasure of a person's data finds these payloads only by their entry.
+-- delete_entries first records the failures of jobs that River still has, so that the reconciler
+-- does not file them again. It erases edited payloads, assignees and tags in the audit trail,
+-- unless the entry is in the archive: a later erasure of a person's data finds these payloads only
+-- by their entry.
 CREATE OR REPLACE FUNCTION dlq.delete_entries(p_ids uuid[], p_hashes bigint[] DEFAULT NULL,
     p_actor text DEFAULT session_user, p_reason text DEFAULT 'deleted', p_note text DEFAULT NULL,
     p_operation uuid DEFAULT NULL) RETURNS integer

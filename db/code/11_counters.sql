@@ -1,5 +1,5 @@
--- Counters: totals of what happened to dead letters, which never decrease. /metrics serves them;
--- every process serves the same values.
+-- Counters: totals of what happened to dead letters and of changes of circuit breakers, which never
+-- decrease. /metrics serves them; every process serves the same values.
 
 CREATE OR REPLACE FUNCTION dlq.most_counted_queues() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE

@@ -404,9 +404,10 @@ COMMENT ON FUNCTION dlq.erase_runs IS
     'a filter, or that handled these entries. Deletes notes of failure groups and saved views that name the '
     'person. Returns how many runs and approvals were skipped because they have not ended.';
 
--- erase_entries locks jobs first, then entries, and waits for neither: entries whose rows or jobs
--- another session has locked are skipped, and counted in under_way. Open and failed entries are
--- archived, because nothing is left to redeliver.
+-- erase_entries locks jobs first, then entries, and waits for neither (only for a session that is
+-- filing one of the entries): entries whose rows or jobs another session has locked are skipped,
+-- and counted in under_way. Open and failed entries are archived, because nothing is left to
+-- redeliver.
 CREATE OR REPLACE FUNCTION dlq.erase_entries(p_ids uuid[], p_actor text, p_note text, OUT entries integer,
     OUT jobs integer, OUT under_way integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off

@@ -1,8 +1,9 @@
 -- A database that was restored to an earlier moment does not know what was sent since. To detect
 -- that, dlqd records the server, timeline and database that it runs on (settings, key server), and
 -- each process writes a mark, a number that it increases every few seconds (processes.mark). If a
--- process finds another server, or does not find its own mark, dlqd holds automatic deliveries and
--- replay runs until an operator resumes them.
+-- process finds another server, timeline or database, or does not find its own mark, dlqd holds
+-- automatic deliveries and replay runs until an operator resumes them. A promotion of a standby
+-- during which a process ran is no restore: the process still finds its mark.
 --
 -- The hold is the row (stop, restored) of automatic_switches. The reason for it is in settings, key
 -- restored.

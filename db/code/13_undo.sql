@@ -1,6 +1,7 @@
--- Operations and their undo. An operation is one bulk change by an operator. The audit row of each
--- changed entry has the operation's id, and the former values that an undo restores (detail: was).
--- The request is a row of operations; the entries that it did not change are in operation_unchanged.
+-- Operations and their undo. An operation is one change by an operator, of any number of entries.
+-- The audit row of each changed entry has the operation's id, and the former values that an undo
+-- restores (detail: was). The request is a row of operations; the entries that it did not change
+-- are in operation_unchanged.
 
 CREATE OR REPLACE FUNCTION dlq.record_operation(p_id uuid, p_action text, p_filter jsonb, p_args jsonb, p_actor text,
     p_note text, p_ids uuid[], p_changed uuid[], p_undoes uuid DEFAULT NULL, p_why text DEFAULT NULL) RETURNS void

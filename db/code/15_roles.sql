@@ -3,9 +3,11 @@
 --
 --     dlq_reader    reads entries (except sensitive columns), the audit trail, analytics, runs and breakers
 --     dlq_operator  also reads sensitive columns; replays, discards, resolves, parks, assigns, tags and notes;
---                   starts and controls runs, and breakers
---     dlq_admin     also purges, erases, restores, drops months after their retention, creates partitions, and
---                   rebuilds rollups
+--                   undoes such changes; starts and controls runs; controls breakers and automatic redelivery;
+--                   marks failure groups; requests and decides approvals; runs jobs again
+--     dlq_admin     also purges, erases, restores, and deletes jobs; switches capture; limits roles to queues and
+--                   kinds; drops months after their retention, creates partitions, and rebuilds rollups; files
+--                   failures that capture missed
 --
 -- No role may write to tables. Roles call functions, which write as the owner of the schema, so that
 -- every change follows the state table and has an audit row, and audit rows cannot be changed.

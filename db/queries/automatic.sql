@@ -1,7 +1,7 @@
 -- name: TryLockAutomatic :one
 -- TryLockAutomatic takes the lock that every transaction that redelivers automatically holds, from
--- before it reads the switches until it commits. A change of a switch waits for this lock.
--- TryLockAutomatic returns false while a switch is being changed.
+-- before it reads the switches until it commits. A change of a switch waits for this lock, a stop
+-- at most 5 s. TryLockAutomatic returns false while a switch is being changed.
 SELECT pg_try_advisory_xact_lock_shared(hashtextextended('dlq.automatic', 0)) AS locked;
 
 -- name: AutomaticSwitches :many

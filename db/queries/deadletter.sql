@@ -144,8 +144,8 @@ SELECT dlq.record_export(@filter::jsonb, @revealed::boolean, @actor::text, nulli
 SELECT dlq.chooses_all(@filter::jsonb)::boolean AS everything;
 
 -- name: PublishPolicy :exec
--- PublishPolicy publishes the version of the policy in force and the operations that need approval,
--- for operators who use SQL.
+-- PublishPolicy publishes the version of the policy in force, which audit rows contain, and the
+-- operations that need approval, which dlq.require_approval reads.
 SELECT dlq.publish_policy(@version::text, @approvals::text, @actor::text);
 
 -- name: RecordAct :exec

@@ -239,7 +239,8 @@ func (r *Receivers) replaceReceivers(config node, dir string) error {
 	return nil
 }
 
-// removeDelays makes a route and its subroutes send at once.
+// removeDelays makes a route and its subroutes send a new group of alerts at once, and changes of
+// the group a second later.
 func removeDelays(route node) {
 	route["group_wait"], route["group_interval"] = "0s", "1s"
 	for inner := range route.each("routes") {

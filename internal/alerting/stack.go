@@ -1,6 +1,6 @@
-// Package alerting runs Debian's Prometheus and Alertmanager for a dlqd, on free ports, with the
-// files of deploy/ and shorter durations. "dlqd demo --alerts" uses it, and the test that makes
-// each alert fire.
+// Package alerting runs the Prometheus and the Alertmanager that are installed on this machine, for
+// a dlqd, on free ports, with the files of deploy/ and shorter durations. "dlqd demo --alerts" uses
+// it, and the test that makes each alert fire.
 package alerting
 
 import (

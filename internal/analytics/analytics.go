@@ -1,6 +1,8 @@
-// Package analytics reports what happens to dead letters over time. It reads rollups of the audit trail, so that
-// reports do not count all entries or moves. Two reports read more: [Store.MovesLastDay] counts the moves that are not
-// in the rollups yet, and [Store.ByRule] counts recent entries.
+// Package analytics reports what happens to dead letters over time. It reads rollups of the audit
+// trail, so that reports do not count all entries or moves. Some reports read more:
+// [Store.MovesLastDay] counts the moves that are not in the rollups yet, [Store.ByRule] counts
+// recent entries, [Store.Oldest] reads the oldest open entries, and [Store.PolicyChanges] reads the
+// audit trail.
 package analytics
 
 import (
@@ -17,7 +19,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Store reads the rollups.
+// Store reads, refreshes and trims the rollups.
 type Store struct {
 	pool    *pgxpool.Pool
 	schemas postgres.Schemas

@@ -1,5 +1,6 @@
-// Package archive is cold storage. Data that retention removes from the database is first written
-// to a directory or an object store, read back and checked.
+// Package archive is cold storage. Closed entries and months of the audit trail that retention
+// removes from the database are first written to a directory or an object store, read back and
+// checked.
 //
 // A unit is the data that was removed together: a month of closed entries, a batch of single
 // entries, or a month of the audit trail. It is a folder of gzipped NDJSON files, which any tool can
@@ -276,8 +277,8 @@ func (a *Archive) putManifest(ctx context.Context, m *Manifest) error {
 	return o.commit()
 }
 
-// object is a file that is being written. It appears in the archive with commit, complete; before, the archive has
-// nothing of it.
+// object is a file that is being written. commit makes the complete file appear in the archive;
+// before that, the archive does not contain the file.
 type object struct {
 	*blob.Writer
 

@@ -17,7 +17,8 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
-// retentionTimeout bounds how long an erasure waits for a round of retention to end.
+// retentionTimeout bounds how long an erasure waits for a round of retention, or another erasure,
+// to end.
 const retentionTimeout = time.Hour
 
 // ErrIncomplete means that an erasure was completed in the database but not in all of the archive.

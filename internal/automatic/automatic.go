@@ -94,7 +94,8 @@ func (s *Stop) String() string {
 type Switches struct {
 	// Stopped is nil unless all automatic redelivery is stopped.
 	Stopped *Stop
-	// Attached is set if an application owns River. Entries that no switch matches are then observed.
+	// Attached is set if an application owns River. Entries of its jobs that no switch matches are
+	// then observed.
 	Attached bool
 	list     []Switch // by scope and name
 }
@@ -111,15 +112,15 @@ type Entry struct {
 // Verdict is the decision of the switches on a dead letter.
 type Verdict struct {
 	On bool
-	// ManualRule, if not empty, is the rule by which the entry needs manual handling, whether On is set or not:
-	// policy.RuleBackfilled or policy.RuleSingleAttempt.
+	// ManualRule, if not empty, is the rule by which the entry needs manual handling:
+	// policy.RuleBackfilled or policy.RuleSingleAttempt. On is then false.
 	ManualRule string
 	Reason     string
 }
 
-// TryLock keeps the switches unchanged until a transaction ends. Transactions that redeliver
-// automatically take this lock before they read the switches. TryLock returns false while a switch
-// is being changed.
+// TryLock keeps the switches unchanged until a transaction ends (except for a stop, which waits at
+// most 5 s: see [Change]). Transactions that redeliver automatically take this lock before they
+// read the switches. TryLock returns false while a switch is being changed.
 func TryLock(ctx context.Context, tx postgres.DB) (bool, error) {
 	return dbsqlc.New(tx).TryLockAutomatic(ctx)
 }
@@ -145,7 +146,7 @@ func InForce(p *policy.Policy, rows []dbsqlc.AutomaticSwitchesRow) *Switches {
 		row := &rows[i]
 		s.Attached = row.Attached
 		switch row.Scope {
-		case "": // no switch is set; the row only has the stop or the attachment
+		case "": // neither a switch nor a stop is set: the row has only the attachment
 		case ScopeStop:
 			byPerson := row.Name != nameRestored || s.Stopped != nil
 			if s.Stopped == nil || row.Name == nameRestored {
@@ -194,7 +195,7 @@ func policySwitches(p *policy.Policy) []Switch {
 	return list
 }
 
-// Publish writes the policy's switches to the database, for SQL views.
+// Publish writes the policy's switches to the database, where the view dlq.automatic reads them.
 func Publish(ctx context.Context, db postgres.DB, p *policy.Policy) error {
 	raw, err := json.Marshal(append([]Switch{}, policySwitches(p)...))
 	if err != nil {

@@ -149,7 +149,8 @@ func New(config Config) *Loop {
 // Name returns the loop's name.
 func (l *Loop) Name() string { return l.config.Name }
 
-// Wake makes the next turn start now. It never blocks.
+// Wake makes the next turn start now, or after Gather, once the current turn has ended. It shortens
+// neither the delay after a failed turn nor the wait of an idle loop. Wake never blocks.
 func (l *Loop) Wake() {
 	select {
 	case l.wake <- struct{}{}:

@@ -1,8 +1,8 @@
 // Package breaker implements the circuit breakers of destinations and River queues. Each process
-// decides from its own deliveries whether a closed breaker should open. The state of a breaker is
-// shared through Postgres: every process learns within a second that a breaker has opened,
-// half-open probes are counted over all processes, and the state survives a restart. The package also
-// measures the other conditions of redeliveries ([Conditions]).
+// decides from its own deliveries whether the closed breaker of a destination should open. The
+// state of a breaker is shared through Postgres: every process learns within a second that a
+// breaker has opened, half-open probes are counted over all processes, and the state survives a
+// restart. The package also measures the other conditions of redeliveries ([Conditions]).
 package breaker
 
 import (
@@ -176,7 +176,8 @@ func (b *Breakers) state(name string) (State, time.Duration) {
 	return State(row.State), 0
 }
 
-// Permit is the permission for one delivery. The caller must call Done with its outcome.
+// Permit is the permission for one delivery. The caller calls Done with its outcome, unless the
+// delivery was cut off and so says nothing about the destination.
 type Permit struct {
 	breakers *Breakers
 	name     string

@@ -17,7 +17,7 @@ import (
 const (
 	// MaxBytes is the number of bytes of a response that are read.
 	MaxBytes = 64 << 10
-	// MaxShown limits a headline, and each text taken from a response, in bytes.
+	// MaxShown limits [Cause.String], and the title and the message of a cause, in bytes.
 	MaxShown = 300
 	// maxName limits a type or a code, in bytes.
 	maxName = 200

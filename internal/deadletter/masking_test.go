@@ -39,7 +39,7 @@ func maskingPolicy() policy.Data {
 	}
 }
 
-// Go masks the answers of destinations, and SQL what is shown.
+// Go masks the answers of destinations, and SQL masks what it shows: both mask the same addresses.
 func TestMask_HidesAddresses(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Open(t, postgrestest.URL(t))

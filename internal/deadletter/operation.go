@@ -37,8 +37,8 @@ type Touched struct {
 }
 
 // Operation returns an operation and a page of the entries that it looked at. The page begins after
-// the given entry; nil means at the first. Of the entries that the operation left unchanged, 10,000
-// are kept.
+// the given entry; nil means at the first. Of the entries that the operation left unchanged, the
+// database stores 10,000 at most.
 func (s *Store) Operation(ctx context.Context, id uuid.UUID, after *uuid.UUID,
 	most int,
 ) (*Operation, []Touched, error) {

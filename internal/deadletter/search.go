@@ -41,9 +41,10 @@ type Found struct {
 	SearchedTo time.Time
 }
 
-// Search is [Store.List] within a time budget. If an index answers the filter, Search first tries a plain list with
-// half of the budget. If no index does, or that half did not suffice, it searches slice by slice in page order. If the
-// budget ends the search, the result says where to continue.
+// Search is [Store.List] within a time budget. Unless the filter reads error messages or payloads,
+// Search first tries a plain list with half of the budget. If the filter does, or that half did not
+// suffice, it searches slice by slice in page order. If the budget ends the search, the result says
+// where to continue.
 func (s *Store) Search(ctx context.Context, p Page, budget time.Duration) (*Found, error) {
 	deadline := time.Now().Add(budget)
 	condition, err := s.Where(ctx, &p.Filter)
@@ -85,8 +86,9 @@ func (s *Store) Search(ctx context.Context, p Page, budget time.Duration) (*Foun
 	return found, nil
 }
 
-// isSearch reports whether a filter has a condition that no index answers. Other filters can still match few entries,
-// if they combine indexed fields; Search finds that out by trying.
+// isSearch reports whether a filter reads error messages or payloads, which no index answers. Other
+// filters can be as slow, for example if they combine fields and match few entries; Search finds
+// that out by trying.
 func isSearch(f *filter.Filter) bool {
 	return len(f.ErrorMessage) > 0 || f.Payload != nil || len(f.PayloadAt) > 0
 }

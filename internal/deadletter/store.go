@@ -22,8 +22,8 @@ import (
 	"github.com/dlqd/dlqd/internal/telemetry"
 )
 
-// Errors of moves. A [MoveError] wraps one of them; its detail names the entry and the allowed
-// states.
+// Errors of moves. A [MoveError] wraps one of them; its detail says what was rejected and, for a
+// move, which states allow it.
 var (
 	ErrNotFound   = errors.New("not found")
 	ErrNotAllowed = errors.New("move not allowed")
@@ -57,7 +57,7 @@ func (e *MoveError) Error() string {
 func (e *MoveError) Unwrap() error { return e.Kind }
 
 // Store reads, moves and erases dead letters for operators and API callers. The DLQ worker, replay
-// runs and retention have their queries in their own packages.
+// runs and retention have most of their queries in their own packages.
 type Store struct {
 	pool *pgxpool.Pool
 	// statements is the pool for SQL that is already rendered with the schema names.
@@ -76,7 +76,7 @@ func NewStore(pool *pgxpool.Pool, schemas postgres.Schemas) *Store {
 // DB returns the store's pool for queries of other packages. It renders schema names.
 func (s *Store) DB() postgres.DB { return s.db }
 
-// In returns a transaction for statements with the schema names of queries.
+// In returns tx as a DB that renders schema names in statements.
 func (s *Store) In(tx pgx.Tx) postgres.DB { return s.schemas.Rendered(tx) }
 
 // InTx runs fn in a transaction with sequential scans disabled. A session can plan while the open
@@ -654,11 +654,12 @@ type Replay struct {
 	Destination string          // overrides the destination of the entry's queue; "" for no change
 	// Checkpoint is [Resume] or [Discard]. An edit requires it if the entry has a [Checkpoint].
 	Checkpoint string
-	Force      bool // redeliver even if a live job has the same unique key
+	Force      bool // do not check whether an equal job, or the entry's own one, is in the way
 	Act        Act
 }
 
-// Replay redelivers an entry now and returns the new job's id.
+// Replay redelivers an entry now. It returns the id of the new job, or of the entry's own job if
+// that already runs again or has completed.
 func (s *Store) Replay(ctx context.Context, id uuid.UUID, in Replay) (int64, error) {
 	var job int64
 	err := s.move(ctx, func(tx postgres.DB) (err error) {
@@ -692,7 +693,7 @@ func (s *Store) Unpark(ctx context.Context, id uuid.UUID, act Act) error {
 	return s.call(ctx, "unpark", id, act)
 }
 
-// Reopen moves a closed entry to manual.
+// Reopen moves a resolved or archived entry to manual.
 func (s *Store) Reopen(ctx context.Context, id uuid.UUID, act Act) error {
 	return s.call(ctx, "reopen", id, act)
 }
@@ -883,12 +884,12 @@ type Redelivery = dbsqlc.RedeliverRow
 const (
 	VerdictSent     = "sent"     // job JobID was created
 	VerdictFollows  = "follows"  // the entry's own job JobID runs again, and the entry waits for it
-	VerdictResolved = "resolved" // the entry's own job JobID has completed
-	VerdictBusy     = "busy"     // another transaction holds JobID; try again
+	VerdictResolved = "resolved" // the entry's own job or a redelivery, JobID, has completed: the entry is resolved
+	VerdictBusy     = "busy"     // another transaction has locked JobID or its unique key; try again
 	VerdictLive     = "live"     // JobID, which is live, holds the unique key
 	VerdictDone     = "done"     // JobID, which has ended, holds the unique key
 	VerdictOpen     = "open"     // the entry has failed, and another entry of its job JobID is open
-	VerdictAlone    = "alone"    // its job was rescued twice or more, and another such redelivery runs in its queue
+	VerdictAlone    = "alone"    // its job was rescued twice or more, and another such job goes first in its queue
 )
 
 // Redeliver creates jobs for entries that tx has claimed, under a version of the policy.

@@ -77,7 +77,7 @@ type Client struct {
 
 	config ClientConfig
 	worked map[string]int           // concurrency by queue
-	ending map[string]bool          // queues that fetch no more jobs: a removal that has begun must be finished
+	ending map[string]bool          // queues whose removal has begun and must be finished: they fetch no more jobs
 	names  atomic.Pointer[[]string] // of the worked queues, for other goroutines
 	shared atomic.Pointer[[]string] // queues of the policy that are not worked because other clients work them
 }

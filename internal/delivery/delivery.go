@@ -45,23 +45,24 @@ const (
 	// connectTimeout bounds connecting, so that an unreachable host does not use up the whole
 	// timeout.
 	connectTimeout = 5 * time.Second
-	// maxExcerpt is how many bytes of an answer's body are kept with the error.
+	// maxExcerpt is how many bytes of an answer's body the error contains.
 	maxExcerpt = 2 << 10
 	// maxRetryAfter bounds how long a Retry-After header can delay the next attempt. The error
 	// records the unbounded value, which the dead letter's redelivery respects.
 	maxRetryAfter = time.Hour
-	// maxIdleConns keeps an idle connection for each concurrent delivery, so that connections are
-	// reused.
+	// maxIdleConns limits the idle connections to a host. It is so large that every concurrent
+	// delivery can reuse one.
 	maxIdleConns = 10_000
 	// recordTime is added to a delivery's timeout for recording the outcome.
 	recordTime = 5 * time.Second
-	// jitterShare is the largest share by which a backoff differs from its nominal length.
+	// jitterShare is the largest share by which a backoff or a hold time differs from its nominal
+	// length.
 	jitterShare = 0.2
 	// LogicalFailureKey is the key of a job's metadata that records a logical failure.
 	LogicalFailureKey = "dlq:logical_failure"
 )
 
-// Error types of deliveries without an answer.
+// Error types of deliveries without an answer, and of an answer that reports a logical failure.
 const (
 	TypeTimeout           = "TIMEOUT_ERROR"
 	TypeConnectionRefused = "CONNECTION_REFUSED"
@@ -152,7 +153,8 @@ func (w *Worker) Close() {
 	w.client.CloseIdleConnections()
 }
 
-// Timeout implements river.Worker. It returns the queue's timeout plus recordTime.
+// Timeout implements river.Worker. It returns the queue's timeout plus recordTime, or the policy's
+// default timeout for an unknown queue.
 func (w *Worker) Timeout(job *river.Job[Args]) time.Duration {
 	p := w.config.Planner().Policy()
 	if q := p.Queues[job.Queue]; q != nil {
@@ -178,8 +180,8 @@ func (w *Worker) NextRetry(job *river.Job[Args]) time.Time {
 }
 
 // Backoff returns the delay before the next attempt, varied by up to 20 %. An exponential backoff
-// doubles with each attempt, up to 24 hours. attempt is the failed attempt, counted from 1; random
-// is in [0, 1).
+// doubles with each attempt, up to 24 hours before the variation. attempt is the failed attempt,
+// counted from 1; random is in [0, 1).
 func Backoff(b policy.Backoff, attempt int, random float64) time.Duration {
 	const most = 24 * time.Hour
 	nominal := float64(b.Delay)
@@ -288,8 +290,9 @@ func (w *Worker) completeOrdered(ctx context.Context, job *river.Job[Args]) erro
 	return nil
 }
 
-// classify classifies an error of a delivery by the rules, and cancels the job if another attempt cannot help.
-// Other errors are of class unknown.
+// classify classifies an error of a delivery by the rules, and cancels the job if another attempt
+// cannot help. An error that is no [riverdlq.Error] has the class unknown, and the job is not
+// cancelled.
 func (w *Worker) classify(planner *strategy.Planner, job *river.Job[Args], err error) (outcome string, _ error) {
 	structured, ok := errors.AsType[*riverdlq.Error](err)
 	if !ok {
@@ -546,7 +549,7 @@ func isStopped(ctx context.Context) bool {
 	return ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded)
 }
 
-// transportError returns the error of a delivery without an answer.
+// transportError returns the error of a delivery without a complete answer.
 func transportError(
 	ctx context.Context, destination *policy.Destination, err error, hide func(string) string,
 ) error {

@@ -25,8 +25,8 @@ const HeldKey = "dlq:held"
 const (
 	HeldForBreaker = "breaker" // its destination's breaker is open
 	HeldForOrder   = "order"   // an earlier message of its ordering key is not done
-	// HeldForRedirected: a redelivery to a destination other than its queue's, whose breaker is
-	// open.
+	// HeldForRedirected: the message is a redelivery to a destination other than its queue's, and
+	// that destination's breaker is open.
 	HeldForRedirected = "redirected"
 	// HeldForRestored: the database was restored, and the message may have been delivered since the
 	// backup.
@@ -36,9 +36,9 @@ const (
 const (
 	// releaseInterval is the time between two rounds of the releaser.
 	releaseInterval = time.Second
-	// holdTime is the longest time that a message is held. Usually the releaser or the predecessor
-	// releases it earlier; holdTime covers a release that was missed. Each recheck costs as much as
-	// a delivery.
+	// holdTime is the longest time until a held message is checked again, before jitter. Usually
+	// the releaser or the predecessor releases the message earlier; holdTime covers a release that
+	// was missed. Each recheck costs as much as a delivery.
 	holdTime = 15 * time.Minute
 	// maxWake bounds the ordering keys that one round looks at. A key takes some 0.1 ms.
 	maxWake = 500
@@ -81,8 +81,10 @@ func hold(ctx context.Context, job *river.Job[Args], reason string, err error) (
 	return OutcomeHeld, river.JobSnooze(spread(most))
 }
 
-// Releaser releases held messages as their destination's breaker permits: a few as probes, and
-// after it has closed, more each second up to the destination's pace.
+// Releaser releases held messages. Those held for a breaker are released as the breaker permits: a
+// few as probes and, after it has closed, more each second up to maxRelease and the destination's
+// pace. Releaser also releases messages whose predecessor is done, and those of a restored database
+// after it was resumed.
 type Releaser struct {
 	DB       postgres.DB // renders schema names in queries
 	Policy   func() *policy.Policy

@@ -67,7 +67,8 @@ func (d *demo) runAlerts(ctx context.Context) error {
 	return d.followAlerts(ctx, started, stack, notifications)
 }
 
-// followAlerts prints events until the alert of a breaker has fired and is resolved.
+// followAlerts prints events until the notifications have arrived that the breaker's alert fires
+// and that it is resolved.
 func (d *demo) followAlerts(ctx context.Context, started time.Time, stack *alerting.Stack,
 	notifications <-chan alerting.Notification,
 ) error {

@@ -39,7 +39,8 @@ const (
 	stopTimeout   = 10 * time.Second
 )
 
-// ErrCountMismatch means that a message is unaccounted for.
+// ErrCountMismatch means that a message is unaccounted for, was not accepted or is still in
+// progress.
 var ErrCountMismatch = errors.New("the demo's message counts do not match")
 
 // Options configure a demo.
@@ -310,7 +311,7 @@ func (d *demo) snapshot(ctx context.Context) (snapshot, error) {
 }
 
 // watch prints events, ends the receiver's failures once their effects have shown, and returns when
-// no message is in progress.
+// no message is in progress, at the latest after settleTimeout.
 func (d *demo) watch(ctx context.Context, receiver string, sent <-chan error) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()

@@ -83,7 +83,7 @@ func (r *Receiver) Serve(ctx context.Context, address string, announce func(url,
 }
 
 // ServeHTTP answers as the service of the path does. The answer depends on a hash of the message's
-// id, so that a refused message stays refused.
+// id, so that a message that a service refuses for good stays refused.
 func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	_, _ = io.Copy(io.Discard, req.Body) // the server notices only then that a client hangs up
 	id := req.Header.Get("Webhook-Id")

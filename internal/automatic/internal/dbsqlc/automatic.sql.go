@@ -370,8 +370,8 @@ SELECT pg_try_advisory_xact_lock_shared(hashtextextended('dlq.automatic', 0)) AS
 `
 
 // TryLockAutomatic takes the lock that every transaction that redelivers automatically holds, from
-// before it reads the switches until it commits. A change of a switch waits for this lock.
-// TryLockAutomatic returns false while a switch is being changed.
+// before it reads the switches until it commits. A change of a switch waits for this lock, a stop
+// at most 5 s. TryLockAutomatic returns false while a switch is being changed.
 func (q *Queries) TryLockAutomatic(ctx context.Context) (bool, error) {
 	row := q.db.QueryRow(ctx, TryLockAutomatic)
 	var locked bool

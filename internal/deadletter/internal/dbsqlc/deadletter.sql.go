@@ -689,8 +689,8 @@ type PublishPolicyParams struct {
 	Actor     string
 }
 
-// PublishPolicy publishes the version of the policy in force and the operations that need approval,
-// for operators who use SQL.
+// PublishPolicy publishes the version of the policy in force, which audit rows contain, and the
+// operations that need approval, which dlq.require_approval reads.
 func (q *Queries) PublishPolicy(ctx context.Context, arg PublishPolicyParams) error {
 	_, err := q.db.Exec(ctx, PublishPolicy, arg.Version, arg.Approvals, arg.Actor)
 	return err
