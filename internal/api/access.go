@@ -25,7 +25,8 @@ type need struct {
 	scoped bool
 }
 
-// publicPaths lists the paths that need no authentication: probes, sign-in, and the API's documentation.
+// publicPaths lists paths that need no authentication: probes, sign-in, and the API's
+// documentation. Paths below StaticPath and runbooksPath need none, either.
 var publicPaths = []string{
 	"/livez", "/readyz", "/api/login", access.SignInPath, access.ProviderPath,
 	access.CallbackPath, access.SignOutPath, docsPath, "/openapi.json", "/openapi.yaml", "/openapi-3.0.json",
@@ -171,7 +172,7 @@ func describeNeeds(api huma.API) {
 // docsPath is the page that describes the API. It needs no authentication.
 const docsPath = "/docs"
 
-// signIn authenticates requests before next handles them.
+// signIn authenticates requests, except those for public paths, before next handles them.
 func (s *service) signIn(next http.Handler) http.Handler {
 	if s.Access == nil {
 		return next
@@ -310,8 +311,9 @@ func (s *service) authorize(api huma.API) func(huma.Context, func(huma.Context))
 	}
 }
 
-// limitTo returns an error if the caller lacks what n requires. Otherwise it returns a context that is
-// limited to the queues and kinds for which the caller has the role.
+// limitTo returns an error if the caller lacks what n requires. Otherwise it returns a context that
+// is limited to the queues and kinds for which the caller has the role. In this context payloads
+// are masked, unless SeesPayloads allows the caller to see them.
 func (s *service) limitTo(ctx context.Context, n need) (context.Context, error) {
 	p := access.From(ctx)
 	if n.role != "" && !p.May(n.role) || !n.scoped && !p.MayEverywhere(n.role) {
@@ -338,8 +340,9 @@ func forbidden(p *access.Principal, n need) string {
 	return detail + "; " + p.Name + " has no role (access.yaml: grants)"
 }
 
-// act returns the actor and the note of a request; a is nil if the request has no body. The actor is
-// the authenticated caller. A different name in the body is recorded with the request's origin.
+// act returns the actor and the note of a request; a is nil if the request has no body. The actor
+// is the authenticated caller. A different name in the body is recorded with the request's origin.
+// Without authentication the actor is the name in the body, or "api".
 func (a *Action) act(ctx context.Context) deadletter.Act {
 	by := a.person(ctx)
 	if by.OnBehalfOf != "" {

@@ -412,7 +412,8 @@ func (s *service) refuseWhenIdle(api huma.API) func(huma.Context, func(huma.Cont
 	}
 }
 
-// maxAgent is how much of a User-Agent is kept, in bytes. Browsers name themselves at its end.
+// maxAgent is how many bytes of a User-Agent an origin contains. Browsers name themselves at its
+// end.
 const maxAgent = 200
 
 // origin returns where a request comes from, for the audit trail.

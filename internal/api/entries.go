@@ -40,7 +40,7 @@ type Count struct {
 }
 
 const (
-	// searchBudget limits one request's search for entries that no single index finds.
+	// searchBudget limits the time of one request's search for entries.
 	searchBudget = 300 * time.Millisecond
 	// countBudget limits the count that runs beside the search. A count is only a hint and must not
 	// delay the page.

@@ -152,8 +152,8 @@ func notFound(mux *http.ServeMux) http.HandlerFunc {
 	}
 }
 
-// databaseProblem returns the response to an error of the database. Only failures of the server or
-// of the connection get 503, which tells a client to retry.
+// databaseProblem returns the response to an error of the database. Failures of the server or of
+// the connection, and missing privileges, get 503, which tells a client to retry.
 func databaseProblem(err error) huma.StatusError {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) {

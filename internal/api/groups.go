@@ -192,7 +192,8 @@ func (s *service) getGroup(ctx context.Context, in *GetGroupInput) (*GroupDetail
 	return out, nil
 }
 
-// workerLost returns the number of a group's open entries whose worker died repeatedly.
+// workerLost returns the number of a group's open entries whose worker died, or whose job never
+// ended, twice or more. It counts up to MostCounted.
 func (s *service) workerLost(ctx context.Context, g *group.Group) (int64, error) {
 	lost := filter.Filter{
 		Status: []string{string(deadletter.Pending), string(deadletter.Manual), string(deadletter.Processing)},

@@ -234,7 +234,7 @@ func (s *service) compareOnOpen(ctx context.Context, inForce, next *strategy.Pla
 				break
 			}
 			e := &entries[i]
-			if e.ParkedBy != nil || !e.Status.Open() { // parked by a person, or closed since it was listed
+			if e.ParkedBy != nil || !e.Status.Open() { // parked by an operator or a worker, or closed since
 				continue
 			}
 			out.Looked++

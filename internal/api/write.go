@@ -8,8 +8,8 @@ import (
 // DefaultWriteTimeout is how long a client may leave part of a response unread.
 const DefaultWriteTimeout = 30 * time.Second
 
-// withWriteTimeout disconnects clients that do not read. An export or a progress stream would wait for
-// them forever.
+// withWriteTimeout disconnects clients that do not read. Otherwise an export or a progress stream
+// would wait for them forever.
 func withWriteTimeout(next http.Handler, timeout time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		timed := &timedWriter{ResponseWriter: w, control: http.NewResponseController(w), timeout: timeout}
