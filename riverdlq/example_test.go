@@ -50,8 +50,8 @@ func charge(_ context.Context, _ string, amount int) error {
 	return errBusy
 }
 
-// A worker says what went wrong. The class of the first error is permanent, so the middleware
-// cancels that job; River retries the second.
+// A worker says what went wrong. The class of the first error is permanent, so the middleware would
+// cancel that job. River would retry the second.
 func Example() {
 	worker := &ChargeWorker{}
 	for _, amount := range []int{5000, 100} {

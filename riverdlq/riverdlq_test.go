@@ -25,7 +25,7 @@ import (
 )
 
 // TestMiddleware_WritesMetadata compares the metadata of a failed job with testdata/metadata.json,
-// which every later dlqd can read.
+// which every later dlqd must be able to read.
 func TestMiddleware_WritesMetadata(t *testing.T) {
 	t.Parallel()
 	job := run(t, &river.InsertOpts{MaxAttempts: 2}, func(_ context.Context, job *river.Job[testArgs]) error {
@@ -139,7 +139,8 @@ type noWait struct{}
 
 func (noWait) NextRetry(*rivertype.JobRow) time.Time { return time.Now() }
 
-// run returns a job after work has ended it, in a River with the middleware.
+// run inserts a job, works it with work in a River that has the middleware, and returns it once it
+// has ended.
 func run(
 	t *testing.T, opts *river.InsertOpts, work func(context.Context, *river.Job[testArgs]) error,
 ) *rivertype.JobRow {
