@@ -68,7 +68,8 @@ func (a *alertmanager) post(resolved bool, alerts ...string) {
 	require.Equal(a, http.StatusOK, response.StatusCode)
 }
 
-// count returns how many notifications of an alert a receiver got, firing and resolved.
+// count returns how many notifications a receiver got that an alert fires, and how many that
+// resolve their incidents.
 func (a *alertmanager) count(receiver, alert string) (fired, resolved int) {
 	incidents := map[string]bool{}
 	for _, n := range a.receivers.Notifications() {
@@ -144,9 +145,9 @@ func TestAlertmanager_InhibitsExplainedLoops(t *testing.T) {
 	}
 }
 
-// TestAlertmanager_NeverInhibitsCriticalAlerts checks that groups of critical alerts are flushed each minute and
-// that none is inhibited: Alertmanager sends no resolve for an alert that ends while it is
-// inhibited.
+// TestAlertmanager_NeverInhibitsCriticalAlerts checks that alertmanager.yaml sends critical alerts
+// at once and their changes each minute, and inhibits none of them: Alertmanager sends no resolve
+// for an alert that ends while it is inhibited.
 func TestAlertmanager_NeverInhibitsCriticalAlerts(t *testing.T) {
 	t.Parallel()
 	var config struct {

@@ -35,7 +35,7 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// waitTimeout limits every wait on a busy machine.
+// waitTimeout limits every wait. It is long, because the machine may be busy.
 const waitTimeout = 3 * time.Minute
 
 // monitored is a dlqd with a Prometheus and an Alertmanager.
@@ -268,9 +268,9 @@ const failJobs = `UPDATE river_job SET state = 'discarded', finalized_at = now()
 	errors = ARRAY['{"error": "no", "attempt": 1, "at": "2026-01-01T00:00:00Z"}'::jsonb] WHERE state = 'running'
 		AND kind = 'app'`
 
-// TestAlerts makes every alert fire, with the Prometheus and Alertmanager of Debian. Each alert
-// must reach its receivers, with a text that says what is wrong, since when and what to do. Every
-// query of the rules and of the dashboard must have returned data by then.
+// TestAlerts makes every alert fire, with an installed Prometheus and Alertmanager. Each alert must
+// reach a receiver, with a text that says what is wrong, since when and what to do. Every query of
+// the dashboard must return data.
 func TestAlerts(t *testing.T) { //nolint:paralleltest // it needs the whole machine
 	w := newMonitored(t, policytest.Files{
 		"retry-policies": `queues:
@@ -289,8 +289,9 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 		return "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND queue = '" + queue + "'"
 	}
 
-	// Create the state before the alerts: a series that did not exist before does not count as grown. Only River
-	// knows the queue "fresh". The queues app-near and app-over are only known by their limits.
+	// Create the state before the alerts: a series that did not exist before does not count as
+	// grown. Only River knows the queues "fresh", "stuck" and "forgotten". The queues app-near and
+	// app-over are only known by their limits.
 	w.exec("INSERT INTO river_queue (name, updated_at) VALUES ('fresh', now()), ('stuck', now()), ('forgotten', now())")
 	w.exec(w.runningJobs(1, "app"))
 	w.exec(failJobs)
@@ -357,8 +358,8 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 		WHERE queue = 'late' AND state = 'available'`)
 	w.post("/api/queues/late/resume", map[string]any{})
 
-	// Redeliveries whose jobs are deleted.
-	// The other entries are in the inbox, and count too.
+	// The jobs of redeliveries are deleted. This waits for some of the dead letters only: the
+	// others are in the inbox, and the alerts count them, too.
 	w.await("true", "SELECT count(*) >= 100 FROM dlq.dead_letter_open WHERE queue = 'app'")
 	w.exec("SELECT dlq.replay(id) FROM dlq.find('{\"queue\": \"app\"}', 8)")
 	w.exec("DELETE FROM river_job WHERE queue = 'app' AND state = 'available'")
@@ -411,7 +412,7 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.awaitAlerts("DLQMetricsStale")
 	require.NoError(t, holder.Rollback(t.Context()))
 
-	// dlqd is down, and comes back without DLQ workers.
+	// dlqd is down, and comes back with the API only.
 	w.stop()
 	w.awaitAlerts("DlqdDown")
 	require.NoError(t, os.Remove(filepath.Join(w.config.Source.Dir, "worker-pool.yaml")))
@@ -432,8 +433,8 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 		w.submitRefused()
 	}
 	w.awaitAlerts("IntakeRefused")
-	// The new process has counted the backlog. Entries filed since the last refresh of the rollups are
-	// missing until the next one.
+	// The new process must count the backlog, too. Its numbers lack the entries filed since the
+	// last refresh of the rollups until the next refresh.
 	w.awaitFiring("DLQBacklogGrowing")
 
 	// The database refuses connections.
@@ -451,8 +452,8 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.checkNotifications()
 }
 
-// checkNotifications checks that every alert of the rules was notified, and that each receiver got complete texts
-// and links.
+// checkNotifications checks that there was a notification of every alert of the rules, and that the
+// last one to each receiver has a complete text and links.
 func (w *monitored) checkNotifications() {
 	w.Helper()
 	w.waitFor(func() string {
@@ -487,7 +488,7 @@ func (w *monitored) checkNotifications() {
 	w.Logf("%5.1f s: %d notifications", time.Since(w.started).Seconds(), len(w.receivers.Notifications()))
 }
 
-// checkQueries checks that no query of the dashboard is empty.
+// checkQueries waits until every query of the dashboard has returned series.
 func (w *monitored) checkQueries() {
 	w.Helper()
 	var dashboard struct {

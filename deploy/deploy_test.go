@@ -57,8 +57,8 @@ func run(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// TestRules checks that each alert has a severity, texts, first steps, links that exist, a unit
-// test and a line in the documentation.
+// TestRules checks that each alert has a severity, texts, a link to a page, a runbook with the same
+// first steps, a unit test and a line in the documentation.
 func TestRules(t *testing.T) {
 	t.Parallel()
 	run(t, "promtool", "check", "config", "prometheus/prometheus.yaml")

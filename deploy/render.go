@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// RulesFile is the name of the alerts in [Files].
+// RulesFile is the name in [Files] of the file with the alerts.
 const RulesFile = "prometheus/rules.yaml"
 
-// Links are the targets of the alerts' links by scrape job. The key "" applies to jobs without a
-// key.
+// Links are the addresses to which alerts link, by the name of the scrape job. The key "" applies
+// to jobs that are not among the keys.
 type Links struct {
 	// Consoles are URLs of consoles. The default for "" is the external label dlqd_url of Prometheus.
 	Consoles map[string]string
@@ -32,7 +32,7 @@ var (
 	jobName     = regexp.MustCompile(`^[A-Za-z0-9_.:/-]+$`)
 )
 
-// Render returns the alerts with their links filled in.
+// Render returns the file of the alerts with the given links.
 func Render(links Links) ([]byte, error) {
 	raw, err := Files.ReadFile(RulesFile)
 	if err != nil {
@@ -62,7 +62,8 @@ func Render(links Links) ([]byte, error) {
 	return []byte(strings.ReplaceAll(text, externalURL, console)), nil
 }
 
-// byJob returns a link as text or, if jobs have links of their own, as a template.
+// byJob returns the link for all jobs or, if jobs have links of their own, a template that chooses
+// by the alert's label job.
 func byJob(urls map[string]string, otherwise string, link func(to string) string) string {
 	if to, ok := urls[""]; ok {
 		otherwise = link(to)
