@@ -176,8 +176,9 @@ func TestChart_Lints(t *testing.T) {
 	}
 }
 
-// The processes and the migration satisfy the restricted Pod Security Standard, read their secrets from files, and
-// restart only if they do not answer /livez.
+// The pods of the processes and of the migration satisfy the restricted Pod Security Standard and
+// read their secrets from files. Kubernetes restarts a running process only if it does not answer
+// /livez.
 func TestChart_PodsAreRestricted(t *testing.T) {
 	t.Parallel()
 	evaluator, err := securitypolicy.NewEvaluator(securitypolicy.DefaultChecks(), nil)
@@ -349,7 +350,7 @@ func TestChart_RefusesWrongValues(t *testing.T) {
 	}
 }
 
-// digest returns the hash of the chart's files, which deploy/deploy_test.go computes, too.
+// digest returns the hash of the chart's files. deploy/deploy_test.go computes the same.
 func digest(t *testing.T) string {
 	t.Helper()
 	hash := sha256.New()

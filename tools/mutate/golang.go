@@ -14,9 +14,10 @@ var swaps = map[token.Token]string{
 	token.BREAK: "continue", token.CONTINUE: "break",
 }
 
-// mutateGo returns the mutants of a Go file: other operators, conditions that are always or never
-// true, no negation, true for false, and statements that are left out. Log messages and constants
-// (limits, intervals) stay as they are, because tests do not compare them.
+// mutateGo returns the mutants of a Go file: other operators, continue for break, conditions that
+// are always or never true (those of loops: never), no negation, true for false, and calls and
+// assignments that are left out. A replacement is made in both directions. Log messages and
+// constants (limits, intervals) stay as they are, because few tests compare them.
 func mutateGo(file string, source []byte) (all []Mutant, err error) {
 	files := token.NewFileSet()
 	tree, err := parser.ParseFile(files, file, source, parser.SkipObjectResolution|parser.ParseComments)

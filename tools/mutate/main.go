@@ -1,6 +1,7 @@
-// Command mutate measures how much the tests notice. It changes the code of a room in one place (a mutant), runs the
-// room's tests, and counts how many mutants make a test fail (killed). The others survive: either a test is missing, or
-// the change makes no difference (equivalent).
+// Command mutate measures how much the tests notice. It changes the code of a room in one place (a
+// mutant), runs the room's tests, and counts how many mutants make a test fail or take too long
+// (killed). The others survive: either a test is missing, or the change makes no difference
+// (equivalent).
 //
 // A room is a package of internal/, or db/code, the SQL functions. No file of the tree is changed: "go test -overlay"
 // builds a mutant of Go, and a mutant of SQL replaces functions in the template of the tests' databases. Start it by
@@ -72,7 +73,7 @@ type result struct {
 	Line              int
 	Verdict           string
 	By                string `json:",omitempty"` // the test that failed first, or "timeout"
-	Tests             string // a hash of the test files: a survivor is tried again once they have changed
+	Tests             string // a hash of the room's tests and queries: a survivor is run again once they have changed
 	Seconds           float64
 }
 
@@ -164,7 +165,8 @@ func candidates(room string) (all []Mutant, err error) {
 	return all, err
 }
 
-// shuffled returns the mutants in the order of a sample. It is the same for the same seed and code.
+// shuffled puts the mutants of a room into the order in which a sample takes them. The order is the
+// same for the same seed and code.
 func shuffled(mutants []Mutant, seed uint64, room string) []Mutant {
 	name := fnv.New64a()
 	_, _ = name.Write([]byte(room))

@@ -28,8 +28,8 @@ const (
 	testRole = "dlqd_test"
 	// urlVariable names the environment variable with the URL of the server that all mutants share.
 	urlVariable = "DLQD_TEST_DATABASE_URL"
-	// The tests of a mutant may take patience times as long as without a change, and slack. Then it
-	// counts as killed.
+	// The tests of a mutant may take patience times as long as without a change, plus slack. If
+	// they take longer, the mutant counts as killed.
 	patience = 5
 	slack    = 10 * time.Second
 )
@@ -88,7 +88,8 @@ func (r *runner) readTests() (string, error) {
 	return hex.EncodeToString(hash.Sum(nil)[:8]), nil
 }
 
-// start runs the tests of packages without a change, once, and measures how long they take.
+// start builds and runs the tests of packages without a change, unless it has done so before, and
+// sets the time limits for their mutants.
 func (r *runner) start(ctx context.Context, packages []string) (err error) {
 	if r.dir == "" {
 		r.limits = map[string]time.Duration{}
@@ -276,7 +277,7 @@ func (r *runner) dropDatabases(ctx context.Context) error {
 	})
 }
 
-// findTemplate finds the template that the tests have made, and copies it.
+// findTemplate finds the template that the tests have made, and copies it as "unchanged".
 func (r *runner) findTemplate(ctx context.Context) error {
 	return as(ctx, "", "", func(conn *pgx.Conn) error {
 		found, err := names(ctx, conn, `template\_%`)
@@ -292,7 +293,7 @@ func (r *runner) findTemplate(ctx context.Context) error {
 	})
 }
 
-// resetTemplate makes the template anew.
+// resetTemplate makes the template anew, as it was without a mutant.
 func (r *runner) resetTemplate(ctx context.Context) error {
 	if r.template == "" {
 		return nil

@@ -15,7 +15,8 @@ type word struct {
 var (
 	// Dollar quotes are words of their own, so that the text of a function is read as SQL, too.
 	wordPattern = regexp.MustCompile(`--[^\n]*|'(?:[^']|'')*'|"[^"]*"|\$[A-Za-z_]*\$|\w+|::|:=|[-+*/<>=~!@#%^&|?]+|\S`)
-	// termEnds are the words that end a term of a condition, or an expression of ORDER BY.
+	// termEnds are the words before which a term of a condition, or an expression of ORDER BY,
+	// ends.
 	termEnds = strings.Fields(`) ] , ; AND OR THEN LOOP ELSE WHEN END AS FROM WHERE JOIN LEFT CROSS ON GROUP HAVING
 		WINDOW ORDER LIMIT OFFSET FOR UNION EXCEPT INTERSECT RETURNING ASC DESC NULLS`)
 	lockEnds = strings.Fields(`) ; LOOP`)
@@ -56,9 +57,10 @@ func end(all []word, i int, ends []string) int {
 	return len(all) - 1
 }
 
-// mutateSQL returns the mutants of SQL: other comparisons, orders and signs, terms of conditions that are left out,
-// branches that always or never run, no NOT, no row lock, no SKIP LOCKED, and no guard against null. Postgres refuses
-// those that are no SQL: "SET a = b" with another operator.
+// mutateSQL returns the mutants of SQL: other comparisons, orders and signs, terms of conditions
+// that are left out, branches that always or never run, true for false, least for greatest, no NOT,
+// no row lock, no SKIP LOCKED, and no guard against null. Postgres refuses those that are no SQL:
+// "SET a = b" with another operator.
 func mutateSQL(file string, source []byte) (all []Mutant) {
 	found := words(source)
 	var searched []bool // of the enclosing CASE expressions: whether it has the form CASE WHEN condition

@@ -100,8 +100,8 @@ func (r *release) number() string { return strings.TrimPrefix(r.version, "v") }
 // src is the clone of the commit.
 func (r *release) src() string { return filepath.Join(r.work, "src") }
 
-// clone clones the commit and tags it there, so that Go records the version in the programs. A tag that exists must be
-// the commit's.
+// clone clones the commit and tags it there, so that Go records the version in the programs. If the
+// repository has the tag already, it must be a tag of this commit.
 func (r *release) clone(ctx context.Context) error {
 	changed, err := output(ctx, r.source, nil, "git", "status", "--porcelain", "--untracked-files=no")
 	if err != nil {

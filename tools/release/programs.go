@@ -13,8 +13,9 @@ import (
 	"github.com/dlqd/dlqd/tools/internal/bom"
 )
 
-// variants are the programs of a release for Linux, with the tags of their builds. An archive of closed entries in an
-// object store needs the libraries of a cloud, which are a fifth of the program: they are in dlqd-s3, which has an
+// variants are the programs of a release, with the tags of their builds. The first is built for
+// every platform, the others for Linux only. An archive of closed entries in an object store needs
+// the libraries of a cloud, which are a fifth of the program: they are in dlqd-s3, which has an
 // archive and an image of its own.
 var variants = []struct{ name, tags string }{{"dlqd", "nos3"}, {"dlqd-s3", ""}}
 
@@ -27,7 +28,7 @@ type program struct {
 	notice   []byte
 }
 
-// writePrograms builds dlqd for each platform and writes its archives and packages.
+// writePrograms builds dlqd for each platform and writes archives, packages and images.
 func (r *release) writePrograms(ctx context.Context) error {
 	docs, err := r.generateDocs(ctx)
 	if err != nil {
@@ -131,7 +132,7 @@ func (r *release) goBuild(ctx context.Context, path, tags string, settings ...st
 // docs are files that dlqd generates from its commands.
 type docs struct{ man, completion []file }
 
-// generateDocs runs a dlqd of this machine that has the command man.
+// generateDocs builds a dlqd for this machine that has the command man, and runs it.
 func (r *release) generateDocs(ctx context.Context) (*docs, error) {
 	path := filepath.Join(r.work, "docs", "dlqd")
 	if _, err := output(ctx, r.src(), append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off"),

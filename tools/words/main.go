@@ -18,10 +18,11 @@ const maxColumns = 120
 
 var (
 	excluded = regexp.MustCompile(`(?i)\b(somebody|whoever|whatever|everybody|anybody)\b|` +
-		`\bnobody (is|are|was|has|had|may|can|could|will|would|must|else|[a-z]+s)\b|` + // by itself a value of filters
+		`\bnobody (is|are|was|has|had|may|can|could|will|would|must|else|[a-z]+s)\b|` + // "nobody" alone is a filter's value
 		`\b(is|are) told\b|\bgives? way\b|\bits own matter\b|\bto be had\b|\bis at it\b`)
 	text = regexp.MustCompile(`\.(go|sql|md|html|js|css|ya?ml|json|sh|tmpl)$|^(Makefile|LICENSE)$`)
-	// skipped are generated files, data of tests, and tests that quote frozen migrations, which are skipped, too.
+	// skipped are generated files, data of tests, frozen migrations, tests that quote these, and
+	// texts that quote excluded words.
 	skipped = regexp.MustCompile(`/dbsqlc/|/testdata/|^openapi/|^tools/(go\.|words/)|^docs/writing\.md$|^config/schemas/|^db/migrations/|` +
 		`^internal/postgres/(frozen|migrate)_test\.go$`)
 	code    = regexp.MustCompile(`\.(go|sql|html)$`)
