@@ -21,8 +21,8 @@ import (
 const analyticsRuns = 200
 
 // analyticsBench fills ten million entries and thirty million moves of 90 days and rebuilds the
-// rollups. It measures the time of each question, and what keeping the rollups up to date costs
-// captures.
+// rollups. It measures the time of this rebuild, of each question, and of refreshes behind an open
+// transaction. It also measures what keeping the rollups up to date costs captures.
 func analyticsBench(b *bench, scale float64) error {
 	entries := int(10_000_000 * scale)
 	return b.withPool(4, func(pool *pgxpool.Pool) error {
@@ -99,8 +99,8 @@ func refreshBehind(b *bench, pool *pgxpool.Pool, scale float64) error {
 	return nil
 }
 
-// fillHistory fills entries, of which three percent are open, with three moves each. It creates
-// indexes other than keys at the end.
+// fillHistory fills entries, of which three percent are open, with three moves each. Before that it
+// drops the indexes that are not unique, and creates them again at the end.
 func fillHistory(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	const row = `SELECT i, to_timestamp(floor(extract(epoch
 		FROM now() - interval '90 days') + i * (90 * 86400.0 / %[1]d))) AS at,
@@ -176,7 +176,8 @@ func fillHistory(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	return setWAL(ctx, pool, "RESET max_wal_size")
 }
 
-// setWAL changes how much WAL the server keeps, and ends with a checkpoint.
+// setWAL changes how much WAL the server writes before it makes a checkpoint. It ends with ANALYZE
+// and a checkpoint.
 func setWAL(ctx context.Context, pool *pgxpool.Pool, change string) error {
 	for _, sql := range []string{"ALTER SYSTEM " + change, "SELECT pg_reload_conf()", "ANALYZE", "CHECKPOINT"} {
 		if _, err := pool.Exec(ctx, sql); err != nil {
@@ -250,7 +251,7 @@ func measureAnalytics(b *bench, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// refreshCost measures captures while no process refreshes the rollups, and while dlqd does.
+// refreshCost measures captures while nothing refreshes the rollups, and while dlqd's loop does.
 func refreshCost(b *bench, pool *pgxpool.Pool) error {
 	store := analytics.NewStore(pool, postgres.DefaultSchemas())
 	b.row("captures/s", "without refreshes", "with refreshes", "ratio")

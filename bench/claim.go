@@ -22,8 +22,8 @@ import (
 // batchSize is the number of entries that one transaction claims.
 const batchSize = 100
 
-// claim fills the open partition and measures what DLQ workers do there. The baseline is the same
-// with 10,000 entries.
+// claim fills the open partition with 1,000,000 entries and measures what DLQ workers do there. The
+// baseline is the same with 10,000 entries.
 func claim(b *bench, scale float64) error {
 	large, small := int(1_000_000*scale), int(10_000*scale)
 	b.row("entries", "claim rows/s", "claim + decide rows/s", "claim + redeliver rows/s")
@@ -143,7 +143,7 @@ func measureClaims(ctx context.Context, pool *pgxpool.Pool, rows int) ([3]float6
 	return rates, nil
 }
 
-// plans prints the plans and times of the claim and the lists.
+// plans prints the plans and times of statements of DLQ workers, of the backlog and of the lists.
 func plans(ctx context.Context, pool *pgxpool.Pool) error {
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	show := func(name, sql string, args ...any) error {

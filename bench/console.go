@@ -27,7 +27,7 @@ const (
 )
 
 // consoleBench requests each page of the console many times, with ten million entries and their
-// moves, and measures the load of open pages.
+// moves, and measures first paints and the load of open pages.
 func consoleBench(b *bench, scale float64) error {
 	return b.withPool(8, func(pool *pgxpool.Pool) error {
 		entries := int(10_000_000 * scale)

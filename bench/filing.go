@@ -171,9 +171,10 @@ func filingWorker(pool *pgxpool.Pool, batch int, parked func([]worker.Parked)) (
 	}), nil
 }
 
-// filingDelays fails jobs while a DLQ worker runs, statement jobs at a time at the given interval,
-// and prints the time from their commit to the decision. It measures the third of the jobs that
-// needs an operator, because the worker reports parked entries after its commit.
+// filingDelays fails jobs while a DLQ worker runs, and prints the time from their commit to the
+// decision. A number of jobs (statement) fails in each statement, and the statements follow each
+// other at an interval (every). It measures the third of the jobs that needs an operator, because
+// the worker reports parked entries after its commit.
 func (b *bench) filingDelays(name string, jobs, statement int, every time.Duration) error {
 	return b.withPool(8, func(pool *pgxpool.Pool) error {
 		if err := b.reset(pool, true); err != nil {

@@ -17,9 +17,10 @@ import (
 // errRollback rolls back a transaction that was only for measuring.
 var errRollback = errors.New("rolled back")
 
-// indexStudy measures, for each list index of the open partition, what filing and deciding gain without it.
-// With 1,000,000 open entries it also measures, without the index, two lists that need it: one that looks for
-// common values, and one for values that only old entries have.
+// indexStudy measures, for each list index of the open partition, for several and for all, what
+// filing and deciding gain without it. With 1,000,000 open entries it also measures lists with and
+// without the index that they use. They look for common values, and for values that only old
+// entries have.
 func indexStudy(b *bench, scale float64) error {
 	entries := int(30_000 * scale)
 	b.row("without the index of", "filed and decided/s", "ratio to all indexes", "WAL bytes per entry")

@@ -160,7 +160,8 @@ type serverProcess struct {
 	credentials string // a header, or ""
 }
 
-// startServer starts this program, or that of -beside, as a server. It prints its address and credentials.
+// startServer starts this program, or that of -beside, as a server. The server prints its address
+// and its credentials, which startServer reads.
 func (b *bench) startServer(subject string, withToken bool) (*serverProcess, error) {
 	program, err := os.Executable()
 	if err != nil {

@@ -165,8 +165,8 @@ func (b *bench) withPool(conns int32, run func(*pgxpool.Pool) error) error {
 	return run(pool)
 }
 
-// reset replaces the database by a copy of one with River's tables, and with dlqd's or without, which
-// the first reset of each kind migrates.
+// reset replaces the database by a copy of a template with River's tables and, if withDLQ is set,
+// dlqd's. The first reset with a template creates the template.
 func (b *bench) reset(pool *pgxpool.Pool, withDLQ bool) error {
 	config := pool.Config().Copy()
 	database := config.ConnConfig.Database
@@ -205,7 +205,7 @@ func (b *bench) reset(pool *pgxpool.Pool, withDLQ bool) error {
 	return err
 }
 
-// migrate installs River, and dlqd or not, in an empty database.
+// migrate installs River's tables and, if withDLQ is set, dlqd's, in an empty database.
 func migrate(ctx context.Context, config *pgxpool.Config, withDLQ bool) error {
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {

@@ -19,9 +19,9 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// metricsBench measures the cost of a scrape and of a sample. Its parameters are queues with
-// counters of years (20, and the maximum with separate counters), open dead letters (ten thousand,
-// a million) and 300,000 waiting jobs.
+// metricsBench measures the cost of a scrape and of a sample. It does so with 300,000 waiting jobs,
+// for queues with counters of years (20, and the maximum with separate counters) and numbers of
+// open dead letters (ten thousand, a million).
 func metricsBench(b *bench, scale float64) error {
 	p, err := policy.Load(policy.Source{Destination: "http://127.0.0.1:9"})
 	if err != nil {

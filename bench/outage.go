@@ -60,7 +60,7 @@ type outageReport struct {
 	captured        int          // messages that became dead letters
 	unresolved      int          // dead letters that are parked or failed
 	p50, p99        map[string][3]time.Duration
-	recovery        time.Duration // from the end of the outage until all messages were delivered
+	recovery        time.Duration // from the end of the outage until no message was held or waited
 	peak            int           // most deliveries to the broken destination in one second
 	released        int           // most held messages for it that were released in one second
 	curve           []slot
@@ -266,7 +266,8 @@ func drill(ctx context.Context, api string, pool *pgxpool.Pool, r *receivers, p 
 	}
 	r.phase.Store(2)
 	up := time.Now()
-	// Messages continue while held ones are released, until none is held or waits.
+	// Continue to send messages while held ones are released, until no message is held or waits for
+	// a retry and every dead letter is closed or parked.
 	for {
 		if err := wait(time.Second); err != nil {
 			return nil, err
@@ -401,7 +402,7 @@ func (o *outageReport) share() float64 {
 	return float64(o.attempts) / float64(max(o.sentWhileDown.Load(), 1))
 }
 
-// quantile sorts a list and returns a percentile; 0 for an empty list.
+// quantile sorts a list and returns a percentile of it, or 0 if the list is empty.
 func quantile(list []time.Duration, percent int) time.Duration {
 	if len(list) == 0 {
 		return 0

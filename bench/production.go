@@ -32,8 +32,9 @@ const (
 	clockTicks        = 100 // a second, in /proc (USER_HZ)
 )
 
-// production measures what docs/production.md states: connections, WAL, disk and processor time of 1, 2 and 4
-// processes, as programs of their own, for messages that are delivered and for those that become dead letters.
+// production measures what docs/production.md states: messages per second, connections, WAL, disk,
+// processor time and memory of 1, 2 and 4 processes for messages that are delivered, and of 1
+// process for messages that become dead letters.
 func production(b *bench, scale float64) error {
 	dir, err := os.MkdirTemp("", "dlqd-bench-")
 	if err != nil {

@@ -129,8 +129,8 @@ func (b *bench) fillReplay(pool *pgxpool.Pool, entries int) error {
 	return nil
 }
 
-// replayAll runs a replay of all entries until the number of replayed ones reaches most, and
-// returns the number per second.
+// replayAll starts a replay run of all entries, waits until it has replayed most of them (a
+// number), and returns how many it replayed per second.
 func replayAll(ctx context.Context, pool *pgxpool.Pool, request replay.Request, most int) (float64, error) {
 	rules, err := policy.Default("http://127.0.0.1:1/")
 	if err != nil {

@@ -20,8 +20,9 @@ import (
 // captureBatch is the number of jobs that fail in one transaction.
 const captureBatch = 100
 
-// retentionBench measures how long it takes to drop, or to delete, a month of a million resolved
-// entries, and how many jobs per second can fail and be captured meanwhile.
+// retentionBench measures how long it takes to drop a month of a million resolved entries, to
+// archive and drop it, and to delete its entries, and how many jobs per second can fail and be
+// captured meanwhile.
 func retentionBench(b *bench, scale float64) error {
 	entries := int(1_000_000 * scale)
 	idle := func() error { time.Sleep(time.Duration(float64(5*time.Second) * min(1, 10*scale))); return nil }
