@@ -16,8 +16,8 @@ import (
 	"github.com/dlqd/dlqd/internal/approval"
 )
 
-// approvalRequestedError is returned for an operation that was not carried out: a request for its
-// approval was made instead, or an equal one waits already.
+// approvalRequestedError is returned for an operation that was not carried out because it needs
+// approval: a request for approval was made, or an equal request waits already.
 type approvalRequestedError struct{ api.Asked }
 
 func (e *approvalRequestedError) Error() string {
@@ -140,7 +140,8 @@ func newApprovals() *cobra.Command {
 }
 
 // newDecision returns the command that shows, approves, refuses or withdraws a request for
-// approval. The request names no actor: the API takes the decider from the authentication.
+// approval. The command sends no name of the user: the API knows from the authentication who
+// decides.
 func newDecision(verb, short string) *cobra.Command {
 	var c client
 	var expect *int64
@@ -187,7 +188,8 @@ func newDecision(verb, short string) *cobra.Command {
 	return cmd
 }
 
-// approve approves a request for at most expect dead letters. If expect is nil, it asks for the number.
+// approve approves a request for at most expect dead letters: if more match now, the API refuses.
+// If expect is nil, approve asks the user for the number.
 func approve(cmd *cobra.Command, c *client, in api.ApprovalInput, action api.Action, expect *int64) error {
 	if expect == nil {
 		a, _, err := fetch(cmd, c, api.GetApproval, api.GetApprovalInput{ApprovalInput: in})

@@ -183,7 +183,8 @@ func newArchiveVerify() *cobra.Command {
 	return cmd
 }
 
-// missingUnits compares the units of the archive with the database, if the flags name one.
+// missingUnits returns what the archive lacks of the units that the database records. It returns
+// nothing if there is no database to compare with.
 func missingUnits(cmd *cobra.Command, flag *archiveFlag, database *databaseFlags, a *archive.Archive,
 	units []archive.Manifest,
 ) (missing []error, err error) {

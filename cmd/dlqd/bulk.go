@@ -17,7 +17,8 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 )
 
-// bulkTimeout limits a bulk action or an export. The API answers when all entries are done.
+// bulkTimeout limits a request about many dead letters: the API's answer is complete only when all
+// of them are done.
 const bulkTimeout = time.Hour
 
 // newMove returns a command that moves one dead letter, or all that match a filter.

@@ -74,8 +74,8 @@ func (c *client) registerAddress(cmd *cobra.Command) {
 	cmd.Flags().Lookup("api-url").DefValue = redact.Text(defaultURL)
 }
 
-// call calls an operation and returns its answer. With --json or --output, it also prints the answer itself. An
-// error answer becomes the error.
+// call calls an operation and returns its answer. With --json, or an --output other than wide, it
+// also prints the answer itself. An error answer becomes the error.
 func call[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[In, Out], input In) (*Out, error) {
 	out, raw, err := fetch(cmd, c, operation, input)
 	_, requested := errors.AsType[*approvalRequestedError](err)
@@ -95,7 +95,7 @@ func (c *client) printAnswer(w io.Writer, answer []byte) error {
 	return err
 }
 
-// fetch calls an operation. It returns its answer decoded and unchanged.
+// fetch calls an operation. It returns the answer twice: decoded, and as it was received.
 func fetch[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[In, Out],
 	input In,
 ) (*Out, []byte, error) {
@@ -123,7 +123,8 @@ func commandError(err error) error {
 	return err
 }
 
-// apiError is an error answer of the API. It names the fields of the request as the API does.
+// apiError is an error answer of the API. Its text names the fields of the request as the API does,
+// except for "all", which it calls --all.
 type apiError struct{ *api.Problem }
 
 func (e *apiError) Error() string {
@@ -184,7 +185,7 @@ func (c *client) token(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(raw)), nil
 }
 
-// redirectError is returned if the API's address redirects.
+// redirectError is returned if the server at the API's address answers with a redirect.
 type redirectError struct{ to string }
 
 func (e *redirectError) Error() string {
@@ -322,7 +323,8 @@ func shorten(s string, most int) string {
 	return s
 }
 
-// actor returns the name of the user who runs the command, for the audit trail.
+// actor returns the name of the user who runs the command, or "cli" if it is unknown, for the audit
+// trail.
 func actor() string {
 	if u, err := user.Current(); err == nil {
 		return u.Username

@@ -52,7 +52,8 @@ func newConfig() *cobra.Command {
 	return cmd
 }
 
-// check rejects --destination if the policy names its own destinations.
+// check rejects --destination if no destination of the policy has its URL: then the policy names
+// destinations of its own.
 func (f *policyFlags) check(cmd *cobra.Command, p *policy.Policy) error {
 	for _, d := range p.Destinations {
 		if d.URL == f.destination {

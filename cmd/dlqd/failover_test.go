@@ -68,9 +68,10 @@ func (s *submissions) count() int {
 	return len(s.accepted)
 }
 
-// TestServe_SurvivesFailover kills the primary while two processes take messages, and promotes the standby. A
-// synchronous standby has every accepted message. An asynchronous one lacks at most those that were
-// accepted while it lagged. A trial repeats each five times.
+// TestServe_SurvivesFailover kills the primary while two processes take messages, and promotes the
+// standby. A synchronous standby has every accepted message. An asynchronous one lacks at most
+// those that were accepted while it lagged. Outside of a trial the test runs once, with a
+// synchronous standby. A trial runs it five times with each.
 func TestServe_SurvivesFailover(t *testing.T) {
 	t.Parallel()
 	if !inTrial {

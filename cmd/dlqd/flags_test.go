@@ -148,8 +148,8 @@ func TestFlags_PlainHTTPAllowsUnencryptedTokens(t *testing.T) {
 	}
 }
 
-// TestFlags_OtherCommandsHaveKnownFlags lists the flags of the other commands and the tests that use
-// them, so that a new flag cannot be forgotten.
+// TestFlags_OtherCommandsHaveKnownFlags lists the flags of the commands that do not call the API,
+// and tests that use these flags, so that a new flag cannot be forgotten.
 func TestFlags_OtherCommandsHaveKnownFlags(t *testing.T) {
 	t.Parallel()
 	const (

@@ -123,7 +123,7 @@ func newShowGroup() *cobra.Command {
 	return cmd
 }
 
-// workerLost describes the entries of a group whose worker died repeatedly.
+// workerLost describes the number of a group's entries whose jobs River rescued twice or more.
 func workerLost(n int64) string {
 	return fmt.Sprintf("rescued twice or more (rule worker-lost): %d. One of them may kill the worker; a replay run "+
 		"sends one at a time", n)
@@ -155,8 +155,8 @@ func printGroup(cmd *cobra.Command, g *group.Group) error {
 	return w.Flush()
 }
 
-// newSetGroup returns a command that changes a failure group. fill sets the change from the flags
-// and the group's current state.
+// newSetGroup returns a command that changes a failure group. fill sets the change from the flags.
+// For unmute, it also gets the group's current state.
 func newSetGroup(verb, short string, fill func(cmd *cobra.Command, in *api.GroupChange,
 	now *group.Group),
 ) *cobra.Command {

@@ -23,7 +23,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// inTrial reports whether these tests run at full length and check figures (make trial-kills).
+// inTrial reports whether the tests that read it run at full length and check figures, as "make
+// trial-kills" wants.
 var inTrial = os.Getenv("DLQD_TRIAL") != ""
 
 // ordered is a database with processes that deliver messages with ordering keys to a receiver,
@@ -44,12 +45,14 @@ type arrival struct {
 	at time.Time
 }
 
-// ledger records what a receiver gets.
+// ledger is the receiver. It records the messages that it accepts, in the order of their arrival,
+// and those that it has refused.
 type ledger struct {
 	mu      sync.Mutex
 	keys    map[string][]arrival
 	refused map[string]bool
-	// wait, if not nil, is called with each message's id before it is answered.
+	// wait, if not nil, is called with the id of each message that is not refused, before it is
+	// answered.
 	wait func(id string)
 }
 

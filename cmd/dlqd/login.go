@@ -102,7 +102,7 @@ func (l *login) write(path string) error {
 	return os.Rename(file.Name(), path)
 }
 
-// lockLogin lets one process at a time use a stored sign-in. Its refresh token can be used once:
+// lockLogin lets one process at a time change a stored sign-in. A refresh token can be used once:
 // providers treat a second use as theft.
 func lockLogin(path string) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
@@ -118,8 +118,8 @@ func lockLogin(path string) (unlock func(), err error) {
 	return func() { _ = file.Close() }, nil
 }
 
-// loginToken returns the ID token of the login at this API, renewed if necessary, or "" if there is
-// no login.
+// loginToken returns the ID token of the login at this API, or "" if there is no login. It renews a
+// token that expires soon, except while a shell completes a command line.
 func (c *client) loginToken(ctx context.Context) (string, error) {
 	path, err := loginPath(c.base)
 	if err != nil {
@@ -188,7 +188,7 @@ func (l *login) provider(ctx context.Context) (context.Context, *oidc.Provider, 
 	return ctx, provider, config, nil
 }
 
-// storeTokens verifies the provider's tokens and stores them in l.
+// storeTokens verifies the provider's ID token and stores it, and the refresh token, in l.
 func (l *login) storeTokens(ctx context.Context, provider *oidc.Provider, token *oauth2.Token, nonce string) error {
 	raw, _ := token.Extra("id_token").(string)
 	if raw == "" {
@@ -458,7 +458,7 @@ func newLogout() *cobra.Command {
 	return cmd
 }
 
-// revoke revokes the refresh token at the provider (RFC 7009).
+// revoke revokes the refresh token, if there is one, at the provider (RFC 7009).
 func (l *login) revoke(ctx context.Context) error {
 	if l.RefreshToken == "" {
 		return nil

@@ -218,8 +218,8 @@ func (f *databaseFlags) registerDataDir(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.dataDir, "data-dir", dataDir, "data directory of the embedded Postgres")
 }
 
-// withMigrator runs fn on the database that the flags name. It starts the embedded server if no
-// dlqd runs it.
+// withMigrator runs fn on the database that the flags name. If that is an embedded server and no
+// dlqd runs it, withMigrator starts it, and stops it afterwards.
 func (f *databaseFlags) withMigrator(cmd *cobra.Command, fn func(*postgres.Migrator) error) error {
 	if err := f.check(cmd); err != nil {
 		return err

@@ -548,8 +548,8 @@ func freePort(t *testing.T) string {
 
 var testedBlock = regexp.MustCompile("(?s)```sh test\n(.*?)```")
 
-// runBlocks runs the tested blocks of a document as one script, unchanged except for the ports and the
-// patience of curl, and returns its output.
+// runBlocks runs the tested blocks of a document as one script and returns its output. The script
+// uses other ports, has curl wait longer, and runs the dlqd that the tests have built.
 func runBlocks(t *testing.T, path string, blocks int) string {
 	t.Helper()
 	raw, err := os.ReadFile(path)

@@ -32,9 +32,10 @@ func newSupervisor(logger *slog.Logger) *supervisor {
 	return v
 }
 
-// watch tells systemd that the service is ready as soon as ready returns no error, and from then on, until end
-// is called, that it is alive. Once ctx has ended, it tells systemd that the service stops. Signs of life do
-// not depend on the database, because a restart of dlqd would not bring a database back.
+// watch tells systemd that the service is ready as soon as ready returns no error. From then on,
+// until end is called, it sends the signs of life that a watchdog wants. When ctx ends before that,
+// it tells systemd that the service stops. Signs of life do not depend on the database, because a
+// restart of dlqd would not bring a database back.
 func (v *supervisor) watch(ctx context.Context, ready func(context.Context) error) (end func()) {
 	if v.socket == "" {
 		return func() {}

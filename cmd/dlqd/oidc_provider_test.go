@@ -123,9 +123,10 @@ func status(t *testing.T, api, token string) int {
 	return response.StatusCode
 }
 
-// TestLogin_RealProvider signs in at npm's oidc-provider. DLQD_TEST_OIDC_PROVIDER is the directory where npm has
-// installed it (npm install --prefix DIR oidc-provider); .ci/run sets it. If it is not set, only TestLogin here and the
-// tests TestOIDC_… of internal/access check sign-in, with accesstest's provider.
+// TestLogin_RealProvider signs in at npm's oidc-provider. DLQD_TEST_OIDC_PROVIDER is the directory
+// where npm has installed it (npm install --prefix DIR oidc-provider); .ci/run sets it. If it is
+// not set, only the other tests of sign-in here and the tests TestOIDC_… of internal/access check
+// it, with accesstest's provider.
 func TestLogin_RealProvider(t *testing.T) {
 	t.Parallel()
 	installed := os.Getenv("DLQD_TEST_OIDC_PROVIDER")

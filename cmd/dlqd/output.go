@@ -25,8 +25,9 @@ const (
 type output struct {
 	client *client
 	format string
-	// list is the field of the API's response with the items that -o name prints, or "" if it prints the response
-	// itself. names are the fields of an item that -o name prints, if any.
+	// list is the field of the API's response with the items whose names -o name prints. If list is
+	// "", the response itself is the only item. names are the fields of an item that -o name
+	// prints; without them, the command has no -o name.
 	list  string
 	names []string
 	table bool // the command prints a table, of which -o wide prints complete values

@@ -397,8 +397,8 @@ func printChanges(out io.Writer, changes []replay.Change) {
 	}
 }
 
-// follow shows the progress of a run until it ends: as a progress bar if standard error is a
-// terminal.
+// follow waits until a run ends, and prints its result. Meanwhile it shows a progress bar if
+// standard error is a terminal.
 func (c *client) follow(cmd *cobra.Command, run *replay.Run) error {
 	show, end := func() {}, func() {}
 	if info, err := os.Stderr.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
@@ -453,7 +453,8 @@ func progressBar(cmd *cobra.Command, run *replay.Run) (show, end func()) {
 	return show, end
 }
 
-// perSecond formats the rate of a run, with two digits for slow runs.
+// perSecond formats the rate of a run: with two significant digits below 10 a second, else without
+// decimals.
 func perSecond(run *replay.Run) string {
 	if run.PerSecond < 10 {
 		return fmt.Sprintf("%.2g/s", run.PerSecond)

@@ -30,7 +30,7 @@ import (
 // scenario is the situation that a runbook is for: how it comes about, what the runbook's blocks
 // print, and the state afterwards.
 type scenario struct {
-	file   string            // if not a runbook
+	file   string            // path of the document, if it is not a runbook
 	policy map[string]string // files of the policy, added to the defaults or replacing them
 	setUp  func(*deployment)
 	steps  []step
@@ -40,8 +40,9 @@ type scenario struct {
 	check  func(*deployment)
 }
 
-// step is what happens just before the runbook's block that contains the text before: the receiver is
-// repaired, the policy is reverted, dlqd starts again, or time passes.
+// step is what do does just before the test runs the runbook's block that contains the text in the
+// field before: the receiver is repaired, the policy is reverted, dlqd starts again, or time
+// passes.
 type step struct {
 	before string
 	do     func(*deployment)
@@ -392,7 +393,8 @@ var scenarios = map[string]scenario{
 			p.send(4, "payment.booked", `{}`)
 			p.await("4", `SELECT count(*) FROM dlq.dead_letter_queue WHERE dlq_retry_count = 1 AND status = 'dlq_pending'
 				AND next_retry_at > now() + interval '1 minute'`)
-			// At this rate the run still has entries to replay when the operator pauses it.
+			// A run of three entries of another queue: it is so slow that it still has entries to
+			// replay when the operator pauses it.
 			p.exec("INSERT INTO river_job (kind, queue, args, max_attempts, attempt, state) " +
 				"SELECT 'app', 'elsewhere', '{}', 1, 1, 'running' FROM generate_series(1, 3)")
 			p.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(),
@@ -514,7 +516,7 @@ func TestRunbooks(t *testing.T) {
 	}
 }
 
-// TestDocs_Replay runs the commands of docs/replay.md in the same way.
+// TestDocs_Replay runs the blocks of docs/replay.md as TestRunbooks runs those of a runbook.
 func TestDocs_Replay(t *testing.T) {
 	t.Parallel()
 	runRunbook(t, &scenario{

@@ -20,8 +20,9 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// commandRequests lists commands with the API request that each makes. The test runs each twice: {entry}, {queue},
-// {run} and {approval} (a request for approval) belong to one queue at first, and then to another.
+// commandRequests lists commands with the API request that each makes. In a command, {entry},
+// {queue}, {run} and {approval} (a request for approval) stand for those of one queue. The test
+// runs a command that has one of them for two queues, and the others once.
 var commandRequests = []struct {
 	operation, command string // the command is run with --json, if it has that flag
 	path, body         string // POST if there is a body

@@ -204,7 +204,7 @@ func reloadOnHangup(ctx context.Context, s *server.Server) (stop func()) {
 	}
 }
 
-// apiTimeout limits one request of the client commands.
+// apiTimeout limits a request of a command that sets no other limit.
 const apiTimeout = 30 * time.Second
 
 // checkRiverUI rejects addresses that a browser cannot open.

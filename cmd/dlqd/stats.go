@@ -16,7 +16,7 @@ import (
 const (
 	// sparkWidth is the maximum number of characters of a sparkline.
 	sparkWidth = 32
-	// topGroups is the number of failure groups and of error types that stats lists.
+	// topGroups is the maximum number of failure groups, and of error types, that stats lists.
 	topGroups = 5
 )
 

@@ -90,7 +90,7 @@ func expiry(life time.Duration) (*time.Time, error) {
 		return nil, &usageError{errors.New("--expires: must not be negative; 0 means that the token does not expire")}
 	}
 	if life == 0 {
-		return nil, nil //nolint:nilnil // never
+		return nil, nil //nolint:nilnil // it never expires
 	}
 	at := time.Now().Add(life)
 	return &at, nil
