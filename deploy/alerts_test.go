@@ -198,7 +198,7 @@ func (w *monitored) await(want, sql string) {
 	})
 }
 
-// reconcile runs the reconciler until it has found two failures for a reason.
+// reconcile runs the reconciler until it has found two failures with the reason why.
 func (w *monitored) reconcile(why string) {
 	w.Helper()
 	w.waitFor(func() string {

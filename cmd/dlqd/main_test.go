@@ -421,8 +421,9 @@ func TestAttach_CommandsOnEmptyRiver(t *testing.T) {
 	require.Contains(t, stderr, `run "dlqd attach"`)
 }
 
-// TestServe_KeepsMessagesThroughKills submits messages while dlqd is killed repeatedly. Then each
-// accepted message has been delivered or has one dead letter; none is lost or doubled.
+// TestServe_KeepsMessagesThroughKills submits messages while dlqd is killed repeatedly. In the end
+// each accepted message has one job, and has been delivered or, if the receiver refuses it, has one
+// dead letter.
 func TestServe_KeepsMessagesThroughKills(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -446,8 +447,7 @@ func TestServe_KeepsMessagesThroughKills(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(config, "retry-policies.yaml"), fmt.Appendf(nil,
 		"queues: {default: {maxAttempts: 3, backoff: {delay: 10ms}, timeout: 2s}}\ndestinations: {default: {url: %q}}\n",
 		receiver), 0o600))
-	// Most of the jobs that a killed process leaves behind were answered with 502, which must not open
-	// the breaker for minutes.
+	// The receiver answers many messages with 502, which must not open the breaker for minutes.
 	require.NoError(t, os.WriteFile(filepath.Join(config, "circuit-breaker.yaml"),
 		[]byte("defaults: {enabled: false}\n"), 0o600))
 	dir := dataDir(t)

@@ -236,8 +236,8 @@ func Change(ctx context.Context, db postgres.DB, scope, name string, enabled *bo
 	return nil
 }
 
-// onForAll reports whether entries that no switch for a queue, kind or class matches are
-// redelivered automatically.
+// onForAll reports whether automatic redelivery is on for entries that no switch for a queue, kind
+// or class matches.
 func (s *Switches) onForAll() bool {
 	return slices.ContainsFunc(s.list, func(o Switch) bool { return o.Scope == ScopeAll && o.Enabled })
 }

@@ -275,7 +275,8 @@ func TestCapture_RecordsStructuredErrors(t *testing.T) {
 	require.Equal(t, "https://bank.example/", *entry.DestinationURL)
 }
 
-// The metadata that riverdlq writes, which its own module tests on other versions of River, is read in full.
+// dlqd reads all of the metadata that riverdlq writes. The module riverdlq tests with other
+// versions of River that it writes the same metadata.
 func TestCapture_ReadsMetadataOfRiverdlq(t *testing.T) {
 	t.Parallel()
 	metadata, err := os.ReadFile("../../riverdlq/testdata/metadata.json")

@@ -413,7 +413,8 @@ func (b *trial) archive(t *testing.T) {
 	}
 }
 
-// modules installs dlqd and requires riverdlq by the go command, from the release's tree alone.
+// modules installs dlqd, and requires riverdlq, with the go command. Both come from the release's
+// tree alone.
 func (b *trial) modules(t *testing.T) {
 	cache := run(t, b.dir, "go", "env", "GOMODCACHE")
 	bin, modules := t.TempDir(), t.TempDir()
