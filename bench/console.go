@@ -83,7 +83,7 @@ func (b *bench) fillOnce(pool *pgxpool.Pool, entries int) error {
 	return nil
 }
 
-// measurePages measures each page.
+// measurePages prints for each page how long a request takes, its size, and its first paint.
 func measurePages(b *bench, pool *pgxpool.Pool, base string, entries int) error {
 	var id, queue, fingerprint string
 	if err := pool.QueryRow(b.ctx, `SELECT id, queue, fingerprint FROM dlq.dead_letter_open WHERE status = 'dlq_manual'

@@ -32,7 +32,8 @@ func filing(b *bench, scale float64) error {
 	return b.filingDelays("storm", int(100_000*scale), 1000, 0)
 }
 
-// listIndexes are the indexes of the open partition that only lists need.
+// listIndexes are the indexes of the open partition that serve lists and look-ups by message id.
+// DLQ workers do not need them.
 var listIndexes = []string{"event", "status", "queue", "kind", "class", "type", "source"}
 
 func (b *bench) filingRates(entries int) error {

@@ -1,5 +1,5 @@
-// Command bench measures dlqd beside a baseline, both in one run on one machine, and prints a
-// table.
+// Command bench measures dlqd and prints tables. Where there is a baseline, both are measured in
+// one run on one machine.
 //
 //	go run ./bench ingest       single-message POSTs, beside River's fastest insert behind net/http; -beside PROGRAM
 //	                            measures another build of this benchmark too
@@ -18,8 +18,9 @@
 //	go run ./bench production   connections, WAL, disk, processor time and memory of 1, 2 and 4 processes
 //	go run ./bench claim        claim, decide and redeliver from 1,000,000 open entries; plans of the claim and the lists
 //
-// Postgres is an embedded server with default settings and fsync on. It, dlqd and the load share
-// the machine. Not measured: networks, several machines, other disks, payloads other than 1 KB.
+// Postgres is dlqd's embedded server, with its settings and fsync on. It, dlqd and the load share
+// the machine. Not measured: networks, several machines, other disks, and payloads other than 1 KB
+// (except in capture).
 package main
 
 import (

@@ -22,7 +22,7 @@ import (
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
-func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // a flag after the other
+func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // one flag after the other
 	var database databaseFlags
 	var config server.Config
 	var source policyFlags

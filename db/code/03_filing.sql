@@ -476,7 +476,7 @@ BEGIN
     IF EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_entry AND t.failed_at = p_at) THEN
         RETURN; -- this failure is already recorded
     END IF;
-    PERFORM set_config('dlq.recording', txid_current()::text, true); -- see dlq.on_content
+    PERFORM set_config('dlq.recording', txid_current()::text, true); -- dlq.on_content allows the change
     UPDATE dlq.dead_letter_open e SET
         error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code,
         error_title = v_fail.error_title,

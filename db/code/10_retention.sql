@@ -498,7 +498,7 @@ BEGIN
         LIMIT p_limit);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     v_most := greatest(v_most, v_count);
-    PERFORM set_config('dlq.recording', txid_current()::text, true); -- see dlq.on_operation
+    PERFORM set_config('dlq.recording', txid_current()::text, true); -- dlq.on_operation allows the deletion
     DELETE FROM dlq.operations o
     WHERE o.id IN (SELECT d.id FROM dlq.operations d WHERE d.last_at < p_now - interval '400 days'
         AND NOT EXISTS (SELECT FROM dlq.operation_unchanged u WHERE u.operation_id = d.id) ORDER BY d.id LIMIT p_limit);

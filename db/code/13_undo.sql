@@ -38,7 +38,7 @@ BEGIN
         ) SELECT jsonb_object_agg(c.reason, c.n) INTO v_counts
             FROM (SELECT w.reason, count(*) AS n FROM reasons w GROUP BY w.reason) c;
     END IF;
-    PERFORM set_config('dlq.recording', txid_current()::text, true); -- see dlq.on_operation
+    PERFORM set_config('dlq.recording', txid_current()::text, true); -- dlq.on_operation allows the change
     UPDATE dlq.operations o SET looked = o.looked + cardinality(p_ids), changed = o.changed + cardinality(p_changed),
         last_at = clock_timestamp(),
         unchanged = (SELECT coalesce(jsonb_object_agg(c.key, c.n), '{}') FROM (
