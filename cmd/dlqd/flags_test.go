@@ -24,7 +24,8 @@ import (
 
 const testEntry = "0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"
 
-// eachCommand calls fn with every command that can run.
+// eachCommand calls fn with every command, except for groups of commands that do nothing
+// themselves.
 func eachCommand(cmd *cobra.Command, fn func(*cobra.Command)) {
 	for _, sub := range cmd.Commands() {
 		eachCommand(sub, fn)

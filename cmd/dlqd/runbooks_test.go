@@ -34,7 +34,7 @@ type scenario struct {
 	policy map[string]string // files of the policy, added to the defaults or replacing them
 	setUp  func(*deployment)
 	steps  []step
-	prints []string          // patterns that the output of all blocks must match
+	prints []string          // patterns that the output of the blocks not marked "wait" must match
 	waits  string            // pattern of the final output of the block marked "wait"
 	after  map[string]string // SQL that returns one value, and that value
 	check  func(*deployment)
