@@ -81,7 +81,7 @@ func (r *release) writeDeb(ctx context.Context, p *program, files []file) error 
 		case f.config:
 			_, _ = fmt.Fprintln(&conffiles, f.path)
 		default:
-			_, _ = fmt.Fprintf(&sums, "%x  %s\n", md5.Sum(f.body), strings.TrimPrefix(f.path, "/")) //nolint:gosec // dpkg has no other
+			_, _ = fmt.Fprintf(&sums, "%x  %s\n", md5.Sum(f.body), strings.TrimPrefix(f.path, "/")) //nolint:gosec // for dpkg
 		}
 		size += len(f.body)
 	}
