@@ -49,7 +49,8 @@ const (
 type Config struct {
 	// Name identifies the loop in health, metrics and log.
 	Name string
-	// Interval is the time between the starts of two turns.
+	// Interval is the time between the starts of two turns, unless a turn takes longer, fails, or
+	// returns another delay, or a wake-up comes.
 	Interval time.Duration
 	// Timeout bounds a turn; 0 means DefaultTimeout.
 	Timeout time.Duration
@@ -81,7 +82,7 @@ type Config struct {
 	End func()
 }
 
-// Each returns a Once that is always followed by the next turn at the interval.
+// Each returns a Once that asks for no other delay than the interval.
 func Each(once func(ctx context.Context) error) func(context.Context) (time.Duration, error) {
 	return func(ctx context.Context) (time.Duration, error) { return 0, once(ctx) }
 }

@@ -1,8 +1,9 @@
 // Package breaker implements the circuit breakers of destinations and River queues. Each process
 // decides from its own deliveries whether the closed breaker of a destination should open. The
-// state of a breaker is shared through Postgres: every process learns within a second that a
-// breaker has opened, half-open probes are counted over all processes, and the state survives a
-// restart. The package also measures the other conditions of redeliveries ([Conditions]).
+// state of a breaker is shared through Postgres: every process reads it each second and so learns
+// that a breaker has opened, half-open probes are counted over all processes, and the state
+// survives a restart. The package also measures the other conditions of redeliveries
+// ([Conditions]).
 package breaker
 
 import (
@@ -156,7 +157,7 @@ func (b *Breakers) writeUnwritten(ctx context.Context, rows []dbsqlc.BreakersRow
 }
 
 // State returns the state of a breaker and, if it is open, the time until a probe may pass (0 if
-// one may).
+// one may). If the breaker is open until an operator resets it, the time is forcedRetryAfter.
 func (b *Breakers) State(name string) (State, time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -215,7 +216,7 @@ func (b *Breakers) Allow(ctx context.Context, destination string, timeout time.D
 		return nil, fmt.Errorf("circuit breaker %s: %w", name, err)
 	}
 	if epoch == 0 {
-		return nil, b.Sync(ctx) // the breaker has just closed, or all its places are taken
+		return nil, b.Sync(ctx) // the breaker has just changed, or all its places are taken
 	}
 	permit.epoch = epoch
 	return permit, nil

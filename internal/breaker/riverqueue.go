@@ -44,8 +44,8 @@ func (w *Queues) Loop() *background.Loop {
 	})
 }
 
-// RunOnce checks each River queue of the policy once. It also checks queues that a breaker paused
-// and that the policy no longer names.
+// RunOnce checks each River queue of the policy once. It also resumes queues that a breaker paused
+// and that the policy no longer names, unless an operator opened the breaker.
 func (w *Queues) RunOnce(ctx context.Context) error {
 	p := w.Breakers.config.Policy()
 	var errs []error
@@ -120,7 +120,7 @@ func (w *Queues) checkQueue(ctx context.Context, queue string, settings *policy.
 				}
 				return w.resume(ctx, tx, q, queue, row.Paused)
 			}
-			if !row.Paused { // an operator opened it
+			if !row.Paused { // an operator opened it, or the queue could not be paused before
 				return w.pause(ctx, tx, q, queue)
 			}
 		case HalfOpen:

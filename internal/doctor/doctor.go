@@ -16,7 +16,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Limits beyond which a check reports a problem.
+// Limits of the checks. Beyond most of them, a check reports a problem.
 const (
 	maxClockSkew      = 2 * time.Second
 	maxTransactionAge = 10 * time.Minute
@@ -56,8 +56,8 @@ type check struct {
 	ok, found, do string
 }
 
-// oldestTransaction selects the age and the process of the oldest transaction of all programs except dlqd
-// (<>), or of dlqd (=), if it is above a number of seconds.
+// oldestTransaction selects the age and the process of the oldest transaction that is older than a
+// number of seconds: of the programs other than dlqd (<>), or of dlqd (=).
 const oldestTransaction = `SELECT coalesce(extract(epoch FROM max(now() - xact_start)), 0)::float8,
 	coalesce((array_agg('pid ' || pid || ', ' || coalesce(application_name, '') ORDER BY xact_start))[1], '')
 	FROM pg_stat_activity WHERE coalesce(application_name,
@@ -364,7 +364,7 @@ func database(ctx context.Context, m *postgres.Migrator) Finding {
 		m.Schemas.River, m.Schemas.DLQ)}
 }
 
-// rights checks every right that dlqd needs on River's tables (docs/attach.md).
+// rights checks every right that the parts of dlqd need (docs/attach.md).
 func rights(ctx context.Context, m *postgres.Migrator) Finding {
 	role, missing, err := m.MissingRights(ctx, postgres.Parts()...)
 	if err != nil {
