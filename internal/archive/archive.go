@@ -122,8 +122,9 @@ func Open(ctx context.Context, at string) (*Archive, error) {
 		at = dir // the database records the location, and processes have different working directories
 		url = "file://" + filepath.ToSlash(dir) + "?create_dir=true&metadata=skip&no_tmp_dir=true"
 	case strings.HasPrefix(at, "file://"):
-		// A file can only be renamed within its file system, so it is written beside its final name. A file
-		// of attributes beside it would not be synced, and an empty one would make its file unreadable.
+		// A file can only be renamed within its file system, so it is written beside its final
+		// name. Without metadata=skip, its attributes would be in another file, which would not be
+		// synced, and which would make it unreadable if it were empty.
 		_, query, _ := strings.Cut(at, "?")
 		url = strings.TrimSuffix(at, "?"+query) + "?" + strings.TrimPrefix(query+"&", "&") +
 			"no_tmp_dir=true&metadata=skip"

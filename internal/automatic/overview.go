@@ -11,7 +11,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// maxChanges is the number of recent changes in an overview.
+// maxChanges is the maximum number of recent changes in an overview.
 const maxChanges = 20
 
 // ObservedGroup counts observed entries that switches treat alike.

@@ -32,13 +32,14 @@ type ConditionsConfig struct {
 	Policy   func() *policy.Policy
 	Breakers *Breakers
 	Interval time.Duration // 0 means DefaultConditionsInterval
-	// Measure returns the load of machine and database. If it is nil, they are measured.
+	// Measure returns the load of machine and database. If it is nil, [Conditions] measures them
+	// itself.
 	Measure func(ctx context.Context) (Load, error)
 }
 
-// Conditions holds, as they were measured last, the conditions under which dead letters can be redelivered
-// now: the destination's breaker is closed and its health probe succeeds, and this machine and the database
-// have capacity.
+// Conditions knows whether dead letters can be redelivered now: whether the destination's breaker
+// lets a delivery or a probe pass, whether its health probe succeeded, and whether this machine and
+// the database had capacity when they were measured last.
 type Conditions struct {
 	config ConditionsConfig
 	client *http.Client
