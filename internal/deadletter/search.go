@@ -34,7 +34,7 @@ const (
 // Found is the result of a search: a page of entries.
 type Found struct {
 	Entries []Summary
-	// Next is the cursor of the next page ([Page.Cursor]); nil if there is none.
+	// Next is the cursor of the next page ([Page.Cursor]); [uuid.Nil] if there is none.
 	Next uuid.UUID
 	// SearchedTo is the time of capture up to which the search has looked, if its budget ended it; zero
 	// otherwise.

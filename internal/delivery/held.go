@@ -93,8 +93,8 @@ type Releaser struct {
 	// Restored, if not nil, reports whether messages are held because the database was restored.
 	Restored func() bool
 
-	// resumedAt is when an operator resumed after a restore, or when the loop started. It is zero once no message is
-	// held for a restore.
+	// resumedAt is when Restored last returned true, or when the loop started. It is zero once no
+	// message is held for a restore.
 	resumedAt time.Time
 	// queue and orderingKey identify the last ordering key that the previous round read. The next round begins after
 	// it.
@@ -125,9 +125,9 @@ func (r *Releaser) once(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// wakeOrdered releases messages whose predecessor is done. Usually the end of a message releases the next one of its
-// key. That fails if the next one is just becoming held or is locked, if the predecessor was deleted, or if its process
-// died.
+// wakeOrdered releases messages whose predecessor is done. Usually the end of a message releases
+// the next one of its key. That fails if the next one is just becoming held or is locked, if the
+// predecessor was deleted, or if the process that worked on the predecessor died.
 func (r *Releaser) wakeOrdered(ctx context.Context) error {
 	last, err := dbsqlc.New(r.DB).WakeOrdered(ctx, dbsqlc.WakeOrderedParams{
 		MaxKeys: maxWake, Queue: r.queue, OrderingKey: r.orderingKey,
