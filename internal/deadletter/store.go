@@ -854,8 +854,9 @@ func (s *Store) setOrigin(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// move runs a move in a transaction and repeats it if a concurrent transaction moved the row to
-// another partition. It returns errors of dlqd's functions as [MoveError].
+// move runs a move in a transaction and repeats it if it collides with a concurrent transaction: in
+// a deadlock, or because that transaction moved the row to another partition. It returns errors of
+// dlqd's functions as [MoveError].
 func (s *Store) move(ctx context.Context, run func(tx postgres.DB) error) error {
 	var err error
 	for range maxMoveTries {

@@ -1,5 +1,6 @@
-// Package delivery is the River worker that delivers messages to their destinations over HTTP and
-// classifies the answers.
+// Package delivery has the River client and worker that deliver messages to their destinations over
+// HTTP and classify the answers. It also holds messages that may not be sent yet, and releases
+// them.
 package delivery
 
 import (
@@ -96,7 +97,7 @@ type Delivered struct {
 	Took        time.Duration
 }
 
-// Observer is called after each delivery.
+// Observer is called after each delivery, also if it only held the message.
 type Observer func(Delivered)
 
 // Config configures a [Worker].
