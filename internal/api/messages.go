@@ -21,8 +21,8 @@ import (
 // MaxBatch is the maximum number of messages in a batch.
 const MaxBatch = 1000
 
-// retryAfterSeconds is the value of Retry-After in answers that refuse a request for now. It is
-// short: quota is free again within milliseconds, when a group is committed.
+// retryAfterSeconds is the usual value of Retry-After in answers that refuse a request for now. It
+// is short: quota is free again within milliseconds, when a group is committed.
 const retryAfterSeconds = "1"
 
 // Submission is a message as a client submits it.

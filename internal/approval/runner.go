@@ -27,10 +27,10 @@ const (
 	turnTimeout = 2 * time.Hour
 )
 
-// Runner executes approved requests in the name and the scope of the person who made them, on
-// the entries that the approval froze. Only one process executes a request at a time. If it is
-// interrupted, the next one does the rest of the entries (dlq.approval_entries.done_at). A
-// replay run is started only once.
+// Runner executes approved requests in the name and the scope of the person who made them, on the
+// entries that the approval froze. One process at a time executes a request. If that process is
+// interrupted, the next one does the rest of the entries (dlq.approval_entries.done_at). A replay
+// run is started only once.
 type Runner struct {
 	Store    *deadletter.Store
 	Replayer *replay.Replayer
@@ -39,7 +39,7 @@ type Runner struct {
 	CancelJob func(ctx context.Context, job int64, act deadletter.Act) error
 	Logger    *slog.Logger
 	// Observe, if not nil, is called after each request that was executed or could not be, with its
-	// duration and error.
+	// duration and error. It is not called if a stop cancelled the execution.
 	Observe func(took time.Duration, err error)
 }
 
@@ -80,7 +80,7 @@ func (r *Runner) RunOnce(ctx context.Context) (worked bool, err error) {
 			case <-working.Done():
 				return
 			case <-ticks.C:
-				// if it fails, another process takes over
+				// If no renewal succeeds until the lease ends, another process takes over.
 				_ = q.ExtendReservation(working, dbsqlc.ExtendReservationParams{ID: a.ID, During: lease})
 			}
 		}

@@ -12,9 +12,9 @@ import (
 // Group is a set of loops that are started and stopped together.
 type Group struct {
 	Logger *slog.Logger
-	// Idle returns why no loop may run a turn now, or nil if they may. A nil Idle never stops them.
-	// Every loop calls Idle before each turn, so it must be quick. Idle loops count neither as
-	// failing nor as overdue.
+	// Idle returns why the loops without WhenIdle may run no turn now, or nil if they may. A nil
+	// Idle never stops them. They call Idle before each turn, so it must be quick. Idle loops count
+	// neither as failing nor as overdue.
 	Idle func() error
 	// Observe, if not nil, is called after each turn with the loop's name, the duration and the
 	// error. Turns that a stop cancels are skipped.
