@@ -222,7 +222,7 @@ CREATE OR REPLACE FUNCTION dlq.erase_trail(p_ids uuid[], p_since timestamptz) RE
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_custom_plan AS $$
 BEGIN
-    PERFORM set_config('dlq.erasing', txid_current()::text, true); -- see dlq.on_rewrite
+    PERFORM set_config('dlq.erasing', txid_current()::text, true); -- dlq.on_rewrite allows the change
     UPDATE dlq.dead_letter_transitions t
     SET detail = CASE WHEN t.detail IS NOT NULL
             THEN jsonb_strip_nulls(jsonb_build_object('run', t.detail -> 'run', 'erased', true)) END,
@@ -362,7 +362,7 @@ BEGIN
     SELECT count(*) INTO v_open_runs FROM dlq.replay_runs r WHERE r.id = ANY (v_runs)
         AND r.status NOT IN ('completed', 'cancelled');
     -- Requests for approval may name persons, too.
-    PERFORM set_config('dlq.erasing', txid_current()::text, true); -- see dlq.on_operation
+    PERFORM set_config('dlq.erasing', txid_current()::text, true); -- dlq.on_operation allows the change
     WITH named AS MATERIALIZED (
         SELECT a.id FROM dlq.approvals a
         WHERE a.id IS DISTINCT FROM dlq.approved() AND a.request ->> 'erased' IS NULL
@@ -454,7 +454,7 @@ BEGIN
         move = jsonb_build_object('actor', p_actor, 'reason', 'discarded, to be erased', 'note', p_note)
     WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
         AND e.stage IN ('open', 'failed') AND (e.closed_at IS NULL OR e.closed_at >= v_since);
-    PERFORM set_config('dlq.erasing', txid_current()::text, true); -- see dlq.on_content
+    PERFORM set_config('dlq.erasing', txid_current()::text, true); -- dlq.on_content allows the change
     UPDATE dlq.dead_letter_queue e SET
         original_event = x.original_event, edited_event = x.edited_event, error_message = x.error_message,
         error_title = x.error_title, destination_url = x.destination_url, error_stack_trace = x.error_stack_trace,
