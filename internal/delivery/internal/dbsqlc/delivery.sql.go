@@ -247,6 +247,33 @@ func (q *Queries) OrderPredecessor(ctx context.Context, arg OrderPredecessorPara
 	return job, err
 }
 
+const PutBackFetched = `-- name: PutBackFetched :one
+SELECT (b.retried + b.ended)::integer AS jobs
+FROM dlq.put_back(ARRAY[$1::text], $2::text, $3::bigint[], 'the answer to its fetch was lost',
+    $4::integer) b
+`
+
+type PutBackFetchedParams struct {
+	Client     string
+	Queue      string
+	Delivering []int64
+	MaxJobs    int32
+}
+
+// PutBackFetched puts back messages of a queue that a fetch of this River client has marked as running,
+// and whose answer was lost. The client delivers the jobs @delivering.
+func (q *Queries) PutBackFetched(ctx context.Context, arg PutBackFetchedParams) (int32, error) {
+	row := q.db.QueryRow(ctx, PutBackFetched,
+		arg.Client,
+		arg.Queue,
+		arg.Delivering,
+		arg.MaxJobs,
+	)
+	var jobs int32
+	err := row.Scan(&jobs)
+	return jobs, err
+}
+
 const QueueFlow = `-- name: QueueFlow :many
 SELECT f.queue::text AS queue, coalesce(f.oldest_ready, 'epoch')::timestamptz AS oldest_ready,
     f.completed::bigint AS completed, coalesce(f.since, 'epoch')::timestamptz AS since

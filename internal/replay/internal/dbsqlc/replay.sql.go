@@ -572,14 +572,14 @@ WITH page AS MATERIALIZED (
       AND ($3::uuid IS NULL OR x.entry_id < $3::uuid)
     ORDER BY x.entry_id DESC LIMIT $4::integer
 )
-SELECT p.entry_id, p.outcome::text AS outcome, p.job_id, p.ended_at, p.group_number,
+SELECT p.entry_id AS id, p.outcome::text AS outcome, p.job_id, p.ended_at, p.group_number,
        coalesce(p.error_class, '')::text AS error_class, coalesce(p.fingerprint, '')::text AS failed_as,
        CASE WHEN dlq.hidden_columns() && ARRAY['error_message'] OR m.mask IS NOT NULL AND e.id IS NULL THEN ''
             WHEN m.mask IS NULL THEN coalesce(p.detail, '')
             ELSE coalesce(dlq.masked_text(p.detail, m.mask, dlq.sensitive_values(e.original_event, e.edited_event,
                 e.metadata, e.job_kind, m.mask)), '') END::text AS detail,
-       coalesce(e.queue, '')::text AS queue, coalesce(e.kind, '')::text AS kind,
-       coalesce(e.status::text, '')::text AS status, coalesce(e.fingerprint, '')::text AS fingerprint
+       p.job_id, p.ended_at, coalesce(e.status::text, '')::text AS status, coalesce(e.queue, '')::text AS queue,
+       coalesce(e.kind, '')::text AS kind, coalesce(e.fingerprint, '')::text AS fingerprint
 FROM page p CROSS JOIN (SELECT dlq.mask(false) AS mask) m
 LEFT JOIN dlq.dead_letter_queue e ON e.id = p.entry_id
     AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(ARRAY(SELECT l.entry_id FROM page l)))
@@ -594,7 +594,7 @@ type ReplayEntriesParams struct {
 }
 
 type ReplayEntriesRow struct {
-	EntryID     uuid.UUID
+	ID          uuid.UUID
 	Outcome     string
 	JobID       *int64
 	EndedAt     *time.Time
@@ -602,9 +602,11 @@ type ReplayEntriesRow struct {
 	ErrorClass  string
 	FailedAs    string
 	Detail      string
+	JobID_2     *int64
+	EndedAt_2   *time.Time
+	Status      string
 	Queue       string
 	Kind        string
-	Status      string
 	Fingerprint string
 }
 
@@ -625,7 +627,7 @@ func (q *Queries) ReplayEntries(ctx context.Context, arg ReplayEntriesParams) ([
 	for rows.Next() {
 		var i ReplayEntriesRow
 		if err := rows.Scan(
-			&i.EntryID,
+			&i.ID,
 			&i.Outcome,
 			&i.JobID,
 			&i.EndedAt,
@@ -633,9 +635,11 @@ func (q *Queries) ReplayEntries(ctx context.Context, arg ReplayEntriesParams) ([
 			&i.ErrorClass,
 			&i.FailedAs,
 			&i.Detail,
+			&i.JobID_2,
+			&i.EndedAt_2,
+			&i.Status,
 			&i.Queue,
 			&i.Kind,
-			&i.Status,
 			&i.Fingerprint,
 		); err != nil {
 			return nil, err
@@ -783,7 +787,8 @@ func (q *Queries) Replayable(ctx context.Context, filter json.RawMessage) (json.
 }
 
 const RunDecisions = `-- name: RunDecisions :many
-SELECT a.at, a.act, a.actor, coalesce(dlq.masked_text(a.note, dlq.mask(false)), '')::text AS note,
+SELECT a.at, a.act, a.actor,
+    coalesce(dlq.masked_text(nullif(a.note, a.detail ->> 'reason'), dlq.mask(false)), '')::text AS note,
     (a.detail ->> 'group')::integer AS number, coalesce(a.detail ->> 'reason', '')::text AS reason
 FROM dlq.acts a
 WHERE a.subject = 'replay run ' || $1::uuid AND a.subject LIKE 'replay run %' AND a.detail ? 'group'

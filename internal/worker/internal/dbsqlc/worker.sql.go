@@ -159,6 +159,10 @@ type ClaimDueRow struct {
 // single scan over all priorities would pass every urgent entry that is not due yet. Large columns
 // that only a decision needs (the error's message, stack trace and context and, if rules read it,
 // the message) are read only for undecided entries.
+//
+// Unfiled and DecidedEntries have the same columns, so that Go converts their rows. They share no view:
+// a view would read the error of each entry (it has no parameters), and FOR UPDATE does not lock rows
+// that come from a function.
 func (q *Queries) ClaimDue(ctx context.Context, arg ClaimDueParams) ([]ClaimDueRow, error) {
 	rows, err := q.db.Query(ctx, ClaimDue, arg.ReadMessages, arg.Now, arg.MaxEntries)
 	if err != nil {
@@ -815,6 +819,36 @@ func (q *Queries) GroupFailures(ctx context.Context, arg GroupFailuresParams) (i
 	return count, err
 }
 
+const HeldByRuns = `-- name: HeldByRuns :many
+SELECT h.entry_id::uuid AS entry_id, h.run_id::uuid AS run_id FROM dlq.held_by_runs($1::uuid[]) h
+`
+
+type HeldByRunsRow struct {
+	EntryID uuid.UUID
+	RunID   uuid.UUID
+}
+
+// HeldByRuns returns which of the given entries failed in a progressive replay run that has not ended.
+func (q *Queries) HeldByRuns(ctx context.Context, ids []uuid.UUID) ([]HeldByRunsRow, error) {
+	rows, err := q.db.Query(ctx, HeldByRuns, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []HeldByRunsRow{}
+	for rows.Next() {
+		var i HeldByRunsRow
+		if err := rows.Scan(&i.EntryID, &i.RunID); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const JobsCompleted = `-- name: JobsCompleted :one
 SELECT count(*) FROM (
     SELECT FROM river.river_job j
@@ -932,7 +966,7 @@ UPDATE dlq.dead_letter_queue e SET
         CASE WHEN d.refusal <> '' THEN jsonb_build_object('refusal', d.refusal) END)
 FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS reason, unnest($5::text[]) AS refusal) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
-RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
+RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS class, coalesce(e.rule, '')::text AS rule,
     coalesce(e.fingerprint, '')::text AS fingerprint
 `
 
@@ -948,7 +982,7 @@ type ParkRow struct {
 	ID          uuid.UUID
 	Queue       string
 	Kind        string
-	ErrorClass  string
+	Class       string
 	Rule        string
 	Fingerprint string
 }
@@ -973,7 +1007,7 @@ func (q *Queries) Park(ctx context.Context, arg ParkParams) ([]ParkRow, error) {
 			&i.ID,
 			&i.Queue,
 			&i.Kind,
-			&i.ErrorClass,
+			&i.Class,
 			&i.Rule,
 			&i.Fingerprint,
 		); err != nil {
@@ -996,7 +1030,7 @@ UPDATE dlq.dead_letter_queue e SET
     move = jsonb_build_object('actor', $2::text, 'reason', d.reason)
 FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS rule, unnest($5::text[]) AS reason) d
 WHERE e.id = d.id AND e.status = 'dlq_pending'
-RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
+RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS class, coalesce(e.rule, '')::text AS rule,
     coalesce(e.fingerprint, '')::text AS fingerprint
 `
 
@@ -1012,7 +1046,7 @@ type ParkByRuleRow struct {
 	ID          uuid.UUID
 	Queue       string
 	Kind        string
-	ErrorClass  string
+	Class       string
 	Rule        string
 	Fingerprint string
 }
@@ -1038,7 +1072,7 @@ func (q *Queries) ParkByRule(ctx context.Context, arg ParkByRuleParams) ([]ParkB
 			&i.ID,
 			&i.Queue,
 			&i.Kind,
-			&i.ErrorClass,
+			&i.Class,
 			&i.Rule,
 			&i.Fingerprint,
 		); err != nil {
