@@ -4,7 +4,9 @@ import (
 	"embed"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -17,6 +19,12 @@ import (
 //go:embed newer/*.sql
 var newer embed.FS
 
+// newerTries and newerPause bound the attempts of [Newer] to lock the tables of running processes.
+const (
+	newerTries = 100
+	newerPause = 100 * time.Millisecond
+)
+
 // Newer upgrades the schema of a database as the release after this dlqd would, on whose schema programs for version
 // oldest or newer work.
 func Newer(tb testing.TB, pool *pgxpool.Pool, oldest int64) {
@@ -28,9 +36,22 @@ func Newer(tb testing.TB, pool *pgxpool.Pool, oldest int64) {
 	code, err := newer.ReadFile("newer/code.sql")
 	require.NoError(tb, err)
 	up, _, _ := strings.Cut(string(migration), "-- +goose Down")
+	// As a migration does, each statement waits briefly for locks of running processes, and is tried again.
 	exec := func(sql string, args ...any) {
-		_, err := pool.Exec(tb.Context(), sql, args...)
-		require.NoError(tb, err)
+		for try := 1; ; try++ {
+			err := pgx.BeginFunc(tb.Context(), pool, func(tx pgx.Tx) error {
+				if _, err := tx.Exec(tb.Context(), "SET LOCAL lock_timeout = '200ms'"); err != nil {
+					return err
+				}
+				_, err := tx.Exec(tb.Context(), sql, args...)
+				return err
+			})
+			if err == nil || try == newerTries {
+				require.NoError(tb, err)
+				return
+			}
+			time.Sleep(newerPause)
+		}
 	}
 	exec(`INSERT INTO dlq.settings (key, value) VALUES ('oldest_program', $1::bigint::text), ('program', '0.9.0')
 		ON CONFLICT (key) DO UPDATE SET value = excluded.value`, oldest)
