@@ -28,12 +28,12 @@ type submissions struct {
 // submit submits one message after another until stop is closed. It repeats each message until a process
 // accepts it.
 func (s *submissions) submit(client int, apis []string, stop <-chan struct{}) {
-	for n := 0; s.submitOne(client, n, apis, stop); n++ {
+	for n := 0; s.submitOne(client, n, func() []string { return apis }, stop); n++ {
 	}
 }
 
 // submitOne submits a message until a process accepts it. It returns false once stop is closed.
-func (s *submissions) submitOne(client, n int, apis []string, stop <-chan struct{}) bool {
+func (s *submissions) submitOne(client, n int, to func() []string, stop <-chan struct{}) bool {
 	id := fmt.Sprintf("m%d-%d", client, n)
 	body := fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": %d}`, id, n)
 	for try := 0; ; try++ {
@@ -42,6 +42,7 @@ func (s *submissions) submitOne(client, n int, apis []string, stop <-chan struct
 			return false
 		default:
 		}
+		apis := to()
 		response, err := submitClient.Post(apis[(client+try)%len(apis)]+"/api/messages", "application/json",
 			strings.NewReader(body))
 		if err == nil {

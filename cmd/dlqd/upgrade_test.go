@@ -148,6 +148,13 @@ func (u *upgrades) to(processes ...*served) {
 	}
 }
 
+// processes returns the addresses of the processes that take messages.
+func (u *upgrades) processes() []string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.apis
+}
+
 // load starts clients that submit without a pause.
 func (u *upgrades) load() {
 	stop := make(chan struct{})
@@ -155,10 +162,7 @@ func (u *upgrades) load() {
 	for client := range 3 {
 		clients.Go(func() {
 			for n := 0; ; n++ {
-				u.mu.Lock()
-				apis := u.apis
-				u.mu.Unlock()
-				if !u.sent.submitOne(client, n, apis, stop) {
+				if !u.sent.submitOne(client, n, u.processes, stop) {
 					return
 				}
 				time.Sleep(5 * time.Millisecond)
