@@ -142,13 +142,6 @@ COMMENT ON FUNCTION dlq.sent_by IS
     'The strategy of a redelivery: that of its entry if a worker made it; manual if an operator, a '
     'replay run or a retry outside dlqd did.';
 
-CREATE OR REPLACE FUNCTION dlq.completed_by(p_job bigint, p_redelivery bigint, p_original bigint) RETURNS text
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN p_job = p_redelivery THEN 'job ' || p_job || ' completed'
-    WHEN p_job = p_original THEN 'the original, job ' || p_job || ', completed'
-    ELSE 'an earlier redelivery, job ' || p_job || ', completed' END;
-COMMENT ON FUNCTION dlq.completed_by IS 'The reason of the move that resolves an entry because p_job completed.';
-
 CREATE OR REPLACE FUNCTION dlq.resolve_by(p_ids uuid[], p_jobs bigint[], p_ended timestamptz[], p_actor text)
     RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -161,9 +154,9 @@ BEGIN
     FROM unnest(p_ids) i (id) JOIN dlq.entry_jobs m ON m.entry_id = i.id AND m.run_id IS NOT NULL
     WHERE r.run_id = m.run_id AND r.entry_id = i.id AND r.outcome IS NULL;
     v_moving := dlq.set_moves((SELECT jsonb_build_object('actor', p_actor, 'reasons',
-            jsonb_object_agg(e.id, dlq.completed_by(d.job, e.redelivery_job_id, e.river_job_id)))
+            jsonb_object_agg(e.id, 'job ' || d.job || ' completed'))
         FROM unnest(p_ids, p_jobs) d (id, job) JOIN dlq.dead_letter_open e ON e.id = d.id
-        WHERE cardinality(p_ids) > 1 HAVING count(*) > 0));
+        WHERE cardinality(p_ids) > 1 HAVING bool_and(d.job = e.redelivery_job_id)));
     UPDATE dlq.dead_letter_queue e SET
         status = 'dlq_resolved',
         replay_attempts = e.replay_attempts || (CASE WHEN e.redelivery_job_id = d.job
@@ -175,7 +168,9 @@ BEGIN
             THEN 'automatic_retry' ELSE 'manual_retry' END::dlq.resolution_strategy,
         resolved_by = CASE WHEN e.redelivery_job_id = d.job THEN e.locked_by ELSE 'job ' || d.job END,
         move = jsonb_build_object('actor', p_actor, 'reason',
-            dlq.completed_by(d.job, e.redelivery_job_id, e.river_job_id))
+            CASE WHEN d.job = e.redelivery_job_id THEN 'job ' || d.job || ' completed'
+            WHEN d.job = e.river_job_id THEN 'the original, job ' || d.job || ', completed'
+            ELSE 'an earlier redelivery, job ' || d.job || ', completed' END)
     FROM (SELECT unnest(p_ids) AS id, unnest(p_jobs) AS job, unnest(p_ended) AS ended) d
     WHERE e.id = d.id AND e.stage IN ('open', 'failed')
         AND e.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual', 'dlq_failed');
