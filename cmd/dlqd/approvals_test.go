@@ -64,7 +64,7 @@ func TestApprovals(t *testing.T) {
 	manual := func() int {
 		return strings.Count(ok(t, with(kim, "list", "--status", "dlq_manual")...), "order.placed")
 	}
-	require.Eventually(t, func() bool { return manual() == 4 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return manual() == 4 }, 5*time.Minute, 50*time.Millisecond)
 
 	// A script passes the number; a user at a terminal types it.
 	_, output, code := run(t, with(kim, "discard", "--all")...)
@@ -79,7 +79,7 @@ func TestApprovals(t *testing.T) {
 	output, code = runInTerminal(t, "4", with(kim, "unpark", "--all")...)
 	require.Equal(t, 0, code, output)
 	require.Contains(t, output, "unpark: 4 of 4 dead letters")
-	require.Eventually(t, func() bool { return manual() == 4 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return manual() == 4 }, 5*time.Minute, 50*time.Millisecond)
 
 	// The action needs approval: the exit code says that it was not carried out, and the message what
 	// to do.
@@ -103,7 +103,7 @@ func TestApprovals(t *testing.T) {
 	require.Contains(t, output, "4 dead letters; dlqd carries it out")
 	require.Eventually(t, func() bool {
 		return regexp.MustCompile(`state +done`).MatchString(ok(t, with(kim, "approvals", "show", id)...))
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	require.Zero(t, manual())
 
 	stdout, output, code := run(t, with(kim, "discard", "--status", "dlq_archived", "--expect", "4", "--json")...)

@@ -29,7 +29,7 @@ func TestAutomatic_Commands(t *testing.T) {
 		var n int
 		return pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_open WHERE waiting_for = 'automatic'").Scan(
 			&n) == nil && n == 3
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	out := ok(t, "automatic", api)
 	require.Regexp(t, `all +off +default`, out)
 	require.Regexp(t, `3 +3 +mailers +report.daily +transient +off`, out)
@@ -56,7 +56,7 @@ func TestAutomatic_Commands(t *testing.T) {
 		var n int
 		return pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'").Scan(
 			&n) == nil && n == 3
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	require.Contains(t, ok(t, "automatic", "off", api, "--class", "transient", "--note", "too early"),
 		"class transient: off")
 	require.Contains(t, ok(t, "automatic", "reset", api, "--class", "transient"),

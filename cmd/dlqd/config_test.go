@@ -278,7 +278,7 @@ func TestReclassify_AppliesChangedRules(t *testing.T) {
 		require.NoError(t, json.Unmarshal([]byte(ok(t, "list", api, "--json", "--status", status)), &page))
 		return page["entries"].([]any)
 	}
-	require.Eventually(t, func() bool { return len(list("dlq_manual")) == 1 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return len(list("dlq_manual")) == 1 }, 5*time.Minute, 50*time.Millisecond)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "dlq-routing.yaml"),
 		[]byte("rules: [{name: teapot, match: {status: 418}, class: rate_limited}]"), 0o600))
 	require.NoError(t, s.cmd.Process.Signal(syscall.SIGHUP))

@@ -20,7 +20,7 @@ func TestDoctor(t *testing.T) {
 		out, _, _ := run(t, "doctor", "--database-url", url)
 		return !strings.Contains(out, "there is none: River schedules") &&
 			strings.Contains(out, "dlq_capture and dlq_follow exist")
-	}, time.Minute, 100*time.Millisecond)
+	}, 5*time.Minute, 100*time.Millisecond)
 	require.Contains(t, ok(t, "breakers", "open", "default", "--api-url="+s.api), "open")
 	out, stderr, code := run(t, "doctor", "--database-url", url, "--config-dir",
 		policytest.Dir(t, policytest.Files{"monitoring": "defaults: {maxOpen: many}"}))

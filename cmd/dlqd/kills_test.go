@@ -192,7 +192,7 @@ func (o *ordered) settle(messages int) {
 	require.Zero(o, o.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 	require.Eventually(o, func() bool {
 		return o.count("SELECT count(*) FROM dlq.ordered_jobs o WHERE dlq.is_undone(o.job_id, o.job_created_at)") == 0
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 }
 
 // TestServe_KeepsOrderWhenKilledBeforeCompletion kills a process after the receiver has answered and
@@ -221,7 +221,7 @@ func TestServe_KeepsOrderWhenKilledBeforeCompletion(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return o.count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
 			AND cardinality(pg_blocking_pids(pid)) > 0 AND query ~* 'river_job|complete_ordered'`) > 0
-	}, time.Minute, 10*time.Millisecond)
+	}, 5*time.Minute, 10*time.Millisecond)
 	require.NoError(t, first.cmd.Process.Kill())
 	_ = first.cmd.Wait()
 	// End the dead process's session that waits for the row, so that it writes nothing later.

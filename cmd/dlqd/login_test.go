@@ -191,7 +191,7 @@ func TestLogin_RenewsTokens(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, failed := kim.run("whoami")
 		return !failed
-	}, time.Minute, 100*time.Millisecond)
+	}, 5*time.Minute, 100*time.Millisecond)
 
 	require.Contains(t, kim.ok("logout"), "signed out")
 	require.Zero(t, issuer.Sessions(), "the session is revoked at the provider")
@@ -333,5 +333,5 @@ func TestLogin_ProviderDown(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, body := health()
 		return !strings.Contains(body, "has not answered")
-	}, time.Minute, 100*time.Millisecond)
+	}, 5*time.Minute, 100*time.Millisecond)
 }

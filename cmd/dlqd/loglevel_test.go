@@ -44,7 +44,7 @@ func TestLogLevel(t *testing.T) {
 	require.Empty(t, logged("delivery"))
 	require.Equal(t, "debug\n", ok(t, "log-level", api, "debug"))
 	send("m2")
-	require.Eventually(t, func() bool { return len(logged("delivery")) == 1 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return len(logged("delivery")) == 1 }, 5*time.Minute, 50*time.Millisecond)
 	require.Equal(t, "validation", logged("delivery")[0]["outcome"])
 	require.Equal(t, "error\n", ok(t, "log-level", api, "error"))
 	require.Equal(t, "error\n", ok(t, "log-level", api))

@@ -215,7 +215,7 @@ func TestCommands_CallAPI(t *testing.T) {
 			ids = append(ids, e.ID)
 		}
 		return len(ids) == 4
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 
 	list := ok(t, with("list", "--error-class", "validation", "--limit", "2")...)
 	require.Contains(t, list, "HTTP_422")
@@ -296,7 +296,7 @@ func TestServe_SecondSignalStopsImmediately(t *testing.T) {
 			_ = response.Body.Close()
 		}
 		return err != nil
-	}, time.Minute, 5*time.Millisecond)
+	}, 5*time.Minute, 5*time.Millisecond)
 	require.Equal(t, 5, s.stop(syscall.SIGTERM), s.log.String())
 	s = serve(t, "--database-url", url, "--destination", receiver)
 	<-arrived
@@ -503,7 +503,7 @@ func TestServe_KeepsMessagesThroughKills(t *testing.T) {
 		require.NoError(t, conn.QueryRow(t.Context(), "SELECT coalesce(string_agg(j::text, E'\n'), '') FROM (SELECT * FROM "+
 			"river_job WHERE finalized_at IS NULL LIMIT 3) j").Scan(&left))
 		return left == ""
-	}, 60*time.Second, 100*time.Millisecond)
+	}, 5*time.Minute, 100*time.Millisecond)
 	require.Empty(t, left, "jobs have not ended")
 
 	rows, err := conn.Query(t.Context(), `

@@ -120,7 +120,7 @@ func TestManifests_LiveWithoutPostgres(t *testing.T) {
 		require.Eventually(t, func() bool {
 			require.Equal(t, http.StatusOK, status(container.LivenessProbe), s.log.String())
 			return status(container.ReadinessProbe) == want
-		}, time.Minute, 20*time.Millisecond)
+		}, 5*time.Minute, 20*time.Millisecond)
 	}
 	becomesReady(http.StatusOK)
 	token := ok(t, "tokens", "create", "--role", "reader", "--database-url-file", url, "--name", "probe")

@@ -35,7 +35,7 @@ func TestMasking_CommandsMaskOutput(t *testing.T) {
 	var id string
 	require.Eventually(t, func() bool {
 		return pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.dead_letter_open").Scan(&id) == nil
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	hidden := []string{"kim@example.com", "4111 1111 1111 1111", "4111111111111111", "abcdefgh12345678"}
 	for _, command := range [][]string{
 		{"show", id},

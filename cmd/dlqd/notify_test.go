@@ -48,7 +48,7 @@ func TestServe_NotifiesSystemd(t *testing.T) {
 	require.Eventually(t, func() bool {
 		address = servesAt.FindStringSubmatch(log.String())
 		return address != nil
-	}, time.Minute, time.Millisecond)
+	}, 5*time.Minute, time.Millisecond)
 	answer, err := http.Get(address[1] + "/readyz")
 	require.NoError(t, err)
 	require.NoError(t, answer.Body.Close())

@@ -28,7 +28,7 @@ func TestOutput_FormatsAndCompletions(t *testing.T) {
 	require.Eventually(t, func() bool {
 		id = strings.TrimSpace(api("list", "-o", "name", "--status", "dlq_manual"))
 		return id != ""
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 
 	require.JSONEq(t, api("show", id, "--json"), api("show", id, "-o", "json"))
 	text := api("show", id, "-o", "yaml")
@@ -49,7 +49,7 @@ func TestOutput_FormatsAndCompletions(t *testing.T) {
 	require.Eventually(t, func() bool {
 		group = strings.Fields(api("groups", "-o", "name"))
 		return len(group) == 2
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	require.Equal(t, strings.Join(group, " ")+"\n", api("groups", "show", group[0], group[1], "-o", "name"))
 	_, stderr, code := run(t, "list", "-o", "name", "--limit", "1", "--api-url", s.api)
 	require.Zero(t, code)

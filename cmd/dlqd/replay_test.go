@@ -33,7 +33,7 @@ func TestReplay_Commands(t *testing.T) {
 	manual := regexp.MustCompile(`PRICE_MISSING`)
 	require.Eventually(t, func() bool {
 		return len(manual.FindAllString(ok(t, "list", api, "--status", "dlq_manual"), -1)) == 7
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 
 	_, stderr, code := run(t, "replay", api)
 	require.Equal(t, 2, code)
@@ -57,7 +57,7 @@ func TestReplay_Commands(t *testing.T) {
 	require.Regexp(t, one+` is dlq_processing, with job \d+\n  replace /article: "A-81" -> "A-82"\n`, out)
 	require.Eventually(t, func() bool {
 		return len(manual.FindAllString(ok(t, "list", api, "--status", "dlq_manual"), -1)) == 7
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	_, stderr, code = run(t, "replay", api, one, "--to-destination", "nowhere")
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, `the policy has no destination "nowhere"`)

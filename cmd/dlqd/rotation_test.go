@@ -67,7 +67,7 @@ func TestRotation_RefusesNoMessage(t *testing.T) {
 				submitted.Add(1)
 			}
 			return strings.Contains(s.log.String(), text) && signatures.Load() == count
-		}, time.Minute, 50*time.Millisecond)
+		}, 5*time.Minute, 50*time.Millisecond)
 	}
 	sendUntil("", 1)
 	write(current, former)

@@ -591,7 +591,7 @@ func runRunbook(t *testing.T, s *scenario) {
 		require.Eventually(t, func() bool {
 			last = p.block(language, text)
 			return regexp.MustCompile(s.waits).MatchString(last)
-		}, time.Minute, 100*time.Millisecond, "last: %s", &last)
+		}, 5*time.Minute, 100*time.Millisecond, "last: %s", &last)
 	}
 	require.Empty(t, steps, "no block contains the text of these steps")
 	for _, pattern := range s.prints {
@@ -793,7 +793,7 @@ func (p *deployment) await(want, sql string) {
 		got.Reset()
 		got.WriteString(value)
 		return value == want || want == "t" && value == "true"
-	}, 60*time.Second, 50*time.Millisecond, "%s: %s, not %s\n%s", sql, &got, want, p.dlqd.log)
+	}, 5*time.Minute, 50*time.Millisecond, "%s: %s, not %s\n%s", sql, &got, want, p.dlqd.log)
 }
 
 // block runs a block of a runbook as the role that its first line names, and returns the output.

@@ -225,7 +225,7 @@ func TestScope_CommandsMatchAPI(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, out := ask(admin, "/api/circuit-breakers", "")
 		return strings.Contains(out, "queue:pay_eu") && strings.Contains(out, "queue:mailqueue")
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 
 	_, document := ask(admin, "/openapi.json", "")
 	var spec struct {

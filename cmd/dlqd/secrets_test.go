@@ -162,7 +162,7 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 		require.Eventually(t, func() bool {
 			position = get("/api/messages/" + name)
 			return strings.Contains(position, "dead-lettered") || strings.Contains(position, `"completed"`)
-		}, time.Minute, 50*time.Millisecond, name)
+		}, 5*time.Minute, 50*time.Millisecond, name)
 		if match := id.FindStringSubmatch(position); match != nil {
 			runs("show", match[1], "--api-url", s.api)
 			runs("show", match[1], "--api-url", s.api, "--json")

@@ -253,7 +253,7 @@ func TestOIDC_FollowsKeyRotation(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := s.from(t, "10.0.0.1", after)
 		return err != nil
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 }
 
 // Tokens with unknown keys cause few requests to the provider, however many arrive.

@@ -128,7 +128,7 @@ func (b *browser) signIn(token string, headers ...string) *http.Response {
 // awaitCaller waits until caller returns want. That may take until cached lookups have expired.
 func (b *browser) awaitCaller(want string) {
 	b.Helper()
-	require.Eventually(b, func() bool { return b.caller() == want }, time.Minute, 50*time.Millisecond)
+	require.Eventually(b, func() bool { return b.caller() == want }, 5*time.Minute, 50*time.Millisecond)
 }
 
 func (b *bundle) exec(sql string, args ...any) {

@@ -497,7 +497,7 @@ func TestLoops_RefreshRollups(t *testing.T) {
 	require.Eventually(t, func() bool {
 		stats, err := b.store.Stats(t.Context(), analytics.Window{Over: time.Hour})
 		return err == nil && len(stats) > 0 && stats[0].Captured == 2
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 }
 
 // Applications choose the names of types and sources, and their texts make failure groups: a
@@ -596,7 +596,7 @@ func TestLoops_CancelHangingRefresh(t *testing.T) {
 	group.Add(loop)
 	group.Start()
 	t.Cleanup(func() { _ = group.Stop(context.Background()) })
-	require.Eventually(t, func() bool { return loop.Status().Errors > 0 }, time.Minute, 50*time.Millisecond,
+	require.Eventually(t, func() bool { return loop.Status().Errors > 0 }, 5*time.Minute, 50*time.Millisecond,
 		"the first refresh is cancelled")
 	require.Eventually(t, func() bool {
 		var captured *int64

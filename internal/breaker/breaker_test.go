@@ -541,15 +541,15 @@ func TestQueues_PauseAndResumeRiverQueue(t *testing.T) {
 			require.NoError(t, p.Sync(t.Context()))
 			state, _ := p.State("queue:emails")
 			return state == want
-		}, time.Minute, 50*time.Millisecond)
+		}, 5*time.Minute, 50*time.Millisecond)
 	}
 
 	insert(3, true)
-	require.Eventually(t, func() bool { return count("discarded") == 3 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return count("discarded") == 3 }, 5*time.Minute, 50*time.Millisecond)
 	require.NoError(t, watch.RunOnce(t.Context()))
 	require.False(t, paused(), "three are too few")
 	insert(1, true)
-	require.Eventually(t, func() bool { return count("discarded") == 4 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return count("discarded") == 4 }, 5*time.Minute, 50*time.Millisecond)
 	awaitState(breaker.Open)
 	require.True(t, paused())
 
@@ -567,7 +567,7 @@ func TestQueues_PauseAndResumeRiverQueue(t *testing.T) {
 	awaitState(breaker.HalfOpen)
 	b.exec(t, "DELETE FROM river_job WHERE state = 'completed'")
 	insert(3, true)
-	require.Eventually(t, func() bool { return count("discarded") == 7 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return count("discarded") == 7 }, 5*time.Minute, 50*time.Millisecond)
 	awaitState(breaker.Open)
 	require.True(t, paused())
 
@@ -577,7 +577,7 @@ func TestQueues_PauseAndResumeRiverQueue(t *testing.T) {
 	b.exec(t, "UPDATE dlq.circuit_breakers SET open_until = $1", b.clock())
 	awaitState(breaker.HalfOpen)
 	insert(3, false)
-	require.Eventually(t, func() bool { return count("completed") == 3 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return count("completed") == 3 }, 5*time.Minute, 50*time.Millisecond)
 	awaitState(breaker.Closed)
 	require.False(t, paused())
 

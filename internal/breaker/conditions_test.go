@@ -66,12 +66,12 @@ func TestConditions(t *testing.T) {
 	status.Store(http.StatusServiceUnavailable)
 	require.Eventually(t, func() bool {
 		return unmetAt(breaker.Load{}) == "the probe of destination mailer answers 503"
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	require.Empty(t, c.Unmet("elsewhere", "", want), "an application's queue has no probe")
 	probed.Close()
 	require.Eventually(t, func() bool {
 		return unmetAt(breaker.Load{}) == "the probe of destination mailer does not answer"
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 
 	require.NoError(t, breakers.ForceOpen(t.Context(), "destination:mailer", "kim", "", 0))
 	require.Equal(t, "circuit breaker destination:mailer is open", c.Unmet("mails", "", want))

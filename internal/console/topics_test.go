@@ -140,7 +140,7 @@ func TestLive_SendsNewViewersNothingOlder(t *testing.T) {
 	first := watch("kim")
 	require.Equal(t, "1", string((<-first).html))
 	second := watch("ann") // begins the second rendering
-	require.Eventually(t, func() bool { return made.Load() == 2 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return made.Load() == 2 }, 5*time.Minute, time.Millisecond)
 	third := watch("lee")
 	close(going)
 	require.Equal(t, "2", string((<-second).html))

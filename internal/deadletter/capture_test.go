@@ -118,7 +118,7 @@ func (b *bundle) await(id int64, states ...rivertype.JobState) {
 		job, err := b.client.JobGet(b.Context(), id)
 		require.NoError(b, err)
 		return slices.Contains(states, job.State)
-	}, time.Minute, 5*time.Millisecond)
+	}, 5*time.Minute, 5*time.Millisecond)
 }
 
 func (b *bundle) exec(sql string, args ...any) {

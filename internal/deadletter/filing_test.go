@@ -165,7 +165,7 @@ func TestFile_WaitsForConcurrentFiling(t *testing.T) {
 			require.Eventually(t, func() bool {
 				return b.count(`SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
 					WHERE a.datname = current_database() AND NOT l.granted`) > 0
-			}, time.Minute, 5*time.Millisecond)
+			}, 5*time.Minute, 5*time.Millisecond)
 			_, err = tx.Exec(t.Context(), file, id)
 			if name == "rolled back" {
 				require.Error(t, err)

@@ -224,7 +224,7 @@ func TestLateAttempt_DoesNotSendRescuedMessage(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return l.count(`SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
 			WHERE a.datname = current_database() AND NOT l.granted AND l.relation = 'dlq.ordered_jobs'::regclass`) == 1
-	}, time.Minute, 5*time.Millisecond)
+	}, 5*time.Minute, 5*time.Millisecond)
 	l.doubt.Store(true)
 	l.rescueJob()
 	require.NoError(t, tx.Rollback(t.Context()))

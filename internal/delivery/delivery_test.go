@@ -113,7 +113,7 @@ func (b *bundle) deliver(extra string, states ...rivertype.JobState) *rivertype.
 		job, err = b.client.JobGet(b.Context(), receipt.JobID)
 		require.NoError(b, err)
 		return slices.Contains(states, job.State)
-	}, time.Minute, 5*time.Millisecond)
+	}, 5*time.Minute, 5*time.Millisecond)
 	return job
 }
 

@@ -32,12 +32,12 @@ func TestFetch_PutsBackWhatWasLost(t *testing.T) {
 				WHERE datname = current_database() AND pid <> pg_backend_pid()`)
 			return false
 		}
-	}, time.Minute, 50*time.Millisecond, "the job waits for River's rescuer")
+	}, 5*time.Minute, 50*time.Millisecond, "the job waits for River's rescuer")
 	require.Equal(t, 1, l.count("SELECT count(*) FROM river_job WHERE state = 'running' AND attempt = 1"))
 	l.answers["1"] <- http.StatusOK
 	l.answers["2"] <- http.StatusOK
 	require.Eventually(t, func() bool {
 		return l.count("SELECT count(*) FROM river_job WHERE state = 'completed'") == 2
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	require.Equal(t, 3, l.count("SELECT sum(attempt) FROM river_job"))
 }

@@ -732,7 +732,7 @@ func TestRedeliver_HoldsNoJobsWhileWaiting(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return b.count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
 			AND wait_event_type = 'Lock'`) > 0
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	b.exec("SELECT FROM river_job WHERE id = $1 FOR UPDATE NOWAIT", job)
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.NoError(t, <-ended)

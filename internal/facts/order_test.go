@@ -18,7 +18,7 @@ func (b *bundle) awaitLockWaits(n int64) {
 	require.Eventually(b, func() bool {
 		return b.count("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "+
 			"AND datname = current_database()") >= n
-	}, time.Minute, 5*time.Millisecond)
+	}, 5*time.Minute, 5*time.Millisecond)
 }
 
 // Entries that wait for a redelivery are filed; a later failure of their job may not be. Actions on

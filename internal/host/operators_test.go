@@ -210,7 +210,7 @@ func TestHost_JobsCanBeRetriedWhileDLQDWaits(t *testing.T) {
 				const waiting = `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
 					AND wait_event_type = 'Lock'`
 				return over.Load()+int64(h.count(waiting)) == 3
-			}, time.Minute, time.Millisecond)
+			}, 5*time.Minute, time.Millisecond)
 			for _, job := range []int64{missed, d.parked, d.unfiled, d.processing} {
 				began := time.Now()
 				h.exec(app, `UPDATE river_job SET state = 'available', finalized_at = NULL, scheduled_at = now(),

@@ -382,7 +382,7 @@ func TestSubmit_RefusesAboveMaxPending(t *testing.T) {
 			results <- err
 		}()
 	}
-	require.Eventually(t, func() bool { n, _ := i.Pending(); return n == 3 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { n, _ := i.Pending(); return n == 3 }, 5*time.Minute, time.Millisecond)
 	_, err := i.Submit(t.Context(), b.message("", `1`), ingest.Trace{})
 	require.ErrorIs(t, err, ingest.ErrFull)
 	_, err = i.SubmitBatch(t.Context(), []*message.Message{b.message("", `1`)}, ingest.Trace{})
@@ -409,7 +409,7 @@ func TestSubmit_RefusesAboveMaxPendingBytes(t *testing.T) {
 		_, err := i.Submit(t.Context(), b.message("", large), ingest.Trace{})
 		done <- err
 	}()
-	require.Eventually(t, func() bool { n, _ := i.Pending(); return n == 1 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { n, _ := i.Pending(); return n == 1 }, 5*time.Minute, time.Millisecond)
 	_, err := i.Submit(t.Context(), b.message("", `1`), ingest.Trace{})
 	require.ErrorIs(t, err, ingest.ErrFull)
 	release()
@@ -422,7 +422,7 @@ func TestSubmit_RefusesAboveMaxPendingBytes(t *testing.T) {
 		_, err := i.Submit(t.Context(), b.message("", `"12345678"`), ingest.Trace{})
 		done <- err
 	}()
-	require.Eventually(t, func() bool { _, bytes := i.Pending(); return bytes == 20 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { _, bytes := i.Pending(); return bytes == 20 }, 5*time.Minute, time.Millisecond)
 	release()
 	require.NoError(t, <-done)
 }
@@ -438,7 +438,7 @@ func TestSubmit_StoresOnceIfClientDisconnects(t *testing.T) {
 		_, err := i.Submit(ctx, b.message("hung-up", `1`), ingest.Trace{})
 		done <- err
 	}()
-	require.Eventually(t, func() bool { n, _ := i.Pending(); return n == 1 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { n, _ := i.Pending(); return n == 1 }, 5*time.Minute, time.Millisecond)
 	hangUp()
 	require.ErrorIs(t, <-done, context.Canceled)
 	release()
@@ -557,7 +557,7 @@ func TestStop_AnswersAcceptedMessages(t *testing.T) {
 			results <- err
 		}()
 	}
-	require.Eventually(t, func() bool { p, _ := i.Pending(); return p == n }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { p, _ := i.Pending(); return p == n }, 5*time.Minute, time.Millisecond)
 	released := make(chan struct{})
 	go func() { defer close(released); release() }()
 	i.Stop(t.Context())

@@ -58,9 +58,9 @@ func TestWatch_DetectsChangesDuringRead(t *testing.T) {
 	case <-time.After(time.Minute):
 		require.FailNow(t, "the change was never detected")
 	}
-	require.Eventually(t, func() bool { return has("third") }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return has("third") }, 5*time.Minute, time.Millisecond)
 	three := checks.Load() + 3
-	require.Eventually(t, func() bool { return checks.Load() >= three }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return checks.Load() >= three }, 5*time.Minute, time.Millisecond)
 }
 
 // A secret file that was missing at first, and that a reload outside of Watch then read, is checked
@@ -94,13 +94,13 @@ func TestWatch_ChecksSecretFilesAddedLater(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, group.Stop(context.WithoutCancel(t.Context()))) })
 	write("retry-policies.yaml", "queues: {one: {destination: d}}\ndestinations: {d: {url: 'http://localhost:1', "+
 		"secretFile: key}}\n")
-	require.Eventually(t, func() bool { return refused.Load() == 1 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return refused.Load() == 1 }, 5*time.Minute, 50*time.Millisecond)
 	write("key", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
 	load() // SIGHUP
 	require.EqualValues(t, 1, secrets.Load())
 	again := checks.Load() + 3
-	require.Eventually(t, func() bool { return checks.Load() >= again }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return checks.Load() >= again }, 5*time.Minute, time.Millisecond)
 	write("key", "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA")
-	require.Eventually(t, func() bool { return secrets.Load() == 2 }, time.Minute, 50*time.Millisecond,
+	require.Eventually(t, func() bool { return secrets.Load() == 2 }, 5*time.Minute, 50*time.Millisecond,
 		"the rotated secret was not read")
 }

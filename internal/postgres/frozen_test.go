@@ -346,7 +346,7 @@ func newLoad(t *testing.T, g *guest) *load {
 func (l *load) await(jobs int64) {
 	l.t.Helper()
 	from := l.ended.Load()
-	require.Eventually(l.t, func() bool { return l.ended.Load() >= from+jobs }, time.Minute, 5*time.Millisecond)
+	require.Eventually(l.t, func() bool { return l.ended.Load() >= from+jobs }, 5*time.Minute, 5*time.Millisecond)
 }
 
 func (l *load) stop() {

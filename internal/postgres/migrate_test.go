@@ -212,7 +212,7 @@ func TestMigrate_RetriesDuringGrants(t *testing.T) {
 			require.NoError(t, pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
 				WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waits))
 			return waits
-		}, time.Minute, 5*time.Millisecond)
+		}, 5*time.Minute, 5*time.Millisecond)
 		require.NoError(t, tx.Commit(t.Context()))
 		require.NoError(t, <-done, sql)
 	}

@@ -406,7 +406,7 @@ func TestReconcile_AdvancesAfterRestoreToOtherServer(t *testing.T) {
 		b.scan(b.pool, false)
 		return b.count(`SELECT count(*) FROM dlq.reconcile_looks
 			WHERE look = 'recent' AND since > now() - interval '1 hour'`) == 1
-	}, time.Minute, 100*time.Millisecond, "the scan advances")
+	}, 5*time.Minute, 100*time.Millisecond, "the scan advances")
 }
 
 func TestReconcile_FilesEachFailureOnce(t *testing.T) {

@@ -511,7 +511,7 @@ func TestRun_SkipsEntryThatMoved(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return b.count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
 			AND wait_event_type = 'Lock'`) > 0
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	require.NoError(t, tx.Commit(t.Context()))
 	require.NoError(t, <-ended)
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = $1 AND job_id IS NOT NULL",

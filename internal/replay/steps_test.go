@@ -194,7 +194,7 @@ func TestProgressive_HoldsWithoutOutcomes(t *testing.T) {
 	require.Eventually(t, func() bool {
 		b.runOnce()
 		return b.get(run).Status == "stopped"
-	}, time.Minute, 20*time.Millisecond)
+	}, 5*time.Minute, 20*time.Millisecond)
 	require.Contains(t, b.groups(run)["T"].Reason, "no outcome for 1s, although 5 of 5 sent are under way")
 	require.EqualValues(t, 5, b.get(run).Replayed)
 }

@@ -237,5 +237,5 @@ func TestArchive_FindsUnitsByIndex(t *testing.T) {
 	require.Eventually(t, func() bool {
 		b.exec("SELECT pg_stat_force_next_flush()")
 		return b.count("SELECT coalesce(sum(idx_scan), 0) FROM pg_stat_user_indexes WHERE indexrelname = 'acts_archive'") >= 4
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 }

@@ -39,24 +39,25 @@ import (
 const MetadataKey = "dlq:error"
 
 // AttemptsKey is the key in a job's metadata that holds its failed attempts by number: the duration
-// of each, and the load of the worker's machine.
+// of each, and the load of the worker's machine if [Middleware.SystemState] returns it.
 const AttemptsKey = "dlq:attempts"
 
-// maxAttempts is the number of attempts that are kept for a job. The oldest are dropped.
+// maxAttempts is the number of failed attempts that a job's metadata keeps. The oldest are dropped.
 const maxAttempts = 100
 
-// maxMessageBytes limits each recorded text (message, type, code, title, strings of the context),
-// because the job stores them at every attempt. A longer text is cut.
+// maxMessageBytes limits each recorded text (message, type, code, title, keys and strings of the
+// context), because the job stores them at every attempt. A longer text is cut.
 const maxMessageBytes = 64 << 10
 
 // maxContextBytes limits the context as JSON. A larger one is dropped.
 const maxContextBytes = 256 << 10
 
-// Class is the kind of an error. It decides whether retrying can help, and what dlqd does.
+// Class is the kind of an error. It says whether running the job again can help. dlqd chooses by it
+// what to do with the job, unless a rule of the policy matches.
 type Class string
 
-// The classes, with examples. Retrying helps against the first three. The others need an operator
-// or a change of the program.
+// The classes, with examples. Running the job again can help against the first three. The others
+// need an operator or a change of the program.
 const (
 	ClassTransient    Class = "transient"    // connection reset or refused, timeout, HTTP 408, 423, 425, 500, 502
 	ClassRateLimited  Class = "rate_limited" // HTTP 429, quota exceeded
@@ -92,7 +93,7 @@ type Error struct {
 	Type    string         // name of the error, such as "CardDeclined"
 	Code    string         // code within the type, such as an HTTP status or a SQLSTATE
 	Class   Class          // empty: dlqd classifies it by the other fields
-	Title   string         // what went wrong, the same text each time: dlqd groups by it if there is no Code
+	Title   string         // what went wrong, the same text each time: dlqd groups by it if no Code names the error
 	Message string         // for people; if empty, the text of Err
 	Context map[string]any // anything that can be marshaled to JSON; up to 256 KiB
 	Err     error          // the underlying error, for errors.Is and errors.As
@@ -126,9 +127,9 @@ type record struct {
 	Context json.RawMessage `json:"context,omitempty"`
 }
 
-// Record stores the structured error in err's chain, if there is one, in the job's metadata. ctx
-// must be the context of the job's worker: outside a worker, middleware or hook, Record returns an
-// error.
+// Record stores the structured error in err's chain in the job's metadata. If the chain has none,
+// Record does nothing. ctx must be a context that River passes to a worker, a middleware or a hook;
+// with another one, Record returns an error.
 func Record(ctx context.Context, job *rivertype.JobRow, err error) error {
 	var structured *Error
 	if !errors.As(err, &structured) {
@@ -156,8 +157,8 @@ func Record(ctx context.Context, job *rivertype.JobRow, err error) error {
 // rest of the error is still recorded, and the job still completes.
 //
 // Decoding replaces invalid Unicode (half a surrogate pair). Numbers keep their digits, because an
-// id beyond 2^53 does not fit a float64; a context with a number outside the range of a float64 is
-// dropped.
+// id beyond 2^53 does not fit a float64. A context is dropped if it has a number outside the range
+// of a float64 or longer than maxNumberLength.
 func storable(context map[string]any) json.RawMessage {
 	raw, err := json.Marshal(context)
 	if err != nil || len(raw) > maxContextBytes {
@@ -212,7 +213,7 @@ func cleanTree(tree any) (any, bool) {
 	return tree, ok
 }
 
-// clean returns text that jsonb can hold, cut to maxMessageBytes.
+// clean cuts a text to maxMessageBytes and replaces what jsonb cannot hold: invalid UTF-8 and NUL.
 func clean(s string) string {
 	if len(s) > maxMessageBytes {
 		s = s[:maxMessageBytes]
@@ -220,8 +221,8 @@ func clean(s string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }
 
-// Middleware records structured errors, returned or as the value of a panic. It cancels a job at once if the
-// class of a returned error is permanent.
+// Middleware records structured errors, returned or as the value of a panic. It cancels a job,
+// instead of letting River retry it, if the class of a returned error is permanent.
 type Middleware struct {
 	river.MiddlewareDefaults
 
@@ -280,7 +281,8 @@ type attempt struct {
 	System  *SystemState `json:"system,omitempty"`
 }
 
-// recordAttempt adds this attempt to the earlier ones in the job's metadata.
+// recordAttempt adds this attempt to the earlier ones in the job's metadata, of which it keeps the
+// last maxAttempts.
 func (m *Middleware) recordAttempt(ctx context.Context, job *rivertype.JobRow, took time.Duration) error {
 	var metadata struct {
 		Attempts map[int]json.RawMessage `json:"dlq:attempts"`

@@ -54,7 +54,7 @@ func TestAccess_ActorIsTheAuthenticatedCaller(t *testing.T) {
 		`{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": 1}`))
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == 1
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	var id string
 	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.dead_letter_open").Scan(&id))
 	for secret, want := range map[string]int{reader: 403, sender: 403, metrics: 403, "dlqd_nonsense": 401, operator: 200} {

@@ -49,7 +49,7 @@ func (b *scopeBundle) fail(queue string, n int) {
 	}
 	require.Eventually(b, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending'") == 0
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 }
 
 func (b *scopeBundle) named(name string, role access.Role, by string, queues ...string) string {
@@ -252,7 +252,7 @@ func TestApprovals_TouchOnlyFrozenEntries(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return b.count(`SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_processing' AND actor = 'kim'
 			AND origin LIKE '%, approved by lee'`) == 3
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"),
 		"the later entry, and the one outside the scope")
 
@@ -266,7 +266,7 @@ func TestApprovals_TouchOnlyFrozenEntries(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return b.count(`SELECT count(*) FROM river_job WHERE args = '{"whole": 1.50}'`) ==
 			1
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 }
 
 // A request counts the entries that its operation can still change, and says what became of the others.
@@ -425,7 +425,7 @@ func TestApprovals_ExpireAndAreDecidedOnce(t *testing.T) {
 	require.Equal(t, http.StatusConflict, b.decide(lee, id, "approve", `{"expect": 2}`))
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.acts WHERE act = 'expired' AND subject = 'approval "+id+"'") == 1
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	require.Equal(t, "expired", b.approval(lee, id).State)
 
 	// Of several concurrent approvals one succeeds. A revoked token cannot approve.

@@ -41,7 +41,7 @@ func TestAnalytics_AnswersEveryFigure(t *testing.T) {
 		_, out, _ := b.call("GET", "/api/dlq/analytics/queues?over=24h", "")
 		rows := out["rows"].([]any)
 		return len(rows) == 2 && rows[0].(map[string]any)["manual"] == float64(n)
-	}, time.Minute, 50*time.Millisecond, "within seconds")
+	}, 5*time.Minute, 50*time.Millisecond, "within seconds")
 	for path, rows := range map[string]int{
 		"flow?over=1h": 1, "flow?over=7d&by=queue&step=day": 1, "flow?by=class&queue=default": 1,
 		"queues?queue=default": 1, "times?by=queue": 0, "error-types?limit=5": 1,
@@ -75,7 +75,7 @@ func TestAudit_FiltersMovesAndActs(t *testing.T) {
 	}
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == 3
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	status, _, _ := b.call("POST", "/api/dlq/bulk",
 		`{"do": "resolve", "filter": {}, "all": true, "actor": "kim", "note": "by hand, ticket 7"}`)
 	require.Equal(t, http.StatusOK, status)
@@ -201,7 +201,7 @@ func TestErase_RemovesACustomerEverywhere(t *testing.T) {
 	}
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == 6
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	entry := func(message string) string {
 		_, position, _ := b.call("GET", "/api/messages/"+message, "")
 		return position["deadLetter"].(map[string]any)["id"].(string)
@@ -216,7 +216,7 @@ func TestErase_RemovesACustomerEverywhere(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return b.count(fmt.Sprintf(`SELECT count(*) FROM dlq.dead_letter_queue WHERE id = '%s' AND status = 'dlq_manual'
 			AND dlq_retry_count = 1`, z1)) == 1
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	status, _, _ := b.call("POST", "/api/dlq/entries/"+z1+"/resolve", "")
 	require.Equal(t, http.StatusOK, status)
 	store := deadletter.NewStore(b.pool, postgres.DefaultSchemas())

@@ -96,7 +96,7 @@ func TestAutomatic_SwitchesAndStops(t *testing.T) {
 		text := metrics["text"].(string)
 		return strings.Contains(text, "dlqd_automatic_stopped 1\n") &&
 			strings.Contains(text, `dlqd_dead_letters_observed{queue="mailers"} 3`)
-	}, time.Minute, 100*time.Millisecond)
+	}, 5*time.Minute, 100*time.Millisecond)
 
 	code, out, _ = b.call("POST", "/api/dlq/automatic/resume", `{"actor": "ada"}`)
 	require.Equal(t, http.StatusOK, code, out)

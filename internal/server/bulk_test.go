@@ -23,7 +23,7 @@ func TestBulk_ActsOnFilteredEntries(t *testing.T) {
 	}
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == n
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	bulk := func(body string) map[string]any {
 		status, out, _ := b.call("POST", "/api/dlq/bulk", body)
 		require.Equal(t, http.StatusOK, status, out)
@@ -161,11 +161,11 @@ func TestQueues_PauseAndResume(t *testing.T) {
 	require.Eventually(t, func() bool {
 		b.submit(fmt.Sprintf("p%d", time.Now().UnixNano()))
 		return queue()["available"].(float64) >= 2
-	}, time.Minute, 100*time.Millisecond)
+	}, 5*time.Minute, 100*time.Millisecond)
 	status, out, _ = b.call("POST", "/api/queues/default/resume", "")
 	require.Equal(t, http.StatusOK, status, out)
 	require.Nil(t, out["pausedAt"])
-	require.Eventually(t, func() bool { return queue()["available"].(float64) == 0 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return queue()["available"].(float64) == 0 }, 5*time.Minute, 50*time.Millisecond)
 	for _, verb := range []string{"pause", "resume"} { // River takes * for all queues
 		status, _, _ = b.call("POST", "/api/queues/%2A/"+verb, "")
 		require.Equal(t, http.StatusNotFound, status)

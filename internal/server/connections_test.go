@@ -26,7 +26,7 @@ func TestServe_WorksWithOneConnection(t *testing.T) {
 	}
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == n
-	}, 60*time.Second, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	id := b.text("SELECT id FROM dlq.dead_letter_open WHERE event_id = 'm0'")
 	for _, ask := range []struct{ method, path, body string }{
 		{"GET", "/api/dlq/entries", ""},

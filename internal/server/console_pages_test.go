@@ -197,13 +197,13 @@ func TestConsole_OperatorPages(t *testing.T) {
 	t.Run("replay run", func(t *testing.T) {
 		require.Eventually(t, func() bool {
 			return count("SELECT count(*) FROM dlq.replay_run_entries WHERE job_id IS NOT NULL AND run_id = $1::uuid", run) == 3
-		}, time.Minute, 50*time.Millisecond)
+		}, 5*time.Minute, 50*time.Millisecond)
 		exec(`UPDATE river_job SET state = 'discarded', attempt = 1, finalized_at = now(),
 			errors = ARRAY[jsonb_build_object('error', $1::text, 'attempt', 1, 'at', now())] WHERE queue = 'payments'
 				AND state = 'available'`, hostile)
 		require.Eventually(t, func() bool {
 			return count("SELECT count(*) FROM dlq.replay_run_entries WHERE outcome = 'failed' AND run_id = $1::uuid", run) == 3
-		}, time.Minute, 50*time.Millisecond)
+		}, 5*time.Minute, 50*time.Millisecond)
 		status, page := b.browse(kim, "/replays/"+run+"?outcome=failed")
 		require.Equal(t, http.StatusOK, status)
 		notMarkup(t, page)
@@ -269,7 +269,7 @@ func TestConsole_OperatorPages(t *testing.T) {
 		require.Eventually(t, func() bool {
 			_, page = b.browse(kim, "/approvals/"+asked)
 			return strings.Contains(page, "lee approved it, and it was done")
-		}, time.Minute, 50*time.Millisecond)
+		}, 5*time.Minute, 50*time.Millisecond)
 		for _, verb := range []string{"refuse", "withdraw"} {
 			b.fail("payments", 3)
 			id := b.ask(kim, "/api/dlq/bulk", `{"do": "discard", "filter": {"queue": ["payments"]}}`)

@@ -113,7 +113,7 @@ func TestReplay_RunToAnotherDestination(t *testing.T) {
 	status, out = run(`, "toDestination": "second"`)
 	require.Equal(t, http.StatusAccepted, status, out)
 	require.Equal(t, "second", out["run"].(map[string]any)["toDestination"])
-	require.Eventually(t, func() bool { return len(other.all()) == 3 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return len(other.all()) == 3 }, 5*time.Minute, 50*time.Millisecond)
 	require.Len(t, own.all(), 3)
 	require.Equal(t, 3, b.count(`SELECT count(*) FROM dlq.dead_letter_transitions t
 		JOIN dlq.replay_runs r ON t.detail = jsonb_build_object('run', r.id, 'destination', r.destination)
@@ -134,7 +134,7 @@ func TestReplay_WaitsForTheBreakerOfAnotherDestination(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return b.count(`SELECT count(*) FROM river_job WHERE state = 'scheduled'
 			AND metadata @> '{"dlq:held": "redirected", "dlq:destination": "second"}'`) == 1
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	require.Empty(t, other.all())
 	status, out, _ = b.call("POST", "/api/circuit-breakers/destination:second/reset", `{}`)
 	require.Equal(t, http.StatusOK, status, out)

@@ -120,7 +120,7 @@ func TestExact_DeliversEditsAsTyped(t *testing.T) {
 	const typed = `{"z" : 2.0, "a":[ 1E3 ]}`
 	status, out, _ = b.call("POST", "/api/dlq/entries/"+entry+"/replay", `{"payload":   `+typed+` }`)
 	require.Equal(t, http.StatusAccepted, status, out)
-	require.Eventually(t, func() bool { return len(receiver.all()) == 2 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return len(receiver.all()) == 2 }, 5*time.Minute, 50*time.Millisecond)
 	b.awaitEntry(entry, "dlq_manual")
 	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.dead_letter_open
 		WHERE edited_event -> 'payload' = '{"z": 2.0, "a": [1000]}' AND original_event -> 'payload' @> '{"z": 1.0}'`))
@@ -128,7 +128,7 @@ func TestExact_DeliversEditsAsTyped(t *testing.T) {
 	status, out, _ = b.call("POST", "/api/dlq/replay",
 		fmt.Sprintf(`{"filter": {"ids": [%q]}, "mergePatch": {"b": 3}}`, entry))
 	require.Equal(t, http.StatusAccepted, status, out)
-	require.Eventually(t, func() bool { return len(receiver.all()) == 3 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return len(receiver.all()) == 3 }, 5*time.Minute, 50*time.Millisecond)
 	b.awaitEntry(entry, "dlq_manual")
 
 	receiver.take()
@@ -189,7 +189,7 @@ func TestExact_DeliversEditsInSQLAsTyped(t *testing.T) {
 	require.ErrorContains(t, replay(`p_payload => '1', p_payload_text => '1'`), "exclude each other")
 	require.ErrorContains(t, replay(`p_payload_text => '{'`), "invalid input syntax for type json")
 	require.NoError(t, replay(`p_payload => original_event -> 'payload' || '{"b":2}'`))
-	require.Eventually(t, func() bool { return len(receiver.all()) == 2 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return len(receiver.all()) == 2 }, 5*time.Minute, 50*time.Millisecond)
 	b.awaitEntry(entry, "dlq_manual")
 	receiver.take()
 	require.NoError(t, replay(`p_payload_text => '{"b" :3}'`))

@@ -22,18 +22,18 @@ func TestFigures_FailedReplayCountsForTheClassWhenSent(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, status, out)
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND dlq_retry_count = 1") == 1
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	require.Eventually(t, func() bool {
 		_, out, _ = b.call("GET", "/api/dlq/analytics/replays", "")
 		raw, err := json.Marshal(out)
 		require.NoError(t, err)
 		return strings.Contains(string(raw),
 			`"errorClass":"validation","failed":1,"queue":"default","redelivered":1,"succeeded":0,"success":0}]`)
-	}, time.Minute, 50*time.Millisecond, "%v", out)
+	}, 5*time.Minute, 50*time.Millisecond, "%v", out)
 	require.Eventually(t, func() bool {
 		_, out, _ = b.call("GET", "/metrics", "")
 		return strings.Contains(out["text"].(string),
 			`dlqd_redeliveries_ended_total{error_class="validation",outcome="failed",queue="default"} 1`)
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	require.NotContains(t, out["text"], `dlqd_redeliveries_ended_total{error_class="undecided",outcome="failed"`)
 }

@@ -26,7 +26,7 @@ func TestGroups_LifeCycleInTheAPI(t *testing.T) {
 		require.Eventually(t, func() bool {
 			return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == n &&
 				b.count("SELECT coalesce(sum(open), 0)::int FROM dlq.failure_groups") == n
-		}, time.Minute, 50*time.Millisecond)
+		}, 5*time.Minute, 50*time.Millisecond)
 	}
 	b.submit("m1")
 	manual(1)

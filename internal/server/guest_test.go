@@ -78,7 +78,7 @@ func TestGuest_LeavesTheApplicationUnchanged(t *testing.T) {
 	}
 	await := func(n int, sql string) {
 		t.Helper()
-		require.Eventually(t, func() bool { return count(sql) == n }, 60*time.Second, 50*time.Millisecond, sql)
+		require.Eventually(t, func() bool { return count(sql) == n }, 5*time.Minute, 50*time.Millisecond, sql)
 	}
 	const discarded = "SELECT count(*) FROM river_job WHERE state = 'discarded'"
 
@@ -155,7 +155,7 @@ func TestGuest_LeavesTheApplicationUnchanged(t *testing.T) {
 	require.Eventually(t, func() bool {
 		status, out, _ = guest.call(http.MethodGet, "/api/dlq/entries", "")
 		return status == http.StatusServiceUnavailable && strings.Contains(fmt.Sprint(out["detail"]), "dlqd was detached")
-	}, 60*time.Second, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	response, err := http.Get(guest.base + "/api/health")
 	require.NoError(t, err)
 	defer response.Body.Close()
@@ -183,7 +183,7 @@ func TestGuest_LeavesTheApplicationUnchanged(t *testing.T) {
 	require.Eventually(t, func() bool {
 		status, out, _ = guest.call(http.MethodGet, "/readyz", "")
 		return status == http.StatusOK
-	}, 60*time.Second, 50*time.Millisecond, out)
+	}, 5*time.Minute, 50*time.Millisecond, out)
 	charge(1)
 	await(26, "SELECT count(*) FROM dlq.dead_letter_queue")
 	guest.stop()
@@ -219,7 +219,7 @@ func TestGuest_DeliversWithTheDocumentedRights(t *testing.T) {
 		_, list, _ := guest.call(http.MethodGet, "/api/dlq/entries?status=dlq_manual", "")
 		entries, ok := list["entries"].([]any)
 		return ok && len(entries) == 1
-	}, 60*time.Second, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	status, out, _ = guest.call(http.MethodPost, "/api/queues/mine/pause", "")
 	require.Equal(t, http.StatusOK, status, out)
 }

@@ -143,7 +143,7 @@ func TestExport_CutsOffClientsThatDoNotRead(t *testing.T) {
 	}
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == n
-	}, 60*time.Second, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	begin := func() net.Conn {
 		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(b.base, "http://"))
 		require.NoError(t, err)
@@ -176,10 +176,10 @@ func TestExport_CutsOffClientsThatDoNotRead(t *testing.T) {
 		return strings.Contains(out["text"].(string),
 			fmt.Sprintf(`dlqd_default_partition_rows{partition="audit trail"} %d`, n))
 	}
-	require.Eventually(t, func() bool { return rows(0) }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return rows(0) }, 5*time.Minute, 50*time.Millisecond)
 	b.exec(`INSERT INTO dlq.dead_letter_transitions_default (at, entry_id, to_status, actor, queue, kind)
 		VALUES (now() + interval '400 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')`)
-	require.Eventually(t, func() bool { return rows(1) }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return rows(1) }, 5*time.Minute, 50*time.Millisecond)
 }
 
 func TestMessage_DuplicatesInABatchNameTheFirst(t *testing.T) {

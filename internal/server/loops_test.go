@@ -95,7 +95,7 @@ func TestHealth_ReportsAHangingWorker(t *testing.T) {
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	_, err = tx.Exec(t.Context(), "LOCK TABLE dlq.dead_letter_queue")
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return !healthy() }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return !healthy() }, 5*time.Minute, 50*time.Millisecond)
 	_, detail := b.part("dlq-workers")
 	require.Contains(t, detail, "no turn has succeeded since")
 	ok, _ := b.part("database")
@@ -126,7 +126,7 @@ func TestReload_RetriesAddingAQueue(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, out, _ := b.call("GET", "/metrics", "")
 		return !strings.Contains(out["text"].(string), `dlqd_loop_turns_total{loop="policy-queues",outcome="error"} 0`)
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	_, err = b.pool.Exec(t.Context(), "ALTER TABLE river_queue DROP CONSTRAINT not_two")
 	require.NoError(t, err)
 	status, out, _ := b.call("POST", "/api/messages", `{"messageId": "m1", "queue": "two", "kind": "k", "payload": 1}`)
@@ -158,7 +158,7 @@ func TestStop_EndsByItsDeadlineIfTheDatabaseHangs(t *testing.T) {
 			s, err := server.Start(t.Context(), config)
 			require.NoError(t, err)
 			b := &bundle{T: t, server: s, base: s.Addresses()[0]}
-			require.Eventually(t, func() bool { return b.health().OK }, time.Minute, 50*time.Millisecond)
+			require.Eventually(t, func() bool { return b.health().OK }, 5*time.Minute, 50*time.Millisecond)
 
 			freeze(t, dir)
 			frozen := time.Now()
@@ -172,7 +172,7 @@ func TestStop_EndsByItsDeadlineIfTheDatabaseHangs(t *testing.T) {
 				}
 			}()
 			for _, loop := range []string{"database", "circuit-breakers", "dlq-workers"} {
-				require.Eventually(t, func() bool { ok, _ := b.part(loop); return !ok }, 60*time.Second, 50*time.Millisecond, loop)
+				require.Eventually(t, func() bool { ok, _ := b.part(loop); return !ok }, 5*time.Minute, 50*time.Millisecond, loop)
 			}
 			t.Logf("health failed after %s", time.Since(frozen).Round(100*time.Millisecond))
 
@@ -271,7 +271,7 @@ func TestReload_KeepsAQueueThatReturnsDuringItsRemoval(t *testing.T) {
 				}
 			}
 			return false
-		}, time.Minute, 50*time.Millisecond)
+		}, 5*time.Minute, 50*time.Millisecond)
 	}
 	submit := func(id string) {
 		t.Helper()
@@ -316,18 +316,18 @@ func TestHealth_ReportsQueuesOverTheirLimits(t *testing.T) {
 		}
 	}
 	fail(4)
-	require.Eventually(t, func() bool { return queue("one").Open == 4 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return queue("one").Open == 4 }, 5*time.Minute, 50*time.Millisecond)
 	near := queue("one")
 	require.Equal(t, "up", near.Status)
 	require.Equal(t, []string{"size 4 is 80 % of 5"}, near.Warnings)
 	require.EqualValues(t, 5, near.MaxOpen)
 	fail(2)
-	require.Eventually(t, func() bool { return queue("one").Open == 6 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return queue("one").Open == 6 }, 5*time.Minute, 50*time.Millisecond)
 	full := queue("one")
 	require.Equal(t, "down", full.Status)
 	require.Equal(t, []string{"size 6 exceeds 5"}, full.Reasons)
 	require.Equal(t, "up", queue("two").Status)
-	require.Eventually(t, func() bool { return b.health().OK }, time.Minute, 50*time.Millisecond,
+	require.Eventually(t, func() bool { return b.health().OK }, 5*time.Minute, 50*time.Millisecond,
 		"queues do not affect dlqd's own health")
 	_, metrics, _ := b.call("GET", "/metrics", "")
 	require.Contains(t, metrics["text"], `dlqd_queue_up{queue="one"} 0`)
@@ -356,14 +356,14 @@ func TestHealth_IgnoresFiguresOlderThanTheProcess(t *testing.T) {
 	}})
 	ok, detail := b.part("rollups")
 	require.True(t, ok, detail)
-	require.Eventually(t, func() bool { ok, _ := b.part("rollups"); return !ok }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { ok, _ := b.part("rollups"); return !ok }, 5*time.Minute, 50*time.Millisecond)
 }
 
 // If figures are not updated, health fails in all processes until they are updated again.
 func TestHealth_ReportsStaleFigures(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusOK)})
-	require.Eventually(t, func() bool { return b.health().OK }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return b.health().OK }, 5*time.Minute, 50*time.Millisecond)
 	for part, test := range map[string]struct{ lock, age string }{
 		"metrics": {"dlq.metrics_sample", "UPDATE dlq.metrics_sample SET at = at - interval '2 minutes'"},
 		"rollups": {"dlq.refresh_rollups", "UPDATE dlq.rollup_state SET at = at - interval '10 minutes'"},
@@ -378,8 +378,8 @@ func TestHealth_ReportsStaleFigures(t *testing.T) {
 			require.NoError(t, err)
 			ok, detail := b.part(part)
 			return !ok && strings.Contains(detail, " old")
-		}, time.Minute, 50*time.Millisecond, part)
+		}, 5*time.Minute, 50*time.Millisecond, part)
 		require.NoError(t, tx.Rollback(t.Context()))
-		require.Eventually(t, func() bool { ok, _ := b.part(part); return ok }, time.Minute, 50*time.Millisecond, part)
+		require.Eventually(t, func() bool { ok, _ := b.part(part); return ok }, 5*time.Minute, 50*time.Millisecond, part)
 	}
 }

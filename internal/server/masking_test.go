@@ -81,7 +81,7 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 		err := b.pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'").Scan(
 			&id)
 		return err == nil
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	kept := b.text(
 		"SELECT concat_ws(' ', error_message, error_context, retry_history, metadata) FROM dlq.dead_letter_queue")
 	require.Contains(t, kept, "refused: card ***, IBAN ***", "the receiver's answer is kept with masked values")
@@ -130,7 +130,7 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 	require.Equal(t, http.StatusOK, status, out)
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == 1
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	status, out = b.as(operator, "POST", "/api/dlq/entries/"+id+"/replay",
 		`{"mergePatch": {"card": {"number": "5500005555555559"}, "accounts": []}, "note": "for kim, 4111111111111111"}`)
 	require.Equal(t, http.StatusAccepted, status, out)
@@ -139,7 +139,7 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 	check("replay", out)
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND dlq_retry_count > 0") == 1
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	_, err := b.pool.Exec(t.Context(), "SELECT dlq.refresh_rollups()")
 	require.NoError(t, err)
 	approvalID := b.text(`SELECT dlq.request_approval('replay', '{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "mergePatch": {"card": {"number": "4111111111111111"}}, "patch": [{"op": "replace", "path": "/card", "value": {"number": "4111111111111111"}}]}', 'card 4111111111111111', 'kim')::text`)

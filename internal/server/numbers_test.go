@@ -36,7 +36,7 @@ func TestNumbers_AreExactFromEndToEnd(t *testing.T) {
 	}
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == n
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	ask := func(path, body string) map[string]any {
 		status, out, _ := b.call("POST", path, body)
 		require.Less(t, status, 300, "%s %s: %v", path, body, out)

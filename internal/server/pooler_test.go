@@ -102,7 +102,7 @@ func TestServe_LeavesNoStateInPooledSessions(t *testing.T) {
 	require.Eventually(t, func() bool { // a busy machine may not answer within the time limit of a health check
 		status, out = b.wholeHealth()
 		return status == http.StatusOK
-	}, time.Minute, 50*time.Millisecond, "%v", &out)
+	}, 5*time.Minute, 50*time.Millisecond, "%v", &out)
 
 	require.Equal(t, own, locks(), "dlqd read River's jobs in a serializable transaction")
 	require.Equal(t, before, pooledSessions(t, pooled, servers), "while dlqd runs")
@@ -121,5 +121,5 @@ func TestServe_ListensThroughAPoolerIfConfigured(t *testing.T) {
 	}})
 	require.Eventually(t, func() bool {
 		return b.count(listeners) > 0
-	}, time.Minute, 20*time.Millisecond)
+	}, 5*time.Minute, 20*time.Millisecond)
 }

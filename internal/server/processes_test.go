@@ -110,7 +110,7 @@ func TestSubmit_RefusesQueuesOfTheApplicationAlone(t *testing.T) {
 	require.Eventually(t, func() bool {
 		status, out, header = front.call("POST", "/api/messages", message)
 		return status == http.StatusServiceUnavailable
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	require.Contains(t, out["detail"], "is not running")
 	require.Equal(t, "10", header.Get("Retry-After"))
 	require.Equal(t, 1, a.count(t, "SELECT count(*) FROM river_job"))

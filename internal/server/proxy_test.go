@@ -84,7 +84,7 @@ func startNginx(t *testing.T, b *bundle, version string) *http.Client {
 			_ = conn.Close()
 		}
 		return err == nil
-	}, time.Minute, 10*time.Millisecond)
+	}, 5*time.Minute, 10*time.Millisecond)
 	roots := x509.NewCertPool()
 	require.True(t, roots.AppendCertsFromPEM(ca.pem))
 	jar, err := cookiejar.New(nil)

@@ -31,7 +31,7 @@ func TestReplay_RunRecoversAllEntriesOfAKind(t *testing.T) {
 	}
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == n
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 
 	status, out, _ := b.call("POST", "/api/dlq/replay",
 		`{"filter": {"errorType": ["HTTP_422"]}, "dryRun": true, "mergePatch": {"n": 2}}`)
@@ -128,7 +128,7 @@ func TestReplay_PatchIsAudited(t *testing.T) {
 		require.Equal(t, http.StatusAccepted, status, out)
 		require.Eventually(t, func() bool {
 			return b.count(fmt.Sprintf("SELECT count(*) FROM dlq.dead_letter_transitions WHERE detail @> '{%s}'", edit)) == 1
-		}, time.Minute, 50*time.Millisecond)
+		}, 5*time.Minute, 50*time.Millisecond)
 		b.awaitEntry(id, "dlq_manual")
 	}
 }

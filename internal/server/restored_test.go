@@ -187,7 +187,7 @@ func (c *cluster) writable() {
 		defer func() { _ = conn.Close(c.Context()) }()
 		var recovers bool
 		return conn.QueryRow(c.Context(), "SELECT pg_is_in_recovery()").Scan(&recovers) == nil && !recovers
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 }
 
 // restoredBundle starts a dlqd on a cluster.
@@ -229,12 +229,12 @@ func (b *bundle) awaitCount(n int, sql string) {
 	require.Eventually(b, func() bool {
 		var found int
 		return b.pool.QueryRow(b.Context(), sql).Scan(&found) == nil && found == n
-	}, time.Minute, 50*time.Millisecond, "%d: %s", n, sql)
+	}, 5*time.Minute, 50*time.Millisecond, "%d: %s", n, sql)
 }
 
 func (b *bundle) awaitTaken(l *ledger, n int) {
 	b.Helper()
-	require.Eventually(b, func() bool { ids, _ := l.ids(); return len(ids) >= n }, time.Minute, 20*time.Millisecond)
+	require.Eventually(b, func() bool { ids, _ := l.ids(); return len(ids) >= n }, 5*time.Minute, 20*time.Millisecond)
 }
 
 // turns waits until each loop has had a successful run that began after now.
@@ -253,7 +253,7 @@ func (b *bundle) turns(names ...string) {
 					}
 				}
 				return false
-			}, time.Minute, 50*time.Millisecond, name)
+			}, 5*time.Minute, 50*time.Millisecond, name)
 		}
 	}
 }
@@ -367,7 +367,7 @@ func TestRestored_ContinuesAfterAPromotion(t *testing.T) {
 		var streams bool
 		return conn.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming')").Scan(
 			&streams) == nil && streams
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	require.NoError(t, c.embedded.Stop()) // a clean stop sends all WAL to the standby
 	standby.admin("SELECT pg_promote()")
 	standby.writable()
@@ -429,7 +429,7 @@ func TestRestored_DetectsAndReportsARestore(t *testing.T) {
 			require.Eventually(t, func() bool {
 				_, metrics, _ := b.call("GET", "/metrics", "")
 				return strings.Contains(metrics["text"].(string), "dlqd_restored 1\n")
-			}, time.Minute, 100*time.Millisecond)
+			}, 5*time.Minute, 100*time.Millisecond)
 
 			code, out, _ := b.call("POST", "/api/dlq/automatic/resume", `{}`)
 			require.Equal(t, http.StatusOK, code, out)

@@ -138,7 +138,7 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 	require.Eventually(t, func() bool {
 		_, out := b.as(admin, "GET", "/api/circuit-breakers", "")
 		return strings.Contains(out, "queue:pay_eu") && strings.Contains(out, "queue:mailqueue")
-	}, time.Minute, 50*time.Millisecond, "the breakers' state is loaded")
+	}, 5*time.Minute, 50*time.Millisecond, "the breakers' state is loaded")
 	return b
 }
 

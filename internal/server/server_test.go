@@ -176,7 +176,7 @@ func (b *bundle) awaitMessage(id, state string) map[string]any {
 	require.Eventually(b, func() bool {
 		_, out, _ = b.call("GET", "/api/messages/"+id, "")
 		return out["state"] == state
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	return out
 }
 
@@ -186,7 +186,7 @@ func (b *bundle) awaitEntry(id, status string) map[string]any {
 	require.Eventually(b, func() bool {
 		_, out, _ = b.call("GET", "/api/dlq/entries/"+id, "")
 		return out["status"] == status
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	return out
 }
 
@@ -394,7 +394,7 @@ func TestAPI_ServesHealthAndItsDocument(t *testing.T) {
 	b.submit("m1")
 	b.awaitMessage("m1", "dead-lettered")
 	// A loop may be late on a busy machine.
-	require.Eventually(t, func() bool { return b.health().OK }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return b.health().OK }, 5*time.Minute, 50*time.Millisecond)
 	var names []string
 	for _, p := range b.health().Parts {
 		names = append(names, p.Name)
@@ -459,7 +459,7 @@ func TestMetrics_CountAMessage(t *testing.T) {
 		text, _ = out["text"].(string)
 		return strings.Contains(text, `dlqd_dead_letters{error_class="not_found",queue="default",status="dlq_manual"} 1`) &&
 			strings.Contains(text, `dlqd_messages_submitted_total{outcome="overflow",queue="default"} 0`)
-	}, time.Minute, 100*time.Millisecond)
+	}, 5*time.Minute, 100*time.Millisecond)
 	for _, want := range []string{
 		`dlqd_http_requests_total{code="202",operation="submit-message"} 1`,
 		`dlqd_messages_submitted_total{outcome="accepted",queue="default"} 1`,
@@ -502,7 +502,7 @@ func TestSubmit_OverflowAnswers429(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, out, _ := b.call("GET", "/metrics", "")
 		return strings.Contains(out["text"].(string), "dlqd_ingest_pending_messages 1")
-	}, time.Minute, 5*time.Millisecond)
+	}, 5*time.Minute, 5*time.Millisecond)
 	status, out, header := b.call("POST", "/api/messages", body)
 	require.Equal(t, http.StatusTooManyRequests, status, out)
 	require.Equal(t, "1", header.Get("Retry-After"))
@@ -690,7 +690,7 @@ func TestStart_RefusesToDeliverOnAnOlderRiver(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, page, _ := b.call("GET", "/api/dlq/entries?status=dlq_manual", "")
 		return len(page["entries"].([]any)) == 1
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 }
 
 func TestStop_LetsRunningJobsFinish(t *testing.T) {

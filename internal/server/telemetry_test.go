@@ -63,7 +63,7 @@ func (b *bundle) submitTraced(id string) string {
 	require.Eventually(b, func() bool {
 		return b.pool.QueryRow(b.Context(), `SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'
 			AND event_id = $1`, id).Scan(&entry) == nil
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	return entry.String()
 }
 
@@ -75,7 +75,7 @@ func (b *bundle) replayAll() string {
 	require.Equal(b, http.StatusAccepted, status, run)
 	require.Eventually(b, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'") == 1
-	}, time.Minute, 50*time.Millisecond)
+	}, 5*time.Minute, 50*time.Millisecond)
 	started, ok := run["run"].(map[string]any)
 	require.True(b, ok, run)
 	return started["id"].(string)
@@ -236,7 +236,7 @@ func TestTelemetry_DisabledForwardsTraceContexts(t *testing.T) {
 	b.replayAll()
 	status, out, _ := b.call("POST", "/api/messages", `{"queue": "default", "kind": "k", "payload": 1}`)
 	require.Equal(t, http.StatusAccepted, status, out)
-	require.Eventually(t, func() bool { return len(receiver.seen()) == 3 }, time.Minute, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return len(receiver.seen()) == 3 }, 5*time.Minute, 50*time.Millisecond)
 	as := "00-" + parentTrace + "-" + parentSpan + "-01 vendor=1"
 	require.Equal(t, []string{as, as, " "}, receiver.seen())
 }

@@ -71,7 +71,7 @@ func TestUpgrade_OlderProcessesGoOn(t *testing.T) {
 				err := b.pool.QueryRow(t.Context(), `SELECT count(*) FROM dlq.dead_letter_queue WHERE status = $2
 					AND original_event ->> 'messageId' = $1`, id, status).Scan(&n)
 				return err == nil && n == 1
-			}, time.Minute, 20*time.Millisecond, "%s: no entry is %s", id, status)
+			}, 5*time.Minute, 20*time.Millisecond, "%s: no entry is %s", id, status)
 		}
 		name := func(kind string) string { return fmt.Sprintf("%s-%d", kind, n) }
 		for _, kind := range []string{"good", "late", "bad"} {

@@ -49,5 +49,5 @@ func (b *bundle) waitForLock(locktype string) {
 	require.Eventually(b, func() bool {
 		return b.count("SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) "+
 			"WHERE a.datname = current_database() AND NOT l.granted AND l.locktype = $1", locktype) > 0
-	}, time.Minute, 5*time.Millisecond)
+	}, 5*time.Minute, 5*time.Millisecond)
 }

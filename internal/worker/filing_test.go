@@ -143,7 +143,7 @@ func TestFile_LoopFindsOlderFailures(t *testing.T) {
 		t.Helper()
 		require.Eventually(t, func() bool {
 			return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE strategy IS NOT NULL") == n
-		}, time.Minute, 5*time.Millisecond)
+		}, 5*time.Minute, 5*time.Millisecond)
 	}
 	run(t, b.worker)
 	b.fail(2, "timeout")

@@ -204,7 +204,7 @@ func TestAutomatic_ReservesPacesInFixedOrder(t *testing.T) {
 	go func() { released <- j.worker.Release(t.Context()) }()
 	require.Eventually(t, func() bool {
 		return j.count("SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))", pid) > 0
-	}, time.Minute, 50*time.Millisecond, "the release waits for the first pace")
+	}, 5*time.Minute, 50*time.Millisecond, "the release waits for the first pace")
 	_, err = batch.Exec(t.Context(), "SELECT FROM dlq.paces WHERE name = 'queue:a' FOR UPDATE NOWAIT")
 	require.NoError(t, err, "the release has not locked the second pace")
 	require.NoError(t, batch.Rollback(t.Context()))
@@ -332,7 +332,7 @@ func TestAutomatic_StopAppliesToAllWorkers(t *testing.T) {
 	<-begun
 	j.exec("SELECT dlq.stop_automatic('kim', 'a release')")
 	sent := j.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:entry_id'")
-	require.Eventually(t, func() bool { return j.observed() == n-sent }, time.Minute, 50*time.Millisecond,
+	require.Eventually(t, func() bool { return j.observed() == n-sent }, 5*time.Minute, 50*time.Millisecond,
 		"due entries are deferred")
 	require.Equal(t, sent, j.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:entry_id'"),
 		"no redelivery after the stop")

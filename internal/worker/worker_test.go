@@ -522,7 +522,7 @@ func TestWorker_WakesOnNotify(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'") ==
 			1
-	}, time.Minute, 5*time.Millisecond)
+	}, 5*time.Minute, 5*time.Millisecond)
 	for range 3 {
 		b.fail(2, "timeout")
 		require.Equal(t, "filed", <-moved)

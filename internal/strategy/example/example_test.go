@@ -110,7 +110,7 @@ func TestAdd_StrategyDecidesMovesAndIsShown(t *testing.T) {
 			}
 			call(t, "GET", base+"/api/dlq/entries/"+position.DeadLetter.ID, "", &entry)
 			return entry.Status == status && entry.Strategy != nil
-		}, time.Minute, 20*time.Millisecond, id)
+		}, 5*time.Minute, 20*time.Millisecond, id)
 		require.Equal(t, "doubling", *entry.Strategy)
 		require.Contains(t, call(t, "GET", base+"/dead-letters/"+position.DeadLetter.ID, "", nil), "doubling")
 		if status == deadletter.Pending {
