@@ -74,8 +74,10 @@ type frame struct {
 type warning struct{ Text, To string }
 
 func newFrame(in *request) *frame {
-	f := &frame{Path: in.URL.RequestURI(), Who: in.me(), Assets: assets, Environment: in.console.Environment,
-		Zone: in.zone()}
+	f := &frame{
+		Path: in.URL.RequestURI(), Who: in.me(), Assets: assets, Environment: in.console.Environment,
+		Zone: in.zone(),
+	}
 	f.Role = f.Who.RoleName()
 	if cookie, err := in.Cookie("dlqd-theme"); err == nil && (cookie.Value == "light" || cookie.Value == "dark") {
 		f.Theme = cookie.Value

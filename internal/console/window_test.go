@@ -57,7 +57,8 @@ func TestWindow_JoinsBuckets(t *testing.T) {
 	}
 	got := merged(minutes, 5*time.Minute)
 	require.Equal(t, []analytics.Bucket{
-		{Start: start.Add(-3 * time.Minute), Captured: 2, Open: 1}, {Start: start.Add(2 * time.Minute), Captured: 5, Open: 6},
+		{Start: start.Add(-3 * time.Minute), Captured: 2, Open: 1},
+		{Start: start.Add(2 * time.Minute), Captured: 5, Open: 6},
 		{Start: start.Add(7 * time.Minute), Captured: 2, Open: 8},
 	}, got)
 	require.Equal(t, "24h", windowOf("3 weeks", "24h").Over)

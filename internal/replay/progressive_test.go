@@ -73,19 +73,23 @@ func TestGroup_Decides(t *testing.T) {
 		reason   string
 	}{
 		"goes on after 5 of 5": {
-			dbsqlc.RunGroupsRow{Quota: 5, Entries: 100, Sent: 5}, "sssss", "", 0, moveNext,
+			dbsqlc.RunGroupsRow{Quota: 5, Entries: 100, Sent: 5},
+			"sssss", "", 0, moveNext,
 			"goes on after the canary: 5 of 5 recovered, evidence +3.21, at least +2.94",
 		},
 		"goes on after 9 of 10": {
-			dbsqlc.RunGroupsRow{Step: 1, Quota: 10, Entries: 100, Sent: 10}, "ssssfsssss", "", 0, moveNext,
+			dbsqlc.RunGroupsRow{Step: 1, Quota: 10, Entries: 100, Sent: 10},
+			"ssssfsssss", "", 0, moveNext,
 			"goes on after the step to 10 %: 9 of 10 recovered, evidence +3.47, at least +2.94",
 		},
 		"is undecided after 4 of 5": {
-			dbsqlc.RunGroupsRow{Quota: 5, Entries: 100, Sent: 5}, "ssfss", "", 0, moveHold,
+			dbsqlc.RunGroupsRow{Quota: 5, Entries: 100, Sent: 5},
+			"ssfss", "", 0, moveHold,
 			"held at the end of the canary: 4 of 5 recovered, evidence +0.26, between -2.94 and +2.94: undecided",
 		},
 		"stops when its first two fail": {
-			dbsqlc.RunGroupsRow{Quota: 5, Entries: 100, Sent: 5}, "ff", "", 0, moveStop,
+			dbsqlc.RunGroupsRow{Quota: 5, Entries: 100, Sent: 5},
+			"ff", "", 0, moveStop,
 			"stopped in the canary: 2 of 2 failed again, evidence -4.61 is below -2.94: its cause is not fixed",
 		},
 		"stops although later outcomes succeed": {
@@ -93,19 +97,23 @@ func TestGroup_Decides(t *testing.T) {
 		},
 		"waits for outcomes": {dbsqlc.RunGroupsRow{Quota: 5, Entries: 100, Sent: 5}, "ssss", "", time.Minute, "", ""},
 		"is held by the deadline, and never passes": {
-			dbsqlc.RunGroupsRow{Quota: 5, Entries: 100, Sent: 5}, "", "", time.Hour, moveHold,
+			dbsqlc.RunGroupsRow{Quota: 5, Entries: 100, Sent: 5},
+			"", "", time.Hour, moveHold,
 			"held in the canary: no outcome for 15m0s, although 5 of 5 sent are under way",
 		},
 		"is held with most outcomes there": {
-			dbsqlc.RunGroupsRow{Step: 1, Quota: 10, Entries: 100, Sent: 10, Succeeded: 9}, "", "", time.Hour, moveHold,
+			dbsqlc.RunGroupsRow{Step: 1, Quota: 10, Entries: 100, Sent: 10, Succeeded: 9},
+			"", "", time.Hour, moveHold,
 			"held in the step to 10 %: no outcome for 15m0s, although 1 of 10 sent are under way",
 		},
 		"is held by a new failure": {
-			dbsqlc.RunGroupsRow{Step: 2, Quota: 50, Entries: 100, Sent: 50, Succeeded: 40}, "snn", "", 0, moveHold,
+			dbsqlc.RunGroupsRow{Step: 2, Quota: 50, Entries: 100, Sent: 50, Succeeded: 40},
+			"snn", "", 0, moveHold,
 			"held in the step to 50 %: 2 of 43 failed in a new way: failure group new, class outage",
 		},
 		"is held by the exact bound from 100 on": {
-			dbsqlc.RunGroupsRow{Step: 3, Quota: 1000, Entries: 1000, Sent: 300, Succeeded: 90, Failed: 9}, "f", "", 0,
+			dbsqlc.RunGroupsRow{Step: 3, Quota: 1000, Entries: 1000, Sent: 300, Succeeded: 90, Failed: 9},
+			"f", "", 0,
 			moveHold,
 			"held in the step to 100 %: 90 of 100 recovered, a share of at most 94.5 %, below the 95 % of a fixed cause",
 		},
@@ -113,7 +121,8 @@ func TestGroup_Decides(t *testing.T) {
 			dbsqlc.RunGroupsRow{Step: 3, Quota: 1000, Entries: 1000, Sent: 300, Succeeded: 89, Failed: 9}, "f", "", 0, "", "",
 		},
 		"is held by a breaker": {
-			dbsqlc.RunGroupsRow{Step: 1, Quota: 10, Entries: 100, Sent: 7, Succeeded: 5}, "s", "breaker x is open", 0, moveHold,
+			dbsqlc.RunGroupsRow{Step: 1, Quota: 10, Entries: 100, Sent: 7, Succeeded: 5},
+			"s", "breaker x is open", 0, moveHold,
 			"held in the step to 10 %: breaker x is open",
 		},
 		"counts from when an operator let it go on": {
@@ -122,7 +131,8 @@ func TestGroup_Decides(t *testing.T) {
 			}, "ssssssssss", "", 0, moveNext, "10 of 10 recovered",
 		},
 		"is done when nothing is left": {
-			dbsqlc.RunGroupsRow{Quota: 3, Entries: 4, Sent: 3}, "ksfn", "", 0, moveDone,
+			dbsqlc.RunGroupsRow{Quota: 3, Entries: 4, Sent: 3},
+			"ksfn", "", 0, moveDone,
 			"done: of 3 sent, 1 recovered and 2 failed again; 1 were skipped",
 		},
 		"waits while its last are under way": {
