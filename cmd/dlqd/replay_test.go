@@ -131,19 +131,32 @@ func TestReplay_ProgressiveSurvivesKills(t *testing.T) {
 	out := ok(t, "replay", "--api-url="+s.api, "--all", "--progressive", "--rate", "15", "--detach")
 	require.Contains(t, out, ": 60 dead letters, in steps, in 1 failure groups")
 	id := regexp.MustCompile(`[0-9a-f-]{36}`).FindString(out)
+	// A redelivery that is under way in a killed process fails. That is a new failure, which holds the group: an operator
+	// lets it go on.
+	reach := func(sql string, n int) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			if countOf(t, pool, "SELECT count(*) FROM dlq.replay_runs WHERE status = 'stopped'") > 0 {
+				ok(t, "replays", "go-on", id, "--api-url="+s.api, "--note", "its process was killed")
+			}
+			return countOf(t, pool, sql) >= n
+		}, 5*time.Minute, 20*time.Millisecond, sql)
+	}
 	for _, sent := range []int{2, 8, 35} {
-		await("SELECT sent FROM dlq.replay_run_groups", sent)
+		reach("SELECT sent FROM dlq.replay_run_groups", sent)
 		next := start()
 		require.NoError(t, s.cmd.Process.Kill())
 		s = next
 	}
-	await("SELECT count(*) FROM dlq.replay_runs WHERE status = 'completed'", 1)
-	require.Equal(t, 60, countOf(t, pool, "SELECT count(*) FROM dlq.replay_run_entries WHERE outcome = 'succeeded'"))
+	reach("SELECT count(*) FROM dlq.replay_runs WHERE status = 'completed'", 1)
+	require.Equal(t, 60, countOf(t, pool, `SELECT count(*) FROM dlq.replay_run_entries WHERE outcome = 'succeeded'
+		OR detail LIKE 'Stuck job rescued by dlqd%'`))
 	require.Equal(t, 60, countOf(t, pool, "SELECT count(DISTINCT job_id) FROM dlq.entry_jobs WHERE run_id IS NOT NULL"))
 	out = ok(t, "replays", "show", id, "--api-url="+s.api)
-	require.Contains(t, out, "done: of 60 sent, 60 recovered")
-	require.Equal(t, 3, countOf(t, pool, "SELECT count(*) FROM dlq.acts WHERE act = 'group goes on'"),
-		"after the canary and after the steps to 10 and 50 percent, once each")
+	require.Contains(t, out, "done: of 60 sent")
+	require.Equal(t, 1, countOf(t, pool, "SELECT count(*) FROM dlq.acts WHERE act = 'group done'"))
+	require.LessOrEqual(t, countOf(t, pool, "SELECT count(*) FROM dlq.acts WHERE act = 'group goes on'"), 3,
+		"no step is passed twice")
 	require.Zero(t, s.stop(syscall.SIGTERM))
 }
 
