@@ -241,14 +241,12 @@ func (r *Runner) steer(ctx context.Context, id uuid.UUID) (more bool, err error)
 		if run.Status != "running" {
 			return nil
 		}
-		reason := ""
-		if moved {
-			reason = mostHeld(groups)
-		} else if reason, err = stuck(ctx, tx, id, groups); err != nil {
-			return err
+		reason := mostHeld(groups)
+		if !moved {
+			reason, err = stuck(ctx, tx, id, groups)
 		}
-		if reason == "" {
-			return nil
+		if err != nil || reason == "" {
+			return err
 		}
 		reason += "; let them go on, send them back a step or end them, or cancel the run"
 		r.logger.Warn("replay run stopped", "run", id, "reason", reason)

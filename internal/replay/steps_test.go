@@ -212,7 +212,7 @@ func TestProgressive_PoolsSmallGroups(t *testing.T) {
 	pool := got.Groups[20]
 	require.EqualValues(t, 21, pool.Number)
 	require.Empty(t, pool.Queue)
-	require.EqualValues(t, 300, b.count("SELECT sum(entries) FROM dlq.replay_run_groups"))
+	require.Equal(t, 300, b.count("SELECT sum(entries) FROM dlq.replay_run_groups"))
 	require.EqualValues(t, 21*5, got.Replayed)
 	require.Equal(t, 3, b.count("SELECT cardinality(known) FROM dlq.replay_run_groups WHERE number = 21"))
 }
