@@ -71,6 +71,7 @@ func release(t *testing.T, commit, version string, change func(dir string)) stri
 
 // nextRelease adds a migration and changes functions, as a later release may.
 func nextRelease(t *testing.T) func(dir string) {
+	t.Helper()
 	return func(dir string) {
 		t.Helper()
 		latest, err := postgres.LatestVersion()

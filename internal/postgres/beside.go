@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -36,11 +37,11 @@ var ErrSchemaNew = errors.New("database schema is too new for this dlqd")
 var ErrNotComparable = errors.New("a newer dlqd installed the schema")
 
 // Newer reports whether a newer dlqd installed the schema. This one leaves it as it is.
-func (s *MigrationStatus) Newer() bool { return s.Version > s.Latest }
+func (s MigrationStatus) Newer() bool { return s.Version > s.Latest }
 
 // refusal returns [ErrSchemaNew] if this dlqd does not work on the schema, and nil otherwise. A schema without
 // settingOldestProgram is as old as dlqd 0.1, or is not completely installed.
-func (s *MigrationStatus) refusal(schema string) error {
+func (s MigrationStatus) refusal(schema string) error {
 	by := "a newer dlqd"
 	if s.Program != "" {
 		by = "dlqd " + s.Program
@@ -60,7 +61,7 @@ func (s *MigrationStatus) refusal(schema string) error {
 }
 
 // Fit describes the schema for an operator: up to date, or newer and compatible.
-func (s *MigrationStatus) Fit() string {
+func (s MigrationStatus) Fit() string {
 	if s.Newer() {
 		return fmt.Sprintf("version %d of dlqd %s, on which this dlqd (version %d) works", s.Version, s.Program, s.Latest)
 	}
@@ -76,7 +77,7 @@ func (m *Migrator) recordOldest(ctx context.Context) error {
 	_, err := m.Pool.Exec(ctx, m.Schemas.Render(`INSERT INTO dlq.settings AS s (key, value)
 		VALUES ('`+settingOldestProgram+`', $1), ('`+settingProgram+`', $2)
 		ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value`),
-		fmt.Sprint(oldestProgram), version.String())
+		strconv.Itoa(oldestProgram), version.String())
 	return err
 }
 

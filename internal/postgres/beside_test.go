@@ -170,7 +170,7 @@ func TestFreeze_FunctionsHaveANumber(t *testing.T) {
 		now.Write(text)
 	}
 	now.WriteString(db.Triggers + db.RiverTriggers)
-	require.True(t, postgres.WithoutComments(now.String()) == postgres.WithoutComments(gunzip(t, file)),
+	require.Equal(t, postgres.WithoutComments(gunzip(t, file)), postgres.WithoutComments(now.String()),
 		"functions or triggers differ from those that were frozen with migration %05d: add a migration with the next number, "+
 			"if need be one that changes nothing", latest)
 }
