@@ -436,7 +436,7 @@ func TestParked_ReportsEveryParkOnce(t *testing.T) {
 		for _, p := range j.parked {
 			require.Equal(t, queue, p.Queue)
 			require.Equal(t, "k", p.Kind)
-			require.Equal(t, class, string(p.Class))
+			require.Equal(t, class, p.Class)
 			require.NotEmpty(t, p.Fingerprint)
 		}
 		j.parked = nil
