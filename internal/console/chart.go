@@ -129,7 +129,7 @@ func (c *chart) SVG() template.HTML {
 				fmt.Fprintf(&up, "M%.2f %.1fH%.2fV%.1fH%.2fZ", float64(i)+0.08, above, float64(i)+0.92, y(base[i]), float64(i)+0.08)
 			case !c.Bars:
 				fmt.Fprintf(&up, "%s%d %.1f", map[bool]string{true: "M", false: "L"}[i == 0], i, above)
-				down.WriteString(fmt.Sprintf("L%d %.1f", n-1-i, y(base[n-1-i])))
+				fmt.Fprintf(&down, "L%d %.1f", n-1-i, y(base[n-1-i]))
 			}
 		}
 		for i := range n {

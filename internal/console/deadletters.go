@@ -177,7 +177,7 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 	switch l.Time = in.timeRange(l.Query, in.URL.Path); {
 	case problem != nil:
 		l.Problem, v.Status, v.Interval, l.Tabs = problem, problem.Status, 0, quickViews(l.Query, &api.Stats{})
-		return v, nil
+		return v, nil //nolint:nilerr // the page shows the problem
 	case chosen != l.Query: // the address has the range in its filter only
 		return &view{To: in.with("from", "", "to", "", "cursor", "", "q", chosen)}, nil
 	}

@@ -78,7 +78,7 @@ func (c *Console) setZone(in *request) (*done, error) {
 	if from := in.PostFormValue("from"); access.LocalPath(from) {
 		d.To = from
 	}
-	d.Cookie = &http.Cookie{
+	d.Cookie = &http.Cookie{ //nolint:gosec // Secure wherever the browser uses TLS
 		Name: zoneCookie, Value: zone.String(), Path: "/", MaxAge: int(zonePeriod.Seconds()), Secure: in.TLS != nil,
 		HttpOnly: true, SameSite: http.SameSiteStrictMode,
 	}

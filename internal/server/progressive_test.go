@@ -111,7 +111,7 @@ func TestProgressive_FiveGroupsAtARealReceiver(t *testing.T) {
 
 	page := func(path string) string {
 		t.Helper()
-		answer, err := http.Get(b.base + path) //nolint:noctx // a page of the test's own server
+		answer, err := http.Get(b.base + path)
 		require.NoError(t, err)
 		defer func() { _ = answer.Body.Close() }()
 		text, err := io.ReadAll(answer.Body)
