@@ -71,19 +71,20 @@ COMMENT ON FUNCTION dlq.release_held IS
 --   - river:rescue_count does not change. It counts jobs that may have killed their worker, and a
 --     message runs no code of its own.
 CREATE OR REPLACE FUNCTION dlq.put_back(p_clients text[], p_queue text, p_except bigint[], p_why text, p_limit integer,
-    OUT retried integer, OUT ended integer)
+    p_fetched_before timestamptz DEFAULT NULL, OUT retried integer, OUT ended integer)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off SET row_security = off AS $$
 BEGIN
     WITH stuck AS MATERIALIZED (
         SELECT j.id,
                CASE WHEN j.metadata ? 'cancel_attempted_at' THEN 'cancelled'
-                    WHEN j.attempt < j.max_attempts THEN 'available'
+                    WHEN p_fetched_before IS NOT NULL OR j.attempt < j.max_attempts THEN 'available'
                     ELSE 'discarded' END AS state
         FROM river.river_job j
         WHERE j.state = 'running' AND j.kind = 'dlqd_message'
           AND j.attempted_by[cardinality(j.attempted_by)] = ANY (p_clients)
           AND (p_queue IS NULL OR j.queue = p_queue) AND j.id <> ALL (p_except)
+          AND (p_fetched_before IS NULL OR j.attempted_at <= p_fetched_before)
         -- "+ 0" keeps the planner from reading by the index of ids, which also contains all finished
         -- jobs.
         ORDER BY j.id + 0
@@ -92,8 +93,9 @@ BEGIN
     ), rescued AS (
         UPDATE river.river_job j
         SET state = s.state::river.river_job_state,
-            errors = array_append(j.errors, jsonb_build_object('at', now(), 'attempt', j.attempt,
-                'error', 'Stuck job rescued by dlqd: ' || p_why, 'trace', '')),
+            attempt = CASE WHEN p_fetched_before IS NULL THEN j.attempt ELSE greatest(j.attempt - 1, 0) END,
+            errors = CASE WHEN p_fetched_before IS NULL THEN array_append(j.errors, jsonb_build_object('at', now(),
+                'attempt', j.attempt, 'error', 'Stuck job rescued by dlqd: ' || p_why, 'trace', '')) ELSE j.errors END,
             finalized_at = CASE WHEN s.state <> 'available' THEN now() END,
             scheduled_at = CASE WHEN s.state = 'available' THEN now() ELSE j.scheduled_at END
         FROM stuck s WHERE j.id = s.id
@@ -109,8 +111,9 @@ END
 $$;
 COMMENT ON FUNCTION dlq.put_back IS
     'Puts back up to p_limit messages that are running in the given River clients, of one queue or (null) of all, '
-    'except the jobs p_except, as River''s rescuer would. p_why ends the recorded error. Returns how many run again '
-    '(retried), and how many were cancelled or had no attempts left (ended).';
+    'except the jobs p_except, as River''s rescuer would. p_why ends the recorded error. With p_fetched_before, the '
+    'messages were never sent: only those fetched up to then are put back, and the attempt does not count. Returns '
+    'how many run again (retried), and how many were cancelled or had no attempts left (ended).';
 
 CREATE OR REPLACE FUNCTION dlq.rescue_messages(p_seen_before timestamptz, p_limit integer,
     OUT retried integer, OUT ended integer)

@@ -92,7 +92,8 @@ BEGIN
             AND coalesce((r.rule ->> 'above')::bigint, 0) < 1
             AND coalesce(j.queue LIKE ANY (dlq.like_patterns(r.rule -> 'queues')), true)
         LIMIT 1) r
-    WHERE j.id = p_job AND NOT j.metadata ? 'dlq:entry_id';
+    WHERE j.id = p_job -- the marker dlq:entry_id may be a copy in another job
+        AND NOT EXISTS (SELECT FROM dlq.entry_jobs m WHERE m.job_id = j.id AND m.job_created_at = j.created_at);
     IF FOUND THEN
         RAISE EXCEPTION 'cancel: job % needs a second person, as the discard of a dead letter of % does', p_job, v_queue
             USING ERRCODE = 'DLQ07', HINT = format('Request it: SELECT dlq.request_approval(''cancel'', %L, ''why''). A second person approves it with dlq.approve.', jsonb_build_object('job', p_job));
@@ -258,6 +259,7 @@ BEGIN
     -- once the first is carried out. Two transactions at the same time may still create two requests.
     SELECT a.id INTO v_equal FROM dlq.approvals a WHERE a.state = 'requested' AND a.expires_at > now()
         AND a.operation = p_operation AND a.request = p_request AND a.scope IS NOT DISTINCT FROM dlq.scope()
+        AND (p_operation <> 'export' OR lower(a.actor) = lower(v_actor)) -- only the requester may download it
     ORDER BY a.id LIMIT 1;
     IF v_equal IS NOT NULL THEN
         PERFORM dlq.record_act('approval ' || v_equal, 'requested again', p_actor, p_note,
@@ -392,17 +394,19 @@ $$;
 COMMENT ON FUNCTION dlq.withdraw_approval IS 'Withdraws the caller''s own request for approval.';
 
 -- One process at a time carries an approval out. If that process dies, another one continues after
--- taken_until.
-CREATE OR REPLACE FUNCTION dlq.take_approval(p_for interval) RETURNS SETOF dlq.approvals
+-- taken_until. A process takes only operations that it knows: a newer dlqd may have others.
+CREATE OR REPLACE FUNCTION dlq.take_approval(p_for interval,
+    p_operations text[] DEFAULT '{replay,bulk,erase,cancel,export}') RETURNS SETOF dlq.approvals
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE dlq.approvals a SET taken_until = now() + p_for
     WHERE a.id = (SELECT o.id FROM dlq.approvals o WHERE o.state = 'approved'
-        AND (o.taken_until IS NULL OR o.taken_until < now()) AND NOT dlq.is_restored() ORDER BY o.id LIMIT 1
+        AND o.operation = ANY (p_operations) AND (o.taken_until IS NULL OR o.taken_until < now()) AND NOT dlq.is_restored() ORDER BY o.id LIMIT 1
             FOR UPDATE SKIP LOCKED)
     RETURNING a.*
 $$;
 COMMENT ON FUNCTION dlq.take_approval IS
-    'Reserves an approved request for p_for, so that the caller carries it out and no other process does. '
+    'Reserves an approved request for one of p_operations for p_for, so that the caller carries it out and no other '
+    'process does. '
     'Returns none while the database is held after a restore: the request may have been carried out before the '
     'restore.';
 

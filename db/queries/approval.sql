@@ -52,7 +52,7 @@ SELECT r.approval_id::uuid AS approval_id, r.entry_id::uuid AS entry_id FROM dlq
 SELECT t.id::uuid AS id, t.operation::text AS operation, t.request::jsonb AS request, t.actor::text AS actor,
        coalesce(t.origin, '')::text AS origin, coalesce(t.note, '')::text AS note,
        coalesce(t.scope::text, '')::text AS scope, coalesce(t.decided_by, '')::text AS decided_by
-FROM dlq.take_approval(@during::interval) t;
+FROM dlq.take_approval(@during::interval, @operations::text[]) t;
 
 -- name: ExtendReservation :exec
 -- ExtendReservation extends the time for which a request is reserved for the process that carries it out.

@@ -83,7 +83,12 @@ FROM river.river_job j WHERE j.id = @id FOR UPDATE SKIP LOCKED;
 
 -- name: PutBackFetched :one
 -- PutBackFetched puts back messages of a queue that a fetch of this River client has marked as running,
--- and whose answer was lost. The client delivers the jobs @delivering.
+-- and whose answer was lost. The client delivers the jobs @delivering, and has fetched none of the others since
+-- @fetched_before.
 SELECT (b.retried + b.ended)::integer AS jobs
 FROM dlq.put_back(ARRAY[@client::text], @queue::text, @delivering::bigint[], 'the answer to its fetch was lost',
-    @max_jobs::integer) b;
+    @max_jobs::integer, @fetched_before::timestamptz) b;
+
+-- name: Clock :one
+-- Clock returns the time of the database.
+SELECT clock_timestamp()::timestamptz AS now;

@@ -64,7 +64,9 @@ func (r *Runner) RunOnce(ctx context.Context) (worked bool, err error) {
 	if err := q.Expire(ctx); err != nil {
 		return false, err
 	}
-	taken, err := q.Take(ctx, lease)
+	taken, err := q.Take(ctx, dbsqlc.TakeParams{
+		During: lease, Operations: []string{Replay, Bulk, Erase, Cancel, Export},
+	})
 	if err != nil || len(taken) == 0 {
 		return false, err
 	}
@@ -151,12 +153,14 @@ func (r *Runner) do(ctx context.Context, a *dbsqlc.TakeRow) (*dbsqlc.EndParams, 
 		return &dbsqlc.EndParams{Changed: new(int64(1))}, r.CancelJob(ctx, request.Job, act)
 	case Export:
 		return &dbsqlc.EndParams{}, nil // the requester downloads it
-	default:
+	case Erase:
 		var erasure Erasure
 		if err := json.Unmarshal(a.Request, &erasure); err != nil {
 			return nil, fmt.Errorf("%w: %w", errRequest, err)
 		}
 		record, err := archive.EraseEverywhere(ctx, r.Store, r.Archive, erasure.Filter, act)
 		return &dbsqlc.EndParams{Changed: &record.Entries, Outcome: new(record.ID)}, err
+	default:
+		return nil, fmt.Errorf("%w: unknown operation %q", errRequest, a.Operation)
 	}
 }

@@ -37,12 +37,17 @@ type approvalView struct {
 // Verb returns the requested action with a capital.
 func (a approvalView) Verb() string { return upper(a.Do()) }
 
-// What returns what the operation changes, as a number of dead letters or a job.
+// What returns what the operation is about: a number of dead letters, or a job.
 func (a approvalView) What() string {
 	if job := a.Job(); job != 0 {
 		return "job " + strconv.FormatInt(job, 10)
 	}
-	return plural(a.Entries, "dead letter")
+	what := plural(a.Entries, "dead letter")
+	var export approval.Exporting
+	if a.Operation == approval.Export && json.Unmarshal(a.Request, &export) == nil && export.Reveal {
+		what += ", unmasked"
+	}
+	return what
 }
 
 // filter returns the filter of the request, as JSON.

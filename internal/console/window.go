@@ -110,7 +110,7 @@ var timeFields = []string{"after", "before", "failed", "age"}
 func withoutTimes(query string) string {
 	_, terms := filter.Read(query, "")
 	var kept []string
-	text := []rune(strings.ToValidUTF8(query, "\uFFFD"))
+	text := []rune(query) // the positions of terms count runes, and each invalid byte as one
 	for _, t := range terms {
 		if t.Problem != "" || !slices.Contains(timeFields, t.Field) {
 			kept = append(kept, string(text[t.From:t.To]))

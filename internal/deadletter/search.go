@@ -27,7 +27,8 @@ const (
 	// firstSliceTimeout bounds an attempt to read the first slice, which has fewer entries after each timeout. The
 	// search reads it even without budget, so that every search makes progress.
 	firstSliceTimeout = 2 * time.Second
-	// oneEntryTimeout bounds the last such attempt, which reads one entry. Only a very busy server takes this long.
+	// oneEntryTimeout bounds the last such attempt of [Store.Search], which reads one entry. Only a very busy server
+	// takes this long.
 	oneEntryTimeout = 30 * time.Second
 )
 
@@ -72,7 +73,7 @@ func (s *Store) Search(ctx context.Context, p Page, budget time.Duration) (*Foun
 		}
 		page = p.merge(page, of)
 		return len(page) == p.Limit, nil
-	})
+	}, oneEntryTimeout)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +136,7 @@ func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int,
 			return min(n, most), n > most, err
 		}
 	}
-	at, err := s.searchSlices(ctx, Page{Filter: f}, deadline, count)
+	at, err := s.searchSlices(ctx, Page{Filter: f}, deadline, count, firstSliceTimeout)
 	return min(n, most), n > most || at != uuid.Nil, err
 }
 
@@ -153,9 +154,9 @@ func (s *Store) partsOf(ctx context.Context, f *filter.Filter) ([]Part, error) {
 
 // searchSlices calls look for each slice of the page's filter, in page order, until look reports that
 // the page is full, no entries are left, or the deadline has passed. Only in the last case does it
-// return a cursor to continue from.
+// return a cursor to continue from. lastTry bounds the last attempt to read the first slice.
 func (s *Store) searchSlices(ctx context.Context, p Page, deadline time.Time,
-	look func(slice Page, parts []Part, until time.Time) (full bool, err error),
+	look func(slice Page, parts []Part, until time.Time) (full bool, err error), lastTry time.Duration,
 ) (uuid.UUID, error) {
 	bounds, err := s.queries.FilterBounds(ctx, p.Filter.JSON())
 	if err != nil {
@@ -184,7 +185,7 @@ func (s *Store) searchSlices(ctx context.Context, p Page, deadline time.Time,
 		if !looked {
 			until = began.Add(firstSliceTimeout)
 			if entries == 1 {
-				until = began.Add(oneEntryTimeout)
+				until = began.Add(lastTry)
 			}
 		} else if !began.Before(deadline) {
 			return slice.Cursor, nil

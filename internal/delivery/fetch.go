@@ -17,8 +17,8 @@ import (
 
 const (
 	// lostFor is how long after a failed fetch its jobs are looked for, because its statement may still run on the
-	// server. River's fetches have a timeout of 10 s.
-	lostFor = time.Minute
+	// server, or be on its way there. It is twice the time limit of a fetch (postgres.DefaultTimeout).
+	lostFor = 2 * time.Minute
 	// lostInterval is how often they are looked for.
 	lostInterval = time.Second
 	// maxPutBack bounds the jobs that one statement puts back.
@@ -71,9 +71,16 @@ func (e *executor) JobGetAvailable(ctx context.Context,
 ) (*riverdriver.JobGetAvailableResult, error) {
 	f, config := &e.driver.fetches, e.driver.config
 	if delivering, due := f.due(params.Queue, time.Now()); due {
-		jobs, err := dbsqlc.New(config.Schemas.Rendered(config.Pool)).PutBackFetched(ctx, dbsqlc.PutBackFetchedParams{
-			Client: params.ClientID, Queue: params.Queue, Delivering: delivering, MaxJobs: maxPutBack,
-		})
+		// The statement itself may reach the server late, when later fetches have marked other jobs. So it puts back
+		// only jobs that were fetched before this time.
+		q := dbsqlc.New(config.Schemas.Rendered(config.Pool))
+		now, err := q.Clock(ctx)
+		jobs := int32(0)
+		if err == nil {
+			jobs, err = q.PutBackFetched(ctx, dbsqlc.PutBackFetchedParams{
+				Client: params.ClientID, Queue: params.Queue, Delivering: delivering, MaxJobs: maxPutBack, FetchedBefore: now,
+			})
+		}
 		if err != nil {
 			f.failed(params.Queue, time.Now())
 			return nil, err

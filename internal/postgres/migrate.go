@@ -177,6 +177,10 @@ func (m *Migrator) revert(ctx context.Context, down func(*goose.Provider) error)
 		if err := m.dropCode(ctx); err != nil {
 			return err
 		}
+		// The next installation is not the first on this River: the reconciler files what failed in between.
+		if err := m.set(ctx, m.Pool, settingRiverTriggers, "reverted"); err != nil {
+			return err
+		}
 		return m.retryLocked(ctx, func() error { return m.withGoose(down) })
 	})
 }

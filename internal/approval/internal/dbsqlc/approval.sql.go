@@ -293,8 +293,13 @@ const Take = `-- name: Take :many
 SELECT t.id::uuid AS id, t.operation::text AS operation, t.request::jsonb AS request, t.actor::text AS actor,
        coalesce(t.origin, '')::text AS origin, coalesce(t.note, '')::text AS note,
        coalesce(t.scope::text, '')::text AS scope, coalesce(t.decided_by, '')::text AS decided_by
-FROM dlq.take_approval($1::interval) t
+FROM dlq.take_approval($1::interval, $2::text[]) t
 `
+
+type TakeParams struct {
+	During     time.Duration
+	Operations []string
+}
 
 type TakeRow struct {
 	ID        uuid.UUID
@@ -308,8 +313,8 @@ type TakeRow struct {
 }
 
 // Take takes the next approved request to carry out, if there is one.
-func (q *Queries) Take(ctx context.Context, during time.Duration) ([]TakeRow, error) {
-	rows, err := q.db.Query(ctx, Take, during)
+func (q *Queries) Take(ctx context.Context, arg TakeParams) ([]TakeRow, error) {
+	rows, err := q.db.Query(ctx, Take, arg.During, arg.Operations)
 	if err != nil {
 		return nil, err
 	}

@@ -35,6 +35,18 @@ func (q *Queries) AttemptRuns(ctx context.Context, arg AttemptRunsParams) (bool,
 	return runs, err
 }
 
+const Clock = `-- name: Clock :one
+SELECT clock_timestamp()::timestamptz AS now
+`
+
+// Clock returns the time of the database.
+func (q *Queries) Clock(ctx context.Context) (time.Time, error) {
+	row := q.db.QueryRow(ctx, Clock)
+	var now time.Time
+	err := row.Scan(&now)
+	return now, err
+}
+
 const CompleteOrdered = `-- name: CompleteOrdered :one
 SELECT dlq.complete_ordered($1::text, $2::text, $3::bigint, $4::timestamptz,
     $5::integer)::boolean
@@ -250,24 +262,27 @@ func (q *Queries) OrderPredecessor(ctx context.Context, arg OrderPredecessorPara
 const PutBackFetched = `-- name: PutBackFetched :one
 SELECT (b.retried + b.ended)::integer AS jobs
 FROM dlq.put_back(ARRAY[$1::text], $2::text, $3::bigint[], 'the answer to its fetch was lost',
-    $4::integer) b
+    $4::integer, $5::timestamptz) b
 `
 
 type PutBackFetchedParams struct {
-	Client     string
-	Queue      string
-	Delivering []int64
-	MaxJobs    int32
+	Client        string
+	Queue         string
+	Delivering    []int64
+	MaxJobs       int32
+	FetchedBefore time.Time
 }
 
 // PutBackFetched puts back messages of a queue that a fetch of this River client has marked as running,
-// and whose answer was lost. The client delivers the jobs @delivering.
+// and whose answer was lost. The client delivers the jobs @delivering, and has fetched none of the others since
+// @fetched_before.
 func (q *Queries) PutBackFetched(ctx context.Context, arg PutBackFetchedParams) (int32, error) {
 	row := q.db.QueryRow(ctx, PutBackFetched,
 		arg.Client,
 		arg.Queue,
 		arg.Delivering,
 		arg.MaxJobs,
+		arg.FetchedBefore,
 	)
 	var jobs int32
 	err := row.Scan(&jobs)
