@@ -99,10 +99,10 @@ COMMENT ON FUNCTION dlq.may_go_alone IS
     'such entry in p_ids has a lower id. Until this transaction ends, any other gets false for that '
     'queue.';
 
--- redeliver_now inserts the jobs and moves their entries in one statement, so that an entry in
--- dlq_processing always has a job. It does no work twice: unless p_force, an entry gets no job if
--- its own job runs again or has done the work, or if a job other than its own and its failed
--- redeliveries holds its unique key.
+-- redeliver_now is the only function that inserts redeliveries. It inserts the jobs and moves their
+-- entries in one statement, so that an entry in dlq_processing always has a job. It does no work
+-- twice: unless p_force, an entry gets no job if its own job runs again or has done the work, or if
+-- a job other than its own and its failed redeliveries holds its unique key.
 CREATE OR REPLACE FUNCTION dlq.redeliver_now(p_ids uuid[], p_actor text, p_reason text, p_note text, p_force boolean,
     p_detail jsonb, p_queue text, p_destination text, p_run uuid, p_config_version text, p_checkpoint text,
     p_alone boolean)

@@ -165,8 +165,9 @@ SELECT coalesce(dlq.erase_step(@erasure::uuid, @filter::jsonb, sqlc.narg('after'
     '00000000-0000-0000-0000-000000000000')::uuid AS last;
 
 -- name: FinishErasure :one
--- FinishErasure records the result of an erasure. The erasure is not finished while entries are
--- left that were locked or being redelivered (under_way).
+-- FinishErasure adds what was erased in archives to the record of an erasure. The erasure is not finished
+-- if something was skipped (under_way): entries that were locked or being redelivered, or replay runs or
+-- approvals that had not ended.
 UPDATE dlq.erasures SET archived = @archived, archives = @archives, archive = @archive, jobs = jobs + @jobs,
     finished_at = CASE WHEN under_way = 0 THEN clock_timestamp() END
 WHERE id = @id RETURNING jobs, finished_at;

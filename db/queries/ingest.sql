@@ -12,8 +12,8 @@ SELECT id, status FROM dlq.dead_letter_queue WHERE event_id = @event_id::text
 -- no index for this query, is read only if it has an entry older than 12 hours, whose job River may
 -- have deleted. Jobs are inserted in the order of the arrays, which prevents deadlocks.
 --
--- It is one statement, and so one round trip and one commit without a transaction of its own. DO
--- NOTHING, unlike River's DO UPDATE, does not write to the jobs of duplicates.
+-- It is one statement, so it takes one round trip, and outside of a transaction block it commits by itself.
+-- DO NOTHING, unlike River's DO UPDATE, does not write to the jobs of duplicates.
 WITH messages AS (
     SELECT unnest(@event_ids::text[]) AS event_id, unnest(@args::text[]) AS args,
         unnest(@max_attempts::smallint[]) AS max_attempts, unnest(@metadata::text[]) AS metadata,

@@ -435,8 +435,8 @@ func TestSessions_EndWhenTheirTokenExpires(t *testing.T) {
 	require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.sessions"))
 }
 
-// A user whom a proxy names needs no session. After signing in, the user is the session's until
-// signing out. With authentication off, an old cookie is ignored.
+// A user whom a proxy names needs no session. After signing in, the session names the caller instead of
+// the proxy, until the user signs out. With authentication off, an old cookie is ignored.
 func TestSessions_TakePrecedenceOverProxy(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -91,7 +91,7 @@ var needs = map[string]need{
 	"get-capture": {access.Reader, false}, "set-capture": {access.Admin, false}, "reclassify": {access.Operator, false},
 
 	// Analytics are counted by queue, so callers who are limited to kinds are refused, except for
-	// the oldest entries. Sources are counted over all queues.
+	// the oldest entries, the policies and the rules. Sources are counted over all queues.
 	"get-analytics-flow": {access.Reader, true}, "get-analytics-queues": {access.Reader, true},
 	"get-analytics-times":       {access.Reader, true},
 	"get-analytics-error-types": {access.Reader, true},

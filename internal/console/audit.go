@@ -64,7 +64,8 @@ type auditRow struct {
 	Ran      *replay.Run // the replay run whose start the row is; nil for others
 }
 
-// Run returns the id of the replay run that wrote the row, or "".
+// Run returns the id of the replay run that the row's reason names, or "". The run moved the row's entry, or
+// the row is an act on the run, such as its start.
 func (r *auditRow) Run() string {
 	rest, ok := strings.CutPrefix(fmt.Sprint(deref(r.Reason)), "replay run ")
 	if id, err := uuid.Parse(rest[:min(len(rest), 36)]); ok && err == nil {

@@ -92,7 +92,7 @@ func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e E
 }
 
 // FinishErasure adds to the record what was erased in archives, and the number of jobs that were erased for archived
-// entries. It marks the erasure as finished unless entries were left.
+// entries. It marks the erasure as finished unless something was skipped (UnderWay).
 func (s *Store) FinishErasure(ctx context.Context, e *Erasure, archivedJobs int64) error {
 	row, err := s.queries.FinishErasure(ctx, dbsqlc.FinishErasureParams{
 		ID: e.ID, Archived: e.Archived, Archives: e.Archives, Archive: e.Archive, Jobs: archivedJobs,

@@ -714,7 +714,7 @@ type Bulk struct {
 	All      bool            `json:"all,omitempty"` // accept a filter that selects every entry
 	Assignee string          `json:"assignee,omitempty"`
 	Tags     []string        `json:"tags,omitempty"`
-	Force    bool            `json:"force,omitempty"` // purge: also open and failed entries
+	Force    bool            `json:"force,omitempty"` // purge: also pending, manual and failed entries
 	Act      Act             `json:"-"`
 }
 

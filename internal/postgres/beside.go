@@ -20,8 +20,8 @@ const (
 	// 0.2.0. docs/versions.md has the releases, and CONTRIBUTING.md says which changes raise it.
 	oldestProgram = 21
 
-	// settingOldestProgram and settingProgram hold the oldestProgram and the version of the dlqd that installed the
-	// schema.
+	// settingOldestProgram and settingProgram are keys of dlq.settings. Their values are the oldestProgram and the
+	// version of the dlqd that installed the schema.
 	settingOldestProgram = "oldest_program"
 	settingProgram       = "program"
 

@@ -304,8 +304,9 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 		t.do = d.decides(&d.state.Workers[step.On], step.Rule == protocol.Park)
 	case protocol.ApplyFacts:
 		t.do = func(tx pgx.Tx) error {
-			// A call stops after a second, which a busy machine may exceed. A call that may have stopped early is
-			// rolled back and repeated. Another call after it would apply facts that the first had to leave.
+			// dlq.apply_facts stops after a second, and on a busy machine some facts may be left by then. So a call
+			// that took a second is rolled back and repeated. A second call after it would not do: it would also
+			// apply facts that the first had to leave.
 			for {
 				again, err := tx.Begin(d.ctx)
 				if err != nil {

@@ -548,7 +548,8 @@ func (w *Worker) recordBlocked() error {
 		took.Round(time.Second), errSwitchChanging.Error())
 }
 
-// handle redelivers due, decided entries, or defers them.
+// handle redelivers due, decided entries, or defers them. It parks an entry if redelivering it might
+// repeat the work of another job (deadletter.VerdictLive and VerdictDone).
 func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, now time.Time,
 	counts map[string]int,
 ) error {

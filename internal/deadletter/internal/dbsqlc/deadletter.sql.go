@@ -427,8 +427,9 @@ type FinishErasureRow struct {
 	FinishedAt *time.Time
 }
 
-// FinishErasure records the result of an erasure. The erasure is not finished while entries are
-// left that were locked or being redelivered (under_way).
+// FinishErasure adds what was erased in archives to the record of an erasure. The erasure is not finished
+// if something was skipped (under_way): entries that were locked or being redelivered, or replay runs or
+// approvals that had not ended.
 func (q *Queries) FinishErasure(ctx context.Context, arg FinishErasureParams) (FinishErasureRow, error) {
 	row := q.db.QueryRow(ctx, FinishErasure,
 		arg.Archived,

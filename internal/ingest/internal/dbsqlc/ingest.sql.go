@@ -176,8 +176,8 @@ type InsertMessagesRow struct {
 // no index for this query, is read only if it has an entry older than 12 hours, whose job River may
 // have deleted. Jobs are inserted in the order of the arrays, which prevents deadlocks.
 //
-// It is one statement, and so one round trip and one commit without a transaction of its own. DO
-// NOTHING, unlike River's DO UPDATE, does not write to the jobs of duplicates.
+// It is one statement, so it takes one round trip, and outside of a transaction block it commits by itself.
+// DO NOTHING, unlike River's DO UPDATE, does not write to the jobs of duplicates.
 // River's notification of the queues, to workers; it has no message.
 func (q *Queries) InsertMessages(ctx context.Context, arg InsertMessagesParams) ([]InsertMessagesRow, error) {
 	rows, err := q.db.Query(ctx, InsertMessages,
