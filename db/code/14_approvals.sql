@@ -400,8 +400,9 @@ CREATE OR REPLACE FUNCTION dlq.take_approval(p_for interval,
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE dlq.approvals a SET taken_until = now() + p_for
     WHERE a.id = (SELECT o.id FROM dlq.approvals o WHERE o.state = 'approved'
-        AND o.operation = ANY (p_operations) AND (o.taken_until IS NULL OR o.taken_until < now()) AND NOT dlq.is_restored() ORDER BY o.id LIMIT 1
-            FOR UPDATE SKIP LOCKED)
+        AND o.operation = ANY (p_operations) AND (o.taken_until IS NULL OR o.taken_until < now())
+        AND NOT dlq.is_restored()
+        ORDER BY o.id LIMIT 1 FOR UPDATE SKIP LOCKED)
     RETURNING a.*
 $$;
 COMMENT ON FUNCTION dlq.take_approval IS

@@ -23,8 +23,8 @@ const (
 // zones caches time zones by their names in the time zone database.
 var zones sync.Map
 
-// zoneName matches the names of the time zone database. Other spellings of a path would load, too ("Europe//Paris"), and
-// fill the cache.
+// zoneName matches the names of the time zone database. Other spellings of a path ("Europe//Paris") would load, too,
+// and fill the cache.
 var zoneName = regexp.MustCompile(`^[A-Z][A-Za-z0-9_+-]{0,30}(/[A-Z][A-Za-z0-9_+-]{0,30}){0,2}$`)
 
 // zoneNamed returns a time zone by its name in the time zone database; nil if there is none.
