@@ -227,16 +227,15 @@ func (r *Runner) steer(ctx context.Context, id uuid.UUID) (more bool, err error)
 		if err != nil {
 			return err
 		}
-		if more {
-			return nil
-		}
-		moved, err := r.moveGroups(ctx, tx, &run, groups)
-		if err != nil || hasEnded(&run) {
+		moved, err := r.moveGroups(ctx, tx, &run, groups, more)
+		if err != nil || hasEnded(&run) || more && !moved {
 			return err
 		}
-		if n, err := tx.SkipEnded(ctx, dbsqlc.SkipEndedParams{ID: id, Most: outcomesAtOnce}); err != nil || n > 0 {
-			more = true
-			return err
+		if !more {
+			if n, err := tx.SkipEnded(ctx, dbsqlc.SkipEndedParams{ID: id, Most: outcomesAtOnce}); err != nil || n > 0 {
+				more = true
+				return err
+			}
 		}
 		if run.Status != "running" {
 			return nil
@@ -266,11 +265,11 @@ func (r *Runner) countOutcomes(ctx context.Context, tx transaction, id uuid.UUID
 		groups[i] = group{RunGroupsRow: rows[i]}
 		at[rows[i].Number] = &groups[i]
 	}
-	outcomes, err := tx.TakeOutcomes(ctx, dbsqlc.TakeOutcomesParams{ID: id, Most: outcomesAtOnce})
+	outcomes, err := tx.TakeOutcomes(ctx, dbsqlc.TakeOutcomesParams{ID: id, Most: r.outcomesAtOnce})
 	if err != nil {
 		return nil, err
 	}
-	*more = len(outcomes) == outcomesAtOnce
+	*more = len(outcomes) == int(r.outcomesAtOnce)
 	isKnown := func(fingerprint string) bool {
 		return slices.ContainsFunc(groups, func(g group) bool { return slices.Contains(g.Known, fingerprint) })
 	}
@@ -296,13 +295,17 @@ func hasEnded(run *dbsqlc.LockProgressiveRow) bool {
 	return run.Status == "completed" || run.Status == "cancelled"
 }
 
-// moveGroups decides about each group, and reports whether any has moved. It sets their new states.
+// moveGroups decides about each group, and reports whether any has moved. It sets their new states. If
+// there are more outcomes to count, it decides only about what the next turn would not know.
 func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.LockProgressiveRow,
-	groups []group,
+	groups []group, more bool,
 ) (moved bool, err error) {
 	now, deadline := time.Now(), time.Duration(run.StepDeadline*float64(time.Second))
 	for i := range groups {
 		g := &groups[i]
+		if more && len(g.unknown) == 0 && g.stop == nil {
+			continue
+		}
 		unmet := ""
 		if queue := cmp.Or(run.Queue, g.Queue); queue != "" && g.State == groupGoing {
 			unmet = r.planner().UnmetBy(queue, run.Destination, breakerClosed)

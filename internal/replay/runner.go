@@ -43,6 +43,8 @@ type Runner struct {
 	actor   string                   // of decisions, in the audit trail
 	maySend func(ctx context.Context, tx postgres.DB) (bool, error)
 	singly  map[uuid.UUID]int // entries left to send one by one, after the database rejected a batch
+
+	outcomesAtOnce int32
 }
 
 // NewRunner returns a runner. planner returns the planner of the active policy, which judges failures.
@@ -52,7 +54,7 @@ func NewRunner(store *deadletter.Store, planner func() *strategy.Planner, logger
 ) *Runner {
 	return &Runner{
 		store: store, planner: planner, actor: "worker:" + postgres.ProcessName(), logger: logger, maySend: maySend,
-		singly: map[uuid.UUID]int{},
+		singly: map[uuid.UUID]int{}, outcomesAtOnce: outcomesAtOnce,
 	}
 }
 

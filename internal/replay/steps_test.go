@@ -199,6 +199,26 @@ func TestProgressive_HoldsWithoutOutcomes(t *testing.T) {
 	require.EqualValues(t, 5, b.get(run).Replayed)
 }
 
+// A new failure holds its group also if more outcomes wait than one transaction counts.
+func TestProgressive_DecidesWithOutcomesUncounted(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.runner.SetOutcomesAtOnce(2)
+	b.failAs(100, "a", "T")
+	run := b.start(replay.Request{All: true, Progressive: true})
+	b.turn()
+	b.endGroup("discarded", "T", 1)
+	b.exec("SELECT dlq.apply_facts()")
+	b.endGroup("completed", "T", 4)
+	b.exec("SELECT dlq.apply_facts()")
+	b.turn()
+	group := b.groups(run)["T"]
+	require.Equal(t, "held", group.State)
+	require.Contains(t, group.Reason, "1 of 2 failed in a new way")
+	require.EqualValues(t, 4, group.Succeeded, "the other outcomes are counted, too")
+	require.Equal(t, "stopped", b.get(run).Status, "most is held")
+}
+
 // The 20 largest groups are tested alone, all others together.
 func TestProgressive_PoolsSmallGroups(t *testing.T) {
 	t.Parallel()
