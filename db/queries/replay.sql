@@ -31,16 +31,22 @@ UNION ALL
 -- name: NextRescued :many
 -- NextRescued returns, for each queue, the first of a run's entries that wait because their jobs were
 -- rescued twice or more: such entries are sent one at a time. In a progressive run their group must
--- be going and have places left in its step.
-SELECT DISTINCT ON (e.queue) w.entry_id
-FROM (SELECT r.entry_id FROM dlq.replay_run_entries r
-      WHERE r.run_id = @id AND r.outcome IS NULL AND r.job_id IS NULL AND r.behind = r.entry_id
-          AND (r.group_number IS NULL OR EXISTS (SELECT FROM dlq.replay_run_groups g WHERE g.run_id = r.run_id
-              AND g.number = r.group_number AND g.state = 'going' AND g.sent < g.quota))
-      ORDER BY r.entry_id LIMIT 1000) w
-LEFT JOIN dlq.dead_letter_queue e ON e.id = w.entry_id
-    AND (e.closed_at IS NULL OR e.closed_at >= dlq.captured_at(w.entry_id) - interval '1 day')
-ORDER BY e.queue, w.entry_id
+-- be going; as many go as its step has places left.
+SELECT p.entry_id
+FROM (SELECT n.entry_id, n.group_number, row_number() OVER (PARTITION BY n.group_number ORDER BY n.entry_id) AS place
+      FROM (SELECT DISTINCT ON (e.queue) w.entry_id, w.group_number
+            FROM (SELECT r.entry_id, r.group_number FROM dlq.replay_run_entries r
+                  WHERE r.run_id = @id AND r.outcome IS NULL AND r.job_id IS NULL AND r.behind = r.entry_id
+                      AND (r.group_number IS NULL OR EXISTS (SELECT FROM dlq.replay_run_groups g
+                          WHERE g.run_id = r.run_id AND g.number = r.group_number AND g.state = 'going'
+                              AND g.sent < g.quota))
+                  ORDER BY r.entry_id LIMIT 1000) w
+            LEFT JOIN dlq.dead_letter_queue e ON e.id = w.entry_id
+                AND (e.closed_at IS NULL OR e.closed_at >= dlq.captured_at(w.entry_id) - interval '1 day')
+            ORDER BY e.queue, w.entry_id) n) p
+LEFT JOIN dlq.replay_run_groups g ON g.run_id = @id AND g.number = p.group_number
+WHERE p.group_number IS NULL OR p.place <= g.quota - g.sent
+ORDER BY p.entry_id
 LIMIT @most::integer;
 
 -- name: NextOfGroups :many
