@@ -1099,7 +1099,8 @@ WITH next AS MATERIALIZED (
     FROM next n WHERE r.run_id = $2 AND r.entry_id = n.entry_id
     RETURNING r.entry_id
 ), counted AS (
-    UPDATE dlq.replay_runs r SET skipped = r.skipped + (SELECT count(*) FROM skipped) WHERE r.id = $2
+    UPDATE dlq.replay_runs r SET skipped = r.skipped + (SELECT count(*) FROM skipped)
+    WHERE r.id = $2 AND EXISTS (SELECT FROM skipped)
 )
 SELECT count(*) FROM skipped
 `
