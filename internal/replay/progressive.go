@@ -307,7 +307,8 @@ func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.Loc
 			continue
 		}
 		unmet := ""
-		if queue := cmp.Or(run.Queue, g.Queue); queue != "" && g.State == groupGoing {
+		queue := cmp.Or(run.Queue, g.Queue) // "" for the group of all others, whose queues differ
+		if (queue != "" || run.Destination != "") && g.State == groupGoing {
 			unmet = r.planner().UnmetBy(queue, run.Destination, breakerClosed)
 		}
 		move, reason := g.decide(now, deadline, unmet)
