@@ -118,7 +118,9 @@ func (g *group) count(o *dbsqlc.TakeOutcomesRow, isKnown func(fingerprint string
 		g.Skipped++
 	default:
 		g.Failed++
-		if o.Fingerprint != "" && !isKnown(o.Fingerprint) {
+		// Of entries that had no failure group yet, it is not known whether they fail in a new way.
+		hadNone := g.Fingerprint == "" && g.Queue != ""
+		if o.Fingerprint != "" && !hadNone && !isKnown(o.Fingerprint) {
 			if g.unknown == nil {
 				g.unknown = map[string]int64{}
 			}

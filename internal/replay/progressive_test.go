@@ -111,6 +111,14 @@ func TestGroup_Decides(t *testing.T) {
 			"snn", "", 0, moveHold,
 			"held in the step to 50 %: 2 of 43 failed in a new way: failure group new, class outage",
 		},
+		"is not held by a new failure if its entries had no failure group": {
+			dbsqlc.RunGroupsRow{Queue: "a", Step: 2, Quota: 50, Entries: 100, Sent: 50, Succeeded: 40},
+			"sns", "", 0, "", "",
+		},
+		"is held by a new failure if its entries had one": {
+			dbsqlc.RunGroupsRow{Queue: "a", Fingerprint: "old", Step: 2, Quota: 50, Entries: 100, Sent: 50, Succeeded: 40},
+			"sns", "", 0, moveHold, "1 of 43 failed in a new way",
+		},
 		"is held by the exact bound from 100 on": {
 			dbsqlc.RunGroupsRow{Step: 3, Quota: 1000, Entries: 1000, Sent: 300, Succeeded: 90, Failed: 9},
 			"f", "", 0,
