@@ -156,7 +156,7 @@ BEGIN
     v_moving := dlq.set_moves((SELECT jsonb_build_object('actor', p_actor, 'reasons',
             jsonb_object_agg(e.id, 'job ' || d.job || ' completed'))
         FROM unnest(p_ids, p_jobs) d (id, job) JOIN dlq.dead_letter_open e ON e.id = d.id
-        WHERE cardinality(p_ids) > 1 HAVING bool_and(d.job = e.redelivery_job_id)));
+        WHERE cardinality(p_ids) > 1 HAVING bool_and(d.job IS NOT DISTINCT FROM e.redelivery_job_id)));
     UPDATE dlq.dead_letter_queue e SET
         status = 'dlq_resolved',
         replay_attempts = e.replay_attempts || (CASE WHEN e.redelivery_job_id = d.job
