@@ -468,6 +468,8 @@ DECLARE
     v_total    bigint;
     v_ordered  bigint;
 BEGIN
+    p_progressive := coalesce(p_progressive, false);
+    p_step_deadline := coalesce(p_step_deadline, '15 minutes');
     IF dlq.chooses_all(p_filter) AND NOT p_all THEN
         RAISE EXCEPTION 'replay: an empty filter matches every entry' USING ERRCODE = 'DLQ04',
             HINT = 'To select all entries, pass p_all => true.';
@@ -606,6 +608,11 @@ BEGIN
         END IF;
         RAISE EXCEPTION 'replay run %: cannot move from % to % (allowed from: %)', p_run, v_status, p_to,
             array_to_string(p_from, ', ') USING ERRCODE = 'DLQ01';
+    END IF;
+    IF p_to = 'cancelled' THEN -- a group whose entries are all sent is still done once they have ended
+        UPDATE dlq.replay_run_groups g SET state = 'ended', reason = p_reason
+        WHERE g.run_id = p_run AND (g.state IN ('held', 'stopped') OR g.state = 'going'
+            AND g.sent + g.skipped < g.entries);
     END IF;
     PERFORM dlq.wake();
 END
