@@ -186,16 +186,24 @@ SELECT (EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = @id AND r.status IN (
 UPDATE dlq.replay_runs SET unsettled = false WHERE id = @id;
 
 -- name: ReleaseFailed :many
--- ReleaseFailed makes entries due that failed in a run and wait for its end. It returns the last
--- entry that it looked at; no row if there is none after @after.
+-- ReleaseFailed makes entries due that failed in a run, or in a group of it (0: in any), and wait for
+-- its end. Those that are locked come due later by themselves. It returns the last entry that it looked
+-- at; no row if there is none after @after.
 WITH page AS MATERIALIZED (
     SELECT e.entry_id FROM dlq.replay_run_entries e
     WHERE e.run_id = @id AND e.outcome = 'failed' AND e.entry_id > @after::uuid
+        AND @group_number::integer IN (0, e.group_number)
     ORDER BY e.entry_id LIMIT @most::integer
+), locked AS MATERIALIZED (
+    SELECT o.id FROM dlq.dead_letter_open o JOIN page p ON p.entry_id = o.id
+    WHERE o.status = 'dlq_pending' AND o.waiting_for = 'run'
+    ORDER BY o.id FOR UPDATE OF o SKIP LOCKED
 ), released AS (
     UPDATE dlq.dead_letter_open o SET waiting_for = NULL, next_retry_at = now(),
-        move = jsonb_build_object('actor', @actor::text, 'reason', 'replay run ' || @id::uuid || ' has ended')
-    FROM page p WHERE o.id = p.entry_id AND o.status = 'dlq_pending' AND o.waiting_for = 'run'
+        move = jsonb_build_object('actor', @actor::text, 'reason', CASE @group_number::integer
+            WHEN 0 THEN 'replay run ' || @id::uuid || ' has ended'
+            ELSE 'group ' || @group_number::integer || ' of replay run ' || @id::uuid || ' was ended' END)
+    FROM locked l WHERE o.id = l.id
 )
 SELECT p.entry_id FROM page p ORDER BY p.entry_id DESC LIMIT 1;
 

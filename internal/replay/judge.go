@@ -22,9 +22,14 @@ func (r *Runner) settle(ctx context.Context, run *dbsqlc.UnsettledReplaysRow) (m
 		return false, err
 	}
 	if run.Progressive {
-		uncounted, err := r.steer(ctx, run.ID)
+		uncounted, ended, err := r.steer(ctx, run.ID)
 		if err != nil {
 			return false, err
+		}
+		for _, number := range ended {
+			if err := r.release(ctx, groupOf{run.ID, number}); err != nil {
+				return false, err
+			}
 		}
 		more = more || uncounted
 	}
@@ -32,13 +37,20 @@ func (r *Runner) settle(ctx context.Context, run *dbsqlc.UnsettledReplaysRow) (m
 		return more, nil
 	}
 	queries := dbsqlc.New(r.store.DB())
-	if unsettled, err := queries.Unsettled(ctx, run.ID); err != nil || unsettled {
+	unsettled, err := queries.Unsettled(ctx, run.ID)
+	if err != nil {
 		return false, err
 	}
+	if !unsettled {
+		delete(r.released, groupOf{run: run.ID}) // look again, for those that were locked
+	}
 	if run.Progressive {
-		if err := r.release(ctx, run.ID); err != nil {
+		if err := r.release(ctx, groupOf{run: run.ID}); err != nil {
 			return false, err
 		}
+	}
+	if unsettled {
+		return false, nil
 	}
 	return false, queries.Settle(ctx, run.ID)
 }
@@ -84,18 +96,32 @@ func failureOf(row *dbsqlc.UnjudgedFailuresRow) *strategy.Entry {
 	return e
 }
 
-// release makes the entries due that failed in a run and waited for its end.
-func (r *Runner) release(ctx context.Context, id uuid.UUID) error {
+// groupOf is a group of a run, or with number 0 the whole run.
+type groupOf struct {
+	run    uuid.UUID
+	number int32
+}
+
+// release makes the entries due that failed in a run or group that has ended, and waited for that. It
+// does so once: what fails later does not wait.
+func (r *Runner) release(ctx context.Context, ended groupOf) error {
+	if r.released[ended] {
+		return nil
+	}
 	after := uuid.Nil
 	for {
 		var last []uuid.UUID
 		if err := inTx(ctx, r.store, func(tx transaction) (err error) {
 			last, err = tx.ReleaseFailed(ctx, dbsqlc.ReleaseFailedParams{
-				ID: id, After: after, Most: judgedAtOnce, Actor: r.actor,
+				ID: ended.run, GroupNumber: ended.number, After: after, Most: judgedAtOnce, Actor: r.actor,
 			})
 			return err
-		}); err != nil || len(last) == 0 {
+		}); err != nil {
 			return err
+		}
+		if len(last) == 0 {
+			r.released[ended] = true
+			return nil
 		}
 		after = last[0]
 	}

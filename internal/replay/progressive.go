@@ -82,6 +82,7 @@ const (
 	groupHeld    = "held"
 	groupStopped = "stopped"
 	groupDone    = "done"
+	groupEnded   = "ended"
 )
 
 // stepNames are the names of the steps.
@@ -214,10 +215,10 @@ func mostHeld(groups []group) string {
 }
 
 // steer counts the judged outcomes of a progressive run and moves its groups. It reports whether there
-// may be more outcomes to count.
-func (r *Runner) steer(ctx context.Context, id uuid.UUID) (more bool, err error) {
+// may be more outcomes to count, and the groups that an operator ended and whose entries are skipped.
+func (r *Runner) steer(ctx context.Context, id uuid.UUID) (more bool, ended []int32, err error) {
 	err = inTx(ctx, r.store, func(tx transaction) error {
-		more = false
+		more, ended = false, nil
 		run, err := tx.LockProgressive(ctx, id)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil // another process decides
@@ -238,6 +239,11 @@ func (r *Runner) steer(ctx context.Context, id uuid.UUID) (more bool, err error)
 				more = true
 				return err
 			}
+			for i := range groups {
+				if groups[i].State == groupEnded {
+					ended = append(ended, groups[i].Number)
+				}
+			}
 		}
 		if run.Status != "running" {
 			return nil
@@ -253,7 +259,7 @@ func (r *Runner) steer(ctx context.Context, id uuid.UUID) (more bool, err error)
 		r.logger.Warn("replay run stopped", "run", id, "reason", reason)
 		return tx.EndReplay(ctx, dbsqlc.EndReplayParams{ID: id, Status: "stopped", Reason: reason})
 	})
-	return more, err
+	return more, ended, err
 }
 
 // countOutcomes adds new outcomes to the groups of a run, and returns the groups.

@@ -44,6 +44,7 @@ type Runner struct {
 	maySend func(ctx context.Context, tx postgres.DB) (bool, error)
 	singly  map[uuid.UUID]int // entries left to send one by one, after the database rejected a batch
 
+	released       map[groupOf]bool // runs and groups whose failed entries no longer wait for their end
 	outcomesAtOnce int32
 }
 
@@ -54,7 +55,7 @@ func NewRunner(store *deadletter.Store, planner func() *strategy.Planner, logger
 ) *Runner {
 	return &Runner{
 		store: store, planner: planner, actor: "worker:" + postgres.ProcessName(), logger: logger, maySend: maySend,
-		singly: map[uuid.UUID]int{}, outcomesAtOnce: outcomesAtOnce,
+		singly: map[uuid.UUID]int{}, released: map[groupOf]bool{}, outcomesAtOnce: outcomesAtOnce,
 	}
 }
 
@@ -89,6 +90,9 @@ func (r *Runner) RunOnce(ctx context.Context) (wait time.Duration, err error) {
 	if err != nil {
 		return idle, err
 	}
+	maps.DeleteFunc(r.released, func(ended groupOf, _ bool) bool {
+		return !slices.ContainsFunc(unsettled, func(u dbsqlc.UnsettledReplaysRow) bool { return u.ID == ended.run })
+	})
 	for i := range unsettled {
 		more, err := r.settle(ctx, &unsettled[i])
 		if err != nil && !postgres.IsCollision(err) && !postgres.IsLocked(err) { // the next turn tries again

@@ -219,6 +219,34 @@ func TestProgressive_DecidesWithOutcomesUncounted(t *testing.T) {
 	require.Equal(t, "stopped", b.get(run).Status, "most is held")
 }
 
+// What failed waits until its group, or the run, has ended, and not for redeliveries under way.
+func TestProgressive_ReleasesWhatFailed(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.failAs(20, "a", "ONE")
+	b.failAs(20, "a", "TWO")
+	run := b.start(replay.Request{All: true, Progressive: true})
+	b.turn()
+	b.endGroup("discarded", "ONE", 2)
+	b.endGroup("discarded", "TWO", 1)
+	b.turn()
+	b.exec(`UPDATE dlq.dead_letter_queue SET waiting_for = 'run', next_retry_at = now() + interval '1 hour', move = '{}'
+		WHERE id IN (SELECT entry_id FROM dlq.replay_run_entries WHERE outcome = 'failed')`)
+	waiting := func() int {
+		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND waiting_for = 'run'")
+	}
+	require.Equal(t, 3, waiting())
+	b.steer(run, "end", b.groups(run)["ONE"].Number)
+	b.turn()
+	require.Equal(t, 1, waiting(), "those of the other group")
+	require.NoError(t, b.replayer.Control(t.Context(), run.ID, "cancel", "ann"))
+	b.turn()
+	require.Zero(t, waiting())
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_runs WHERE unsettled"), "redeliveries are under way")
+	require.Equal(t, "ended", b.groups(run)["TWO"].State)
+	require.Contains(t, b.groups(run)["TWO"].Reason, "cancelled by")
+}
+
 // The 20 largest groups are tested alone, all others together.
 func TestProgressive_PoolsSmallGroups(t *testing.T) {
 	t.Parallel()
@@ -335,6 +363,7 @@ func TestProgressive_SQL(t *testing.T) {
 	require.ErrorContains(t, err, "group 7 is not held or stopped")
 	_, err = b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{\"queue\": \"a\"}', p_step_deadline => '1 ms')")
 	require.ErrorContains(t, err, "invalid step deadline")
+	b.exec(`SELECT dlq.replay_start('{"queue": "none"}', p_force => true, p_progressive => NULL, p_step_deadline => NULL)`)
 	require.Equal(t, 1, b.count("SELECT dlq.replay_end($1, '{1}')", run.ID))
 	_, err = b.replayer.Start(t.Context(), withDefaults(replay.Request{
 		Filter: json.RawMessage(`{"queue": "a"}`), Progressive: true, StepDeadline: 1e9,

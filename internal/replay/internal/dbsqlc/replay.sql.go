@@ -525,28 +525,38 @@ const ReleaseFailed = `-- name: ReleaseFailed :many
 WITH page AS MATERIALIZED (
     SELECT e.entry_id FROM dlq.replay_run_entries e
     WHERE e.run_id = $1 AND e.outcome = 'failed' AND e.entry_id > $2::uuid
-    ORDER BY e.entry_id LIMIT $3::integer
+        AND $3::integer IN (0, e.group_number)
+    ORDER BY e.entry_id LIMIT $4::integer
+), locked AS MATERIALIZED (
+    SELECT o.id FROM dlq.dead_letter_open o JOIN page p ON p.entry_id = o.id
+    WHERE o.status = 'dlq_pending' AND o.waiting_for = 'run'
+    ORDER BY o.id FOR UPDATE OF o SKIP LOCKED
 ), released AS (
     UPDATE dlq.dead_letter_open o SET waiting_for = NULL, next_retry_at = now(),
-        move = jsonb_build_object('actor', $4::text, 'reason', 'replay run ' || $1::uuid || ' has ended')
-    FROM page p WHERE o.id = p.entry_id AND o.status = 'dlq_pending' AND o.waiting_for = 'run'
+        move = jsonb_build_object('actor', $5::text, 'reason', CASE $3::integer
+            WHEN 0 THEN 'replay run ' || $1::uuid || ' has ended'
+            ELSE 'group ' || $3::integer || ' of replay run ' || $1::uuid || ' was ended' END)
+    FROM locked l WHERE o.id = l.id
 )
 SELECT p.entry_id FROM page p ORDER BY p.entry_id DESC LIMIT 1
 `
 
 type ReleaseFailedParams struct {
-	ID    uuid.UUID
-	After uuid.UUID
-	Most  int32
-	Actor string
+	ID          uuid.UUID
+	After       uuid.UUID
+	GroupNumber int32
+	Most        int32
+	Actor       string
 }
 
-// ReleaseFailed makes entries due that failed in a run and wait for its end. It returns the last
-// entry that it looked at; no row if there is none after @after.
+// ReleaseFailed makes entries due that failed in a run, or in a group of it (0: in any), and wait for
+// its end. Those that are locked come due later by themselves. It returns the last entry that it looked
+// at; no row if there is none after @after.
 func (q *Queries) ReleaseFailed(ctx context.Context, arg ReleaseFailedParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, ReleaseFailed,
 		arg.ID,
 		arg.After,
+		arg.GroupNumber,
 		arg.Most,
 		arg.Actor,
 	)
