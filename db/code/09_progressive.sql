@@ -180,10 +180,11 @@ CREATE OR REPLACE FUNCTION dlq.held_by_runs(p_ids uuid[]) RETURNS TABLE (entry_i
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     SELECT e.entry_id, e.run_id
     FROM dlq.replay_runs r
-    JOIN dlq.replay_run_entries e ON e.run_id = r.id AND e.entry_id = ANY (p_ids) AND e.outcome = 'failed'
+    JOIN dlq.replay_run_entries e ON e.run_id = r.id AND e.entry_id = ANY (p_ids)
+        AND (e.outcome = 'failed' OR e.outcome IS NULL AND e.job_id IS NULL)
     JOIN dlq.replay_run_groups g ON g.run_id = r.id AND g.number = e.group_number AND g.state <> 'ended'
     WHERE r.unsettled AND r.progressive AND r.status IN ('running', 'paused', 'stopped')
 $$;
 COMMENT ON FUNCTION dlq.held_by_runs IS
-    'Of the given entries, those that failed in a progressive run that has not ended: dlqd does not redeliver '
-    'them automatically.';
+    'Of the given entries, those that failed in a progressive run that has not ended, or that it has not sent yet: '
+    'dlqd does not redeliver them automatically.';

@@ -102,7 +102,7 @@ BEGIN
             WHEN p_waiting_for = 'automatic' THEN 'will be sent ' || v_at || ': automatic was switched on'
             WHEN p_waiting_for = 'pace' THEN 'will be sent ' || v_at || ': its place in the pace'
             WHEN p_waiting_for = 'order' THEN 'waits for: earlier work of its ordering key'
-            WHEN p_waiting_for = 'run' THEN 'waits for: the end of the replay run in which it failed'
+            WHEN p_waiting_for = 'run' THEN 'waits for: the end of a replay run that has it'
             WHEN p_waiting_for LIKE 'condition: %' THEN 'waits for: ' || substr(p_waiting_for, 12)
             ELSE 'will be sent ' || v_at END;
     ELSE

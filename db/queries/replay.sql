@@ -186,12 +186,12 @@ SELECT (EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = @id AND r.status IN (
 UPDATE dlq.replay_runs SET unsettled = false WHERE id = @id;
 
 -- name: ReleaseFailed :many
--- ReleaseFailed makes entries due that failed in a run, or in a group of it (0: in any), and wait for
--- its end. Those that are locked come due later by themselves. It returns the last entry that it looked
--- at; no row if there is none after @after.
+-- ReleaseFailed makes entries due that failed in a run, or in a group of it (0: in any), or that it did
+-- not send, and that wait for its end. Those that are locked come due later by themselves. It returns the
+-- last entry that it looked at; no row if there is none after @after.
 WITH page AS MATERIALIZED (
     SELECT e.entry_id FROM dlq.replay_run_entries e
-    WHERE e.run_id = @id AND e.outcome = 'failed' AND e.entry_id > @after::uuid
+    WHERE e.run_id = @id AND (e.outcome = 'failed' OR e.job_id IS NULL) AND e.entry_id > @after::uuid
         AND @group_number::integer IN (0, e.group_number)
     ORDER BY e.entry_id LIMIT @most::integer
 ), locked AS MATERIALIZED (

@@ -349,7 +349,7 @@ func nextStepTitle(e *deadletter.Entry) string {
 	case e.WaitingFor != nil && *e.WaitingFor == "automatic":
 		return redelivery + ", if automatic redelivery is on by then"
 	case e.WaitingFor != nil && *e.WaitingFor == "run":
-		return "next check for " + redelivery + ", which waits for the end of the replay run in which it failed"
+		return "next check for " + redelivery + ", which waits for the end of a replay run that has it"
 	case e.WaitingFor != nil && *e.WaitingFor == "order":
 		return "next check for " + redelivery + ", which waits for earlier work of its ordering key"
 	case e.WaitingFor != nil && *e.WaitingFor != "pace" || *e.Strategy == "conditional":

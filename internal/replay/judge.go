@@ -102,8 +102,8 @@ type groupOf struct {
 	number int32
 }
 
-// release makes the entries due that failed in a run or group that has ended, and waited for that. It
-// does so once: what fails later does not wait.
+// release makes the entries due that failed in a run or group that has ended, or were not sent, and
+// waited for that. It does so once: what fails later does not wait.
 func (r *Runner) release(ctx context.Context, ended groupOf) error {
 	if r.released[ended] {
 		return nil

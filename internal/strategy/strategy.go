@@ -374,8 +374,8 @@ func NextHour(hours []int, zone string, now time.Time) time.Time {
 }
 
 // The values of WaitingFor: automatic redelivery is switched off for the entry; the entry waits for
-// its destination's rate; an earlier entry with the same ordering key is open; the entry failed in a
-// progressive replay run that has not ended; or a condition, whose text follows the prefix.
+// its destination's rate; an earlier entry with the same ordering key is open; a
+// progressive replay run that has not ended holds the entry; or a condition, whose text follows the prefix.
 const (
 	WaitsForAutomatic = "automatic"
 	WaitsForPace      = "pace"

@@ -52,8 +52,8 @@ const (
 	wakeDelay = 20 * time.Millisecond
 	// orderPoll is how long an entry waits behind another of its ordering key before the next check.
 	orderPoll = 5 * time.Minute
-	// runPoll is how long an entry that failed in a replay run waits before the next check. The end of the
-	// run makes the entry due.
+	// runPoll is how long an entry that a replay run holds waits before the next check. The end of the run
+	// makes the entry due.
 	runPoll = time.Hour
 	// maxBlocked is how long a change of a switch may block workers before the worker reports a failure.
 	// A change is one short transaction that waits at most 5 s.
@@ -597,7 +597,7 @@ func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.Claim
 }
 
 // heldByRuns returns, of the given entries, those that failed in a progressive replay run that has not
-// ended, with the run.
+// ended, or that it has not sent yet, with the run.
 func heldByRuns(ctx context.Context, tx transaction, ids []uuid.UUID) (map[uuid.UUID]uuid.UUID, error) {
 	if len(ids) == 0 {
 		return nil, nil //nolint:nilnil // no entry is held
@@ -611,10 +611,11 @@ func heldByRuns(ctx context.Context, tx transaction, ids []uuid.UUID) (map[uuid.
 }
 
 func heldReason(run uuid.UUID) string {
-	return "failed in replay run " + run.String() + ", which has not ended"
+	return "is in replay run " + run.String() + ", which has not ended"
 }
 
-// deferHeld defers entries that failed in a progressive replay run until it ends, and returns the rest.
+// deferHeld defers entries that a progressive replay run holds (heldByRuns) until it ends, and returns
+// the rest.
 func (w *Worker) deferHeld(ctx context.Context, tx transaction, due []*dbsqlc.ClaimDueRow, now time.Time,
 	wait func(*dbsqlc.ClaimDueRow, time.Time, string, string),
 ) ([]*dbsqlc.ClaimDueRow, error) {

@@ -524,7 +524,7 @@ func (q *Queries) PreviewReplay(ctx context.Context, filter json.RawMessage) ([]
 const ReleaseFailed = `-- name: ReleaseFailed :many
 WITH page AS MATERIALIZED (
     SELECT e.entry_id FROM dlq.replay_run_entries e
-    WHERE e.run_id = $1 AND e.outcome = 'failed' AND e.entry_id > $2::uuid
+    WHERE e.run_id = $1 AND (e.outcome = 'failed' OR e.job_id IS NULL) AND e.entry_id > $2::uuid
         AND $3::integer IN (0, e.group_number)
     ORDER BY e.entry_id LIMIT $4::integer
 ), locked AS MATERIALIZED (
@@ -549,9 +549,9 @@ type ReleaseFailedParams struct {
 	Actor       string
 }
 
-// ReleaseFailed makes entries due that failed in a run, or in a group of it (0: in any), and wait for
-// its end. Those that are locked come due later by themselves. It returns the last entry that it looked
-// at; no row if there is none after @after.
+// ReleaseFailed makes entries due that failed in a run, or in a group of it (0: in any), or that it did
+// not send, and that wait for its end. Those that are locked come due later by themselves. It returns the
+// last entry that it looked at; no row if there is none after @after.
 func (q *Queries) ReleaseFailed(ctx context.Context, arg ReleaseFailedParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, ReleaseFailed,
 		arg.ID,
