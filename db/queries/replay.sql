@@ -78,8 +78,13 @@ WHERE g.run_id = @id AND g.number = s.number;
 
 -- name: UnsettledReplays :many
 -- UnsettledReplays returns the runs of which outcomes are to be judged; none if the database was
--- restored.
-SELECT r.id, r.progressive, r.status::text AS status FROM dlq.replay_runs r
+-- restored. to_steer tells whether a progressive run has anything to count or to decide.
+SELECT r.id, r.progressive, r.status::text AS status,
+    (r.progressive AND (r.status NOT IN ('paused', 'stopped')
+        OR EXISTS (SELECT FROM dlq.replay_run_groups g WHERE g.run_id = r.id AND g.state IN ('going', 'ended'))
+        OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.group_number IS NOT NULL
+            AND e.outcome IS NOT NULL AND NOT e.counted)))::boolean AS to_steer
+FROM dlq.replay_runs r
 WHERE r.unsettled AND NOT (SELECT dlq.is_restored()) ORDER BY r.id;
 
 -- name: UnjudgedFailures :many

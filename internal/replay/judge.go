@@ -21,7 +21,7 @@ func (r *Runner) settle(ctx context.Context, run *dbsqlc.UnsettledReplaysRow) (m
 	if more, err = r.judge(ctx, run.ID); err != nil {
 		return false, err
 	}
-	if run.Progressive {
+	if run.ToSteer {
 		uncounted, ended, err := r.steer(ctx, run.ID)
 		if err != nil {
 			return false, err

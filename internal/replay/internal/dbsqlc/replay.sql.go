@@ -1389,7 +1389,12 @@ func (q *Queries) Unsettled(ctx context.Context, id uuid.UUID) (bool, error) {
 }
 
 const UnsettledReplays = `-- name: UnsettledReplays :many
-SELECT r.id, r.progressive, r.status::text AS status FROM dlq.replay_runs r
+SELECT r.id, r.progressive, r.status::text AS status,
+    (r.progressive AND (r.status NOT IN ('paused', 'stopped')
+        OR EXISTS (SELECT FROM dlq.replay_run_groups g WHERE g.run_id = r.id AND g.state IN ('going', 'ended'))
+        OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.group_number IS NOT NULL
+            AND e.outcome IS NOT NULL AND NOT e.counted)))::boolean AS to_steer
+FROM dlq.replay_runs r
 WHERE r.unsettled AND NOT (SELECT dlq.is_restored()) ORDER BY r.id
 `
 
@@ -1397,10 +1402,11 @@ type UnsettledReplaysRow struct {
 	ID          uuid.UUID
 	Progressive bool
 	Status      string
+	ToSteer     bool
 }
 
 // UnsettledReplays returns the runs of which outcomes are to be judged; none if the database was
-// restored.
+// restored. to_steer tells whether a progressive run has anything to count or to decide.
 func (q *Queries) UnsettledReplays(ctx context.Context) ([]UnsettledReplaysRow, error) {
 	rows, err := q.db.Query(ctx, UnsettledReplays)
 	if err != nil {
@@ -1410,7 +1416,12 @@ func (q *Queries) UnsettledReplays(ctx context.Context) ([]UnsettledReplaysRow, 
 	items := []UnsettledReplaysRow{}
 	for rows.Next() {
 		var i UnsettledReplaysRow
-		if err := rows.Scan(&i.ID, &i.Progressive, &i.Status); err != nil {
+		if err := rows.Scan(
+			&i.ID,
+			&i.Progressive,
+			&i.Status,
+			&i.ToSteer,
+		); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
