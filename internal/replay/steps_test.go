@@ -368,7 +368,8 @@ func TestProgressive_SQL(t *testing.T) {
 	require.ErrorContains(t, err, "group 7 is not held or stopped")
 	_, err = b.pool.Exec(t.Context(), "SELECT dlq.replay_start('{\"queue\": \"a\"}', p_step_deadline => '1 ms')")
 	require.ErrorContains(t, err, "invalid step deadline")
-	b.exec(`SELECT dlq.replay_start('{"queue": "none"}', p_force => true, p_progressive => NULL, p_step_deadline => NULL)`)
+	b.exec(`SELECT dlq.replay_start('{"queue": "none"}', p_force => true, p_progressive => NULL,
+		p_step_deadline => NULL)`)
 	require.Equal(t, 1, b.count("SELECT dlq.replay_end($1, '{1}')", run.ID))
 	_, err = b.replayer.Start(t.Context(), withDefaults(replay.Request{
 		Filter: json.RawMessage(`{"queue": "a"}`), Progressive: true, StepDeadline: 1e9,
