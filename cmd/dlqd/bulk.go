@@ -147,7 +147,7 @@ func newExport() *cobra.Command {
 			if approved != "" {
 				id, err := uuid.Parse(approved)
 				if err != nil {
-					return fmt.Errorf("--approval %s: must be the id of a request", approved)
+					return &usageError{fmt.Errorf("--approval %s: must be the id of a request", approved)}
 				}
 				in.Approval = &id
 			}

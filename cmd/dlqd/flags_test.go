@@ -172,7 +172,7 @@ func TestFlags_OtherCommandsHaveKnownFlags(t *testing.T) {
 		"config show":     policy,
 		"config test":     policy,
 		"migrate up":      database + " own-river",
-		"migrate down":    database,
+		"migrate down":    database + " to",
 		"migrate status":  database,
 		"grants":          "database-url database-url-file part river-schema role schema", // attach_test.go
 		"attach":          database + " backfill dry-run",

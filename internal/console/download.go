@@ -86,7 +86,11 @@ func (c *Console) export(w http.ResponseWriter, r *http.Request) {
 			name = "dead-letters.csv"
 		}
 		answer := &download{ResponseWriter: w, name: name}
-		if err = c.serve(r.Context(), r, sent, answer); err == nil && answer.status == http.StatusOK {
+		err = c.serve(r.Context(), r, sent, answer)
+		if err == nil && answer.status == 0 {
+			answer.WriteHeader(http.StatusOK) // the file is empty
+		}
+		if err == nil && answer.status == http.StatusOK {
 			return
 		}
 		if err == nil {

@@ -97,7 +97,7 @@ func (m *Migrator) awaitOlder(ctx context.Context, s *MigrationStatus) error {
 	if err != nil || len(before) == 0 {
 		return err
 	}
-	m.Logger.InfoContext(ctx, "waiting to see whether a dlqd of an older version runs", "for", heartbeatWait)
+	m.Logger.InfoContext(ctx, "waiting to see whether a dlqd of an older version runs", "wait", heartbeatWait)
 	for deadline := time.Now().Add(heartbeatWait); time.Now().Before(deadline); {
 		select {
 		case <-ctx.Done():

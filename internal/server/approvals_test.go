@@ -776,15 +776,17 @@ func TestApprovals_ApplyToCancelledJobs(t *testing.T) {
 	cancel := func(job string) (int, string) {
 		return b.as(kim, "POST", "/api/jobs/"+job+"/cancel", `{"note": "ticket 7"}`)
 	}
-	for _, free := range []string{
-		insert("mail", "{}"), insert("payments", `{"dlq:entry_id": "01999999-0000-7000-8000-000000000000"}`),
-	} {
+	const marked = `{"dlq:entry_id": "01999999-0000-7000-8000-000000000000"}`
+	redelivery := insert("payments", marked)
+	b.exec(`INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id)
+		SELECT id, created_at, (metadata ->> 'dlq:entry_id')::uuid FROM river_job WHERE id = ` + redelivery)
+	for _, free := range []string{insert("mail", "{}"), redelivery} {
 		status, out := cancel(free)
 		require.Equal(t, http.StatusOK, status, out)
 		require.Contains(t, out, `"state":"cancelled"`)
 	}
 
-	job := insert("payments", "{}")
+	job := insert("payments", marked) // the marker is a copy
 	id := b.ask(kim, "/api/jobs/"+job+"/cancel", `{"note": "ticket 7"}`)
 	require.Equal(t, "scheduled", state(job), "nothing changes before the approval")
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.acts WHERE act LIKE '%job "+job+"%'"))

@@ -15,7 +15,7 @@ import (
 // with the fields as a query). A request needs the same role and the same scope as its operation, and has the
 // same {id}.
 var consoleRequests = map[string][]string{
-	"whoami":             {"GET /", "GET /access", "GET /replays/new"},
+	"whoami":             {"GET /", "GET /access", "GET /replays/new", "POST /zone?zone=UTC"},
 	"list-entries":       {"GET /dead-letters", "GET /review", "GET /search?q=order"},
 	"get-entry":          {"GET /dead-letters/{id}"},
 	"reveal-entry":       {"POST /dead-letters/{id}/reveal?note=n"},
