@@ -85,7 +85,8 @@ func (d *decisions) file(ctx context.Context, tx transaction, actor, configVersi
 	return filed, err
 }
 
-// recordParked adds those of the moved entries that become manual to the entries that tx has parked.
+// recordParked adds to the entries that tx has parked those of the moved entries that become manual and were not
+// manual before.
 func (d *decisions) recordParked(tx *transaction, moved []uuid.UUID) {
 	isMoved := make(map[uuid.UUID]bool, len(moved))
 	for _, id := range moved {
@@ -129,7 +130,7 @@ type waitingEntry struct {
 // manualEntry is an entry that needs manual handling.
 type manualEntry struct {
 	ID      uuid.UUID
-	Rule    string // the rule that requires it, if the class does not
+	Rule    string // the rule of automatic redelivery that requires it; only for ParkByRule
 	Reason  string
 	Refusal string // database error; may contain personal data, so an erasure removes it
 }

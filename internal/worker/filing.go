@@ -22,15 +22,16 @@ import (
 )
 
 const (
-	// fileInterval is the time between scans of the inbox. Capture sends no NOTIFY for a failed job: at
-	// commit, NOTIFY takes a lock that all notifying transactions of the server share.
+	// fileInterval is the pause after a scan that found less than a batch in the inbox. The inbox is polled because
+	// capture sends no NOTIFY for a failed job: at commit, NOTIFY takes a lock that all notifying transactions of the
+	// server share.
 	fileInterval = 50 * time.Millisecond
-	// fileRetry is the longest pause after failures.
+	// fileRetry is the longest pause after scans that returned an error.
 	fileRetry = 5 * time.Second
-	// fileBatch is the number of entries that one transaction files.
+	// fileBatch is the number of entries that one transaction files at most, unless Config.BatchSize is set.
 	fileBatch = 500
-	// scanOverlap is how far before the last filed failure a partial scan of the inbox begins. Jobs'
-	// transactions do not commit in the order of the failures.
+	// scanOverlap is how far before the latest failure found so far a scan begins that follows a scan with less than a
+	// batch. Jobs' transactions do not commit in the order of the failures.
 	scanOverlap = 5 * time.Second
 	// maxFullScanGap is the longest pause between two scans of the whole inbox.
 	maxFullScanGap = 10 * time.Second
@@ -47,10 +48,10 @@ const (
 // inbox is a worker's position in the inbox.
 type inbox struct {
 	mu      sync.Mutex
-	after   uuid.UUID // where the next scan begins
-	last    uuid.UUID // the latest filed failure
-	full    time.Time // when the next scan of the whole inbox is due
-	refused map[uuid.UUID]time.Time
+	after   uuid.UUID               // the next scan begins after this id, unless a scan of the whole inbox is due
+	last    uuid.UUID               // the latest failure that a scan found
+	full    time.Time               // when the next scan of the whole inbox is due
+	refused map[uuid.UUID]time.Time // when the database refused to file an entry
 }
 
 // scan is the range of one scan of the inbox.
@@ -77,7 +78,8 @@ func (i *inbox) next(now time.Time) scan {
 	return s
 }
 
-// record records the result of a scan, its duration, and whether it was full.
+// record records the result of a scan and its duration. full means that the scan found a whole batch, so that the
+// next one continues after it.
 func (i *inbox) record(s scan, rows []dbsqlc.ClaimDueRow, took time.Duration, full bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -107,7 +109,7 @@ func idBefore(id uuid.UUID, by time.Duration) uuid.UUID {
 	return deadletter.FirstID(time.UnixMilli(int64(ms)).Add(-by))
 }
 
-// exclude excludes an entry from filing for refusedTime. It reports whether too many entries are
+// exclude excludes an entry from filing for refusedTime. It reports whether more than maxRefused entries are
 // excluded.
 func (i *inbox) exclude(id uuid.UUID) bool {
 	i.mu.Lock()
@@ -129,7 +131,8 @@ func (w *Worker) callBeforeFiling(ctx context.Context) {
 }
 
 // File files one batch of failures from the inbox, with the planner's decisions, in one
-// transaction. It reports whether there may be more.
+// transaction. If the database rejects the batch, File files its entries one by one. It reports whether there may be
+// more.
 func (w *Worker) File(ctx context.Context) (bool, error) {
 	w.prepare.Do(func() { w.callBeforeFiling(ctx) })
 	size := cmp.Or(w.config.BatchSize, fileBatch)
@@ -148,7 +151,7 @@ func (w *Worker) File(ctx context.Context) (bool, error) {
 }
 
 // fileOneByOne retries a rejected batch with one transaction per entry. An entry that is rejected
-// again is filed as manual. If that is rejected too, the entry stays in the inbox for a while, so
+// again is filed as manual. If that is rejected too, the entry stays in the inbox and is skipped for refusedTime, so
 // that it does not block the others.
 func (w *Worker) fileOneByOne(ctx context.Context, at scan, entries int) error {
 	for range entries {

@@ -23,17 +23,18 @@ const (
 	// gateShutTime is how long a condition gate stays shut after its probes failed. It is short, because a
 	// destination that keeps failing opens its breaker, which is a condition, too.
 	gateShutTime = 10 * time.Second
-	// gateIdleTime is how long an open gate stays open without releases. After that it probes again.
+	// gateIdleTime is how long an open gate stays open if it is not advanced, for example while its conditions are
+	// unmet. After that it probes again.
 	gateIdleTime = 10 * time.Second
 	// probeSuccess is the share of probes that must succeed to let the rest follow.
 	probeSuccess = 0.8
-	// maxRelease bounds the entries that one check of a gate releases.
+	// maxRelease bounds the entries that one check of a gate releases, and one release of observed entries.
 	maxRelease = 1000
 	// maxGroupsWaiting bounds the groups of a queue that one check of a gate reads.
 	maxGroupsWaiting = 10_000
 )
 
-// States of a gate in dlq.gates. A gate without a row is shut and has not probed.
+// States of a gate in dlq.gates. A gate without a row sends probes at its next check.
 const (
 	gateProbing = "probing"
 	gateShut    = "shut"
@@ -45,7 +46,7 @@ const (
 type gate struct {
 	name     string
 	pace     policy.Pace
-	probes   int
+	probes   int           // entries that it releases first
 	shutTime time.Duration // how long it stays shut after its probes failed
 	reason   string        // for the audit trail
 	// claim locks up to most of the entries.
@@ -53,8 +54,8 @@ type gate struct {
 }
 
 // Gates advances, by one step, the gate of each queue with entries that wait for a condition, and the
-// gates of smart retries in progress. A step sends probes, evaluates them, or releases the other
-// entries.
+// gates of smart retries in progress. A step sends probes, waits for their outcomes, or
+// evaluates them and releases the other entries.
 func (w *Worker) Gates(ctx context.Context) error {
 	var queues, smart []string
 	_, err := inTx(ctx, w.config.Store, func(tx transaction) (err error) {
@@ -98,7 +99,7 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 		planner := decider.planner
 		// A group is the entries of one kind, class and rule, which have the same plan. The conditions are checked once
 		// for each group, so that a group whose conditions are unmet does not block the others. (The load of the
-		// machine is a condition, so another process may find it met.)
+		// machine is a condition, so a process on another machine may find it met.)
 		groups, err := tx.WaitingGroups(ctx, dbsqlc.WaitingGroupsParams{Queue: queue, Most: maxGroupsWaiting})
 		if err != nil {
 			return err
@@ -152,8 +153,9 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 	return err
 }
 
-// claimWaiting claims entries of groups whose conditions are met. It defers those whose automatic
-// redelivery is off, so that they do not block the others.
+// claimWaiting claims entries of groups whose conditions are met, and returns those that may be redelivered. So that
+// the others do not block these, it defers entries that failed in a replay run that has not ended or whose automatic
+// redelivery is off, and parks those that need manual handling.
 func (w *Worker) claimWaiting(ctx context.Context, tx transaction, decider *decider, queue string,
 	groups []dbsqlc.WaitingGroupsRow, most int, counts map[string]int,
 ) ([]uuid.UUID, error) {
@@ -200,7 +202,8 @@ func automaticWaiting(row *dbsqlc.ClaimWaitingRow) *automatic.Entry {
 	})
 }
 
-// advance advances a gate by one step: it sends probes, evaluates them, or releases the other entries at their pace.
+// advance advances a gate by one step: it sends probes, waits for their outcomes, or evaluates them and releases the
+// other entries at their pace. It does nothing while the gate is shut or another process advances it.
 func (w *Worker) advance(ctx context.Context, tx transaction, g *gate, counts map[string]int) error {
 	if locked, err := tx.LockGate(ctx, g.name); err != nil || !locked {
 		return err
@@ -215,7 +218,7 @@ func (w *Worker) advance(ctx context.Context, tx transaction, g *gate, counts ma
 	}
 	switch state.State {
 	case gateOpen:
-		if now.Sub(state.StartedAt) > gateIdleTime { // no entry was released for that time: the conditions were unmet
+		if now.Sub(state.StartedAt) > gateIdleTime { // not advanced for that time
 			return w.sendProbes(ctx, tx, g, now, counts)
 		}
 	case gateShut:

@@ -15,7 +15,7 @@ import (
 	"github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 )
 
-// reclassifyPage is the number of entries in one transaction.
+// reclassifyPage is the number of entries that one transaction judges at most.
 const reclassifyPage = 500
 
 // Judgement is the class, rule and strategy of an entry.
@@ -42,9 +42,9 @@ type Reclassified struct {
 	Parked  []Parked   `json:"-"` // entries that became manual, for notifications
 }
 
-// Reclassify judges open entries again by the rules in force. It skips entries that an operator
-// parked or that are being redelivered, and entries that a worker or another reclassification
-// has locked. A dry run changes nothing.
+// Reclassify judges pending and manual entries again by the planner's rules. It skips entries that no rule has decided
+// yet, that an operator or a worker parked (parked_by), or that fail again or are locked meanwhile. A dry run changes
+// nothing.
 //
 //nolint:gocognit // the steps of one batch follow each other
 func Reclassify(
@@ -145,7 +145,7 @@ func Reclassify(
 	return result, nil
 }
 
-// alsoChanged lists what a decision changes in an entry besides class, rule and strategy.
+// alsoChanged lists which of priority, tags, assignee, maxRetries and nextRetryAt a decision changes in an entry.
 func alsoChanged(row *dbsqlc.ClaimDueRow, current *dbsqlc.ClaimDecidedRow, d *strategy.Decision,
 	now time.Time,
 ) []string {

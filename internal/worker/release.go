@@ -22,8 +22,8 @@ const maxObservedGroups = 10_000
 // a time.
 const releaseGate = "automatic"
 
-// Release releases observed entries for which automatic redelivery is now on: oldest first, at the
-// pace of their queue. It also writes the policy's switches to the database if the policy has
+// Release releases observed entries for which automatic redelivery is now on, at the pace of their queue: of each
+// group (queue, kind and class) the most urgent first, then the oldest. It also writes the policy's switches to the database if the policy has
 // changed.
 func (w *Worker) Release(ctx context.Context) error {
 	released := false
@@ -107,7 +107,7 @@ func (w *Worker) releaseGroup(
 		}))
 		switch next := row.NextRetryAt; {
 		case deferred.deferUnlessAutomatic(row.ID, next, v):
-			// the entry needs manual handling: it was observed before switches existed, or by another version
+			// the entry needs manual handling: no switch includes its rule any more, or another version observed it
 		case next.After(now):
 			deferred.wait(row.ID, next, "", v.Reason)
 		default:

@@ -79,7 +79,7 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 		if err != nil {
 			return err
 		}
-		// needed is the number of ended jobs at which the failures are below the error rate.
+		// needed is the lowest number of ended jobs at which the failures are below the error rate, and at least MinJobs.
 		needed := smart.MinJobs
 		if failed > 0 {
 			needed = max(needed, int(math.Floor(100*float64(failed)/max(smart.ErrorRate, math.SmallestNonzeroFloat64)))+1)
@@ -120,8 +120,8 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 	return err
 }
 
-// claimParkedOrFailed locks up to most entries of a failure group that may be redelivered automatically. It
-// leaves the others unchanged.
+// claimParkedOrFailed returns up to most entries of a failure group that may be redelivered automatically, and locks
+// them. It may lock others of the group, too, but leaves them unchanged.
 func claimParkedOrFailed(ctx context.Context, tx transaction, decider *decider, params dbsqlc.ClaimStuckParams,
 	most int,
 ) ([]uuid.UUID, error) {
@@ -143,7 +143,7 @@ func claimParkedOrFailed(ctx context.Context, tx transaction, decider *decider, 
 				Queue: row.Queue, Kind: row.Kind, ErrorClass: row.ErrorClass, JobKind: row.JobKind,
 				CapturedBy: row.CapturedBy, MaxRetries: row.MaxRetries, Rule: row.Rule, Rescues: row.Rescues,
 			}
-			// After more rescues, the job may kill its worker again.
+			// A job that was rescued strategy.ManyRescues times or more may kill its worker again.
 			_, isHeld := held[row.ID]
 			if !isHeld && rescuesOf(due) < strategy.ManyRescues && decider.switches.Of(automaticEntry(due)).On {
 				ids = append(ids, row.ID)

@@ -40,11 +40,11 @@ const (
 	// retry that has begun continues at the interval of the gates.
 	DefaultSmartInterval = 15 * time.Second
 
-	// batchTimeout bounds one batch: one short transaction, or one per entry after the database
-	// rejected the batch.
+	// batchTimeout bounds one batch: a few short transactions, or a few per entry after the database rejected the
+	// batch.
 	batchTimeout = 30 * time.Second
 	// gateTimeout bounds one pass over all gates, of which each releases up to maxRelease entries. It also bounds one
-	// turn that releases observed entries and one of smart retry.
+	// release of observed entries, and one check for smart retries.
 	gateTimeout = time.Minute
 	// claimRetry is the pause if an entry is due but could not be claimed.
 	claimRetry = time.Second
@@ -56,7 +56,7 @@ const (
 	// makes the entry due.
 	runPoll = time.Hour
 	// maxBlocked is how long a change of a switch may block workers before the worker reports a failure.
-	// A change is one short transaction that waits at most 5 s.
+	// A change is one short transaction that waits at most 5 s for the workers' lock.
 	maxBlocked = 15 * time.Second
 	// maxBlockedGap is the longest gap between two blocked transactions that count as the same change.
 	// Some loop starts a transaction every second.
@@ -64,7 +64,7 @@ const (
 	// rescuedSpacing is the time between redeliveries of a queue's entries whose jobs were rescued twice or
 	// more: they are sent one at a time.
 	rescuedSpacing = time.Minute
-	// busyPause is how long an entry waits if another transaction has locked its job.
+	// busyPause is how long an entry waits if another transaction has locked its job or the job's unique key.
 	busyPause = 10 * time.Second
 	// sweepPages limits the pages of entries in dlq_processing that one sweep checks.
 	sweepPages = 20
@@ -72,7 +72,7 @@ const (
 	minPaceWait = 100 * time.Millisecond
 	// reservationTTL is how long a place in a pace stays reserved for an entry after the place's time.
 	reservationTTL = time.Minute
-	// maxRetryAfter limits how long a destination can delay an entry.
+	// maxRetryAfter limits the delay that a failure asks for (retryAfterSeconds in the error's context).
 	maxRetryAfter = 7 * 24 * time.Hour
 )
 
@@ -96,11 +96,11 @@ type Config struct {
 	Planner       func() *strategy.Planner // returns the planner of the active policy
 	Logger        *slog.Logger
 	Name          string        // used in locked_by and the audit trail; empty means host and process id
-	PollInterval  time.Duration // between checks for due entries without a wake-up; 0 means DefaultPollInterval
+	PollInterval  time.Duration // longest pause between checks for due entries; 0 means DefaultPollInterval
 	SweepInterval time.Duration // between checks of the jobs of entries in dlq_processing; 0 means DefaultSweepInterval
 	GateInterval  time.Duration // between checks of the gates; 0 means DefaultGateInterval
 	SmartInterval time.Duration // between checks for smart retries; 0 means DefaultSmartInterval
-	BatchSize     int           // entries per transaction; 0 means the policy's
+	BatchSize     int           // entries per transaction; 0 means fileBatch for filing, the policy's for due entries
 	// Listen is a pool whose connections can LISTEN; nil to poll only, because transaction poolers lack
 	// LISTEN.
 	Listen    *pgxpool.Pool
@@ -121,7 +121,7 @@ type Config struct {
 	Parked func([]Parked)
 }
 
-// Parked describes an entry that needs manual handling.
+// Parked describes an entry that the worker parked.
 type Parked struct {
 	ID                                    uuid.UUID
 	Queue, Kind, Class, Rule, Fingerprint string
@@ -188,7 +188,7 @@ func New(config Config) *Worker {
 
 // Loops returns the worker's background loops. They are separate, so that a backlog of due entries
 // delays neither filing nor sweeps, gates or smart retries. A batch or release that is in progress
-// at shutdown finishes: it is one short transaction.
+// at shutdown may finish, because its transactions are short.
 func (w *Worker) Loops() []*background.Loop {
 	loops := []*background.Loop{
 		background.New(background.Config{
@@ -252,8 +252,8 @@ type transaction struct {
 
 func (tx *transaction) addParked(entries ...Parked) { *tx.parked = append(*tx.parked, entries...) }
 
-// maxTxAttempts limits how often a transaction is run after collisions. In a collision, an entry moves
-// to another partition after a statement began; SKIP LOCKED does not skip it.
+// maxTxAttempts limits how often a transaction is run if it collides with another one: by a deadlock, or because an
+// entry moved to another partition after a statement began, which SKIP LOCKED does not skip.
 const maxTxAttempts = 10
 
 // inTx runs fn in a transaction of [deadletter.Store.InTx], and again after a collision. It returns
@@ -296,7 +296,8 @@ func (w *Worker) inObservedTx(ctx context.Context, fn func(tx transaction, count
 	return nil
 }
 
-// recordStage reports a finished step of a stage. It skips steps that were cancelled or will be retried.
+// recordStage reports a finished step of a stage. It skips steps that were cancelled, or
+// that a change of a switch blocked: they are retried.
 func (w *Worker) recordStage(ctx context.Context, stage string, start time.Time, err error) {
 	if !errors.Is(err, errSwitchChanging) && (err == nil || !errors.Is(ctx.Err(), context.Canceled)) {
 		w.config.ObserveStage(stage, time.Since(start), err)
@@ -316,8 +317,9 @@ func (w *Worker) untilNextDue(ctx context.Context) time.Duration {
 	return min(max(until, wakeDelay), w.config.PollInterval)
 }
 
-// RunOnce handles one batch of due, filed entries in one transaction. It reports whether there may
-// be more.
+// RunOnce handles one batch of due, filed entries: it redelivers or defers those that were decided in one transaction,
+// and decides those that failed again in another. If the database rejects the batch, RunOnce handles its entries one
+// by one. It reports whether there may be more.
 func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 	size := cmp.Or(w.config.BatchSize, w.config.Planner().Policy().Workers.DLQWorkers.BatchSize)
 	claimed, err := w.batch(ctx, size)
@@ -474,7 +476,7 @@ func judgeEntries(ctx context.Context, queries *dbsqlc.Queries, planner *strateg
 }
 
 // rescuedTogether returns, for entries whose job may have killed its worker ([strategy.ManyRescues]
-// rescues or more), how many other jobs the rescuer discarded together with the last one. The reason
+// rescues or more), how many other jobs the rescuer discarded together with the entry's job. The reason
 // of the decision shows the count.
 func rescuedTogether(ctx context.Context, queries *dbsqlc.Queries,
 	rows []dbsqlc.ClaimDueRow,
@@ -548,8 +550,8 @@ func (w *Worker) recordBlocked() error {
 		took.Round(time.Second), errSwitchChanging.Error())
 }
 
-// handle redelivers due, decided entries, or defers them. It parks an entry if redelivering it might
-// repeat the work of another job (deadletter.VerdictLive and VerdictDone).
+// handle redelivers due, decided entries, or defers them. It parks an entry if a rule of automatic redelivery requires
+// manual handling, or if redelivering it might repeat the work of another job (deadletter.VerdictLive and VerdictDone).
 func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, now time.Time,
 	counts map[string]int,
 ) error {
@@ -787,8 +789,8 @@ func automaticEntry(row *dbsqlc.ClaimDueRow) *automatic.Entry {
 	}
 }
 
-// decide applies the switches to the planner's decision. An entry that would be redelivered
-// automatically is observed instead if that is off, and parked if it needs manual handling.
+// decide applies the switches to the planner's decision. If the planner would redeliver an entry automatically, the
+// entry is observed instead while automatic redelivery is off for it, and parked if it needs manual handling.
 func (d *decider) decide(row *dbsqlc.ClaimDueRow, decision strategy.Decision) strategy.Decision {
 	if decision.Strategy == strategy.Manual {
 		return decision
