@@ -1,5 +1,6 @@
-// Package replay implements replay runs: bulk replays that run in the server at their pace, with
-// progress and report in the database.
+// Package replay implements replay runs, and replays of one entry with an edited payload. A replay run is a bulk replay
+// that a dlqd process executes in the background, at the rate that its request sets. Its progress and report are in the
+// database.
 package replay
 
 import (
@@ -32,14 +33,16 @@ const (
 	// unlimitedRate is the approximate number of redeliveries per second on two cores (docs/benchmarks.md),
 	// for estimates.
 	unlimitedRate = 10_000
-	// DefaultStopAt is the percentage of failures among the last stopWindow outcomes that stops a run.
+	// DefaultStopAt is the percentage of failures among the last stopWindow outcomes that stops a run, unless the run
+	// is progressive.
 	DefaultStopAt = 50
 	stopWindow    = 50
-	// DefaultBatchSize is the number of entries that a run sends in one transaction.
+	// DefaultBatchSize is the number of entries in a batch. A run with neither a rate nor a concurrency sends several
+	// batches in one transaction.
 	DefaultBatchSize = 100
 	// maxOperations is the maximum number of operations of a JSON Patch.
 	maxOperations = 100
-	// maxPatchedBytes limits the size of a patched payload, unless the payload was larger before. It is
+	// maxPatchedBytes limits the size of a patched payload. A payload that was larger before may keep its size. It is
 	// the default maximum size of a message.
 	maxPatchedBytes = 1 << 20
 	// maxSamples is the number of entries that a preview shows.
@@ -147,7 +150,8 @@ type Request struct {
 	// Checkpoint is deadletter.Resume or deadletter.Discard. A patch requires it if entries have a checkpoint.
 	Checkpoint string `json:"checkpoint,omitempty"`
 	Force      bool   `json:"force,omitempty"`
-	// StopAt is the percentage of failures among the last outcomes that stops the run; 0 means DefaultStopAt.
+	// StopAt is the percentage of failures among the last outcomes that stops the run; 0 means DefaultStopAt. A
+	// progressive run ignores it.
 	StopAt float64 `json:"stopAt,omitempty"`
 	// Progressive sends each failure group in steps, and holds a group that does not recover.
 	Progressive bool `json:"progressive,omitempty"`
@@ -215,8 +219,7 @@ func (p *Patch) hasTests() bool {
 		slices.ContainsFunc(operations, func(o operation) bool { return o.Op == "test" })
 }
 
-// mask masks values in the patched event and the changes: a patch, or the comparison with it, can
-// contain masked values.
+// mask masks values in the patched event and the changes: the patch itself can write values that the policy masks.
 func (s *Sample) mask(ctx context.Context, queries *dbsqlc.Queries, jobKind string) error {
 	params := dbsqlc.MaskSampleParams{Event: json.RawMessage("null"), JobKind: jobKind, Patched: json.RawMessage("null")}
 	if s.Patched != nil {
@@ -464,7 +467,8 @@ type Forecast struct {
 	Unhealthy []string         `json:"unhealthy" doc:"Reasons not to start the run at that time."`
 }
 
-// Start starts a run. Unless forced, it returns an error if the run's destinations are unhealthy.
+// Start starts a run. Unless in.Force is set, it returns an error if the preview fails or gives reasons not to start the
+// run now. An invalid request is an error even with in.Force.
 func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 	preview, err := r.Preview(ctx, in)
 	if _, refused := errors.AsType[*deadletter.MoveError](err); err != nil && (!in.Force || refused) {

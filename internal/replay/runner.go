@@ -27,8 +27,8 @@ const (
 	// paceStep is the length of a step of a run with a rate: shorter steps cost more transactions,
 	// longer ones send bursts.
 	paceStep = 50 * time.Millisecond
-	// commitEntries limits the entries that one transaction sends for a run without a rate or
-	// concurrency. The transaction sends several batches, because each commit waits for the disk.
+	// commitEntries limits the entries that one transaction sends for a run with neither a rate nor a concurrency,
+	// unless its batch is larger. The transaction sends several batches, because each commit waits for the disk.
 	commitEntries = 500
 	// turnTimeout bounds one pass over all active runs.
 	turnTimeout = time.Minute
@@ -76,8 +76,8 @@ func (r *Runner) Loop() *background.Loop {
 	})
 }
 
-// RunOnce advances every active run by one batch, and returns the time until the next look. A
-// failed run does not block the others.
+// RunOnce settles the outcomes of progressive runs, advances every active run by one batch, and returns the time until
+// the next turn. An error of one run does not block the others.
 func (r *Runner) RunOnce(ctx context.Context) (wait time.Duration, err error) {
 	runs, err := dbsqlc.New(r.store.DB()).ActiveReplays(ctx)
 	if err != nil {
@@ -212,9 +212,9 @@ func nextEntries(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
 	return ids, err
 }
 
-// sendAlone sends entries that must be sent alone, after all others: one per queue, if the previous one
-// has ended. If none is left, it finishes the run. It returns the last entry that it sent or tried
-// to send.
+// sendAlone sends entries whose jobs were rescued twice or more, after all others: one per queue at a time, so only if
+// the previous one of the queue has ended. If there is none to send, sendAlone ends the run once its redeliveries have
+// ended. It returns the last entry that it sent or tried to send.
 func (r *Runner) sendAlone(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
 	size int,
 ) (last uuid.UUID, err error) {
@@ -231,7 +231,7 @@ func (r *Runner) sendAlone(ctx context.Context, tx transaction, run *dbsqlc.Lock
 func isUnlimited(run *dbsqlc.LockReplayRow) bool { return run.Rate == nil && run.Concurrency == nil }
 
 // capacity returns how many entries may be sent now. If none may, it returns the time after which to
-// ask again.
+// ask again. It stops a run of whose last redeliveries too many failed.
 func (r *Runner) capacity(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
 	singly bool,
 ) (size int, wait time.Duration, err error) {
@@ -266,7 +266,7 @@ func (r *Runner) capacity(ctx context.Context, tx transaction, run *dbsqlc.LockR
 	return size, sent, nil
 }
 
-// finish ends a run that has nothing left to send, once its redeliveries have ended.
+// finish ends a run that has nothing left to send, if its redeliveries have ended.
 func (r *Runner) finish(ctx context.Context, tx transaction, id uuid.UUID) error {
 	unfinished, err := tx.ReplayUnfinished(ctx, id)
 	if err != nil || unfinished {
