@@ -1,5 +1,5 @@
-// Package ingest stores submitted messages. It joins concurrent submissions into one insert and one
-// commit (group commit) and answers each after that commit.
+// Package ingest stores submitted messages. It joins concurrent submissions of single messages into one insert and one
+// commit (group commit) and answers each after that commit. A batch has a transaction of its own.
 package ingest
 
 import (
@@ -46,7 +46,7 @@ const (
 	// the disk, the next is prepared.
 	DefaultFlushers = 2
 
-	// notifyCooldown is the shortest time between two notifications of a queue's workers. With the
+	// notifyCooldown is the shortest time between two notifications of a queue's workers by this process. With the
 	// 100 ms of River's clients, messages of steady traffic would wait a median of 50 ms.
 	notifyCooldown = 5 * time.Millisecond
 
@@ -54,7 +54,7 @@ const (
 	// hangs up must not cancel an insert that other clients share.
 	flushTimeout = 15 * time.Second
 
-	// awayRetryAfter is when the client should retry while the queue's process is away: a restart
+	// awayRetryAfter is when the client should retry while the dlqd process that delivers the queue is away: a restart
 	// takes seconds.
 	awayRetryAfter = 10 * time.Second
 
@@ -70,8 +70,9 @@ var (
 	ErrFull = errors.New("too many messages wait for their commit")
 	// ErrStopped means that the program is stopping. Nothing of the submission is stored.
 	ErrStopped = errors.New("dlqd is stopping and accepts no messages")
-	// ErrUncertain means that the database did not answer, so the message may or may not be stored.
-	// Sending it again with the same messageId resolves this.
+	// ErrUncertain means that the message may or may not be stored: the database did not answer, or the job or entry of
+	// an earlier submission disappeared before dlqd could compare the messages. Sending the message again with the same
+	// messageId resolves this.
 	ErrUncertain = errors.New("the database did not answer; send the message again with the same messageId")
 )
 
@@ -167,7 +168,7 @@ type Receipt struct {
 	MessageID string
 	JobID     int64
 	Duplicate bool      // the same message was submitted before; nothing was stored
-	EntryID   uuid.UUID // the open dead letter of a duplicate whose job River has deleted
+	EntryID   uuid.UUID // the open dead letter of a duplicate, whose job River may have deleted
 
 	createdAt time.Time // of the new job
 }
@@ -284,7 +285,7 @@ func (i *Ingester) Stop(ctx context.Context) {
 	i.running.Wait()
 }
 
-// Submit stores one message, together with concurrent submissions. It returns after the commit.
+// Submit stores one message, together with concurrent submissions. It returns after the commit, or when ctx is done.
 func (i *Ingester) Submit(ctx context.Context, msg *message.Message, trace Trace) (Receipt, error) {
 	job, size, err := i.job(ctx, msg, trace)
 	if err != nil {
@@ -420,7 +421,8 @@ func (i *Ingester) job(ctx context.Context, msg *message.Message, trace Trace) (
 	return out, len(stored.Payload) + len(stored.PayloadText), nil
 }
 
-// checkWorked refuses a message that no dlqd process would deliver and another client would fetch.
+// checkWorked refuses a message that no dlqd process delivers now: an application's client would fetch it. It also
+// refuses the message if that cannot be determined.
 func (i *Ingester) checkWorked(ctx context.Context, rules *policy.Policy, queue string) error {
 	if i.config.Worked == nil {
 		return nil
@@ -491,7 +493,8 @@ func (i *Ingester) flush(group []*submission) {
 	}
 }
 
-// insertWithRetries does not stop when a client hangs up: other clients share the insert.
+// insertWithRetries inserts a group, up to maxAttempts times if it fails for a temporary reason. It does not stop when a
+// client hangs up, because other clients may share the insert.
 func (i *Ingester) insertWithRetries(group []*submission, allOrNone bool) ([]outcome, error) {
 	for attempt := 1; ; attempt++ {
 		start := time.Now()
@@ -566,8 +569,8 @@ func (i *Ingester) store(ctx context.Context, db postgres.DB, group []*submissio
 			return err
 		}
 		waiting = slices.DeleteFunc(waiting, func(n int) bool { return outcomes[n] != (outcome{}) })
-		// The new jobs are committed, so only the other messages fail: their next submission sees the outcome. Without an
-		// error their jobs were deleted before they could be compared, or a trigger of the application drops them.
+		// Only the messages without an outcome fail: their next submission sees it. Without an error, their jobs were
+		// deleted before they could be compared, or a trigger of the application drops them.
 		if attempt == maxAttempts || ctx.Err() != nil {
 			for _, n := range waiting {
 				outcomes[n].err = ErrUncertain
@@ -591,7 +594,7 @@ func (i *Ingester) store(ctx context.Context, db postgres.DB, group []*submissio
 func (i *Ingester) storeOnce(ctx context.Context, queries *dbsqlc.Queries, group []*submission, indexes []int,
 	outcomes []outcome, noticed *notices,
 ) (entries map[int]uuid.UUID, missing []int, err error) {
-	now := time.Now().UTC() // of this program, as in River's client
+	now := time.Now().UTC() // this program's clock, as in River's client
 	params := dbsqlc.InsertMessagesParams{CreatedAt: now, Kind: message.JobKind, Notifications: []string{}}
 	index := make(map[string]int, len(indexes)) // index in group, by unique key
 	byID := make(map[string]int, len(indexes))

@@ -29,8 +29,8 @@ const (
 	Cancelled    State = "cancelled"
 )
 
-// ErrNoMessage means that a message is unknown: it was never stored, or it ended longer ago than
-// River keeps jobs.
+// ErrNoMessage means that a message is unknown: it was never stored, it ended longer ago than River keeps jobs and has
+// no dead letter, or it is outside the caller's scope.
 var ErrNoMessage = errors.New("no such message")
 
 // Position is the current state of a message.
