@@ -25,9 +25,11 @@ const (
 	// so that alerts continue. Without a limit, a process that alone lost the database would keep
 	// alerts that are over.
 	maxSampleAge = time.Hour
-	// otherQueue is the label of all queues without series: see dlq.most_counted_queues.
+	// otherQueue is the label under which the queues without series of their own are added up.
 	otherQueue = "other"
-	maxQueues  = 100
+	// maxQueues is the number of queues from which on a further queue gets no series of its own. The policy's queues
+	// and those in dlq.counters always have series.
+	maxQueues = 100
 )
 
 // Figures of the database. Every process serves the same.
@@ -376,7 +378,8 @@ func (p *publisher) publishKind(name, queue string, labels map[string]float64) {
 	}
 }
 
-// publishBacklog publishes the numbers of open entries.
+// publishBacklog publishes the numbers and ages of open entries, the alert thresholds of queues, and the numbers of
+// entries that wait for an operator or are observed.
 func (p *publisher) publishBacklog() {
 	type group struct{ status, queue, class string }
 	open := map[group]int64{}
@@ -432,8 +435,8 @@ func (p *publisher) publishBacklog() {
 	}
 }
 
-// publishInstallation publishes the state of dlqd in the database: sample and rollup ages, capture,
-// partitions, gates, paces, replay runs, approvals and processes.
+// publishInstallation publishes the state of dlqd in the database, such as the ages of sample and rollups, capture and
+// its backlogs, partitions, gates, paces, replay runs, approvals and processes.
 func (p *publisher) publishInstallation() {
 	gauge(p.ch, sampleDesc, p.now.Sub(p.at).Seconds())
 	gauge(p.ch, lagDesc, p.age(p.Rollups.At))

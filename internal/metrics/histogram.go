@@ -21,7 +21,7 @@ const (
 	firstBucket, firstShortBucket, lastBucket = 0, -6, 22
 	// maxBin is beyond every time: 2^50 seconds.
 	maxBin = 50 * binsPerDouble
-	// zeroThreshold is the smallest time that is not counted as zero, as in client_golang.
+	// zeroThreshold is the upper bound of the native histogram's zero bucket, as in client_golang.
 	zeroThreshold = prometheus.DefNativeHistogramZeroThreshold
 )
 

@@ -210,7 +210,7 @@ func (m *Metrics) ObserveWorker(action string, entries int, took time.Duration) 
 	}
 }
 
-// ObserveStage counts a step of a stage, for worker.Config.ObserveStage.
+// ObserveStage records a step of a stage, for worker.Config.ObserveStage.
 func (m *Metrics) ObserveStage(stage string, took time.Duration, err error) {
 	outcome := "ok"
 	if err != nil {
@@ -219,7 +219,7 @@ func (m *Metrics) ObserveStage(stage string, took time.Duration, err error) {
 	m.stageSeconds.WithLabelValues(stage, outcome).Observe(took.Seconds())
 }
 
-// ObserveApproval counts the execution of an approved request, for approval.Runner.Observe.
+// ObserveApproval records the execution of an approved request, for approval.Runner.Observe.
 func (m *Metrics) ObserveApproval(took time.Duration, err error) {
 	m.ObserveStage(stageApproval, took, err)
 }

@@ -30,8 +30,7 @@ const (
 	maxPause    = 30 * time.Second
 	// statementTimeout bounds each statement of a sample.
 	statementTimeout = 5 * time.Second
-	// StaleAfter is the age at which a sample is stale: the longest pause, the longest sample, and
-	// a margin.
+	// StaleAfter is the age above which a sample is stale: the longest pause plus the longest time that a sample takes.
 	StaleAfter = time.Minute
 	// maxRiverQueues and maxRiverJobs bound the reads of River's tables: counting 300,000 jobs
 	// takes 52 ms, counting 10,000 of them 2 ms.
