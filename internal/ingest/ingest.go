@@ -493,8 +493,8 @@ func (i *Ingester) flush(group []*submission) {
 	}
 }
 
-// insertWithRetries inserts a group, up to maxAttempts times if it fails for a temporary reason. It does not stop when a
-// client hangs up, because other clients may share the insert.
+// insertWithRetries inserts a group, up to maxAttempts times if it fails for a temporary reason. It does not stop when
+// a client hangs up, because other clients may share the insert.
 func (i *Ingester) insertWithRetries(group []*submission, allOrNone bool) ([]outcome, error) {
 	for attempt := 1; ; attempt++ {
 		start := time.Now()

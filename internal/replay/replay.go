@@ -467,8 +467,8 @@ type Forecast struct {
 	Unhealthy []string         `json:"unhealthy" doc:"Reasons not to start the run at that time."`
 }
 
-// Start starts a run. Unless in.Force is set, it returns an error if the preview fails or gives reasons not to start the
-// run now. An invalid request is an error even with in.Force.
+// Start starts a run. Unless in.Force is set, it returns an error if the preview fails or gives reasons not to start
+// the run now. An invalid request is an error even with in.Force.
 func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 	preview, err := r.Preview(ctx, in)
 	if _, refused := errors.AsType[*deadletter.MoveError](err); err != nil && (!in.Force || refused) {

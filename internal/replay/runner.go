@@ -76,7 +76,7 @@ func (r *Runner) Loop() *background.Loop {
 	})
 }
 
-// RunOnce settles the outcomes of progressive runs, advances every active run by one batch, and returns the time until
+// RunOnce settles new outcomes of runs (see settle), advances every active run by one batch, and returns the time until
 // the next turn. An error of one run does not block the others.
 func (r *Runner) RunOnce(ctx context.Context) (wait time.Duration, err error) {
 	runs, err := dbsqlc.New(r.store.DB()).ActiveReplays(ctx)

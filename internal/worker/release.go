@@ -23,8 +23,8 @@ const maxObservedGroups = 10_000
 const releaseGate = "automatic"
 
 // Release releases observed entries for which automatic redelivery is now on, at the pace of their queue: of each
-// group (queue, kind and class) the most urgent first, then the oldest. It also writes the policy's switches to the database if the policy has
-// changed.
+// group (queue, kind and class) the most urgent first, then the oldest. It also writes the policy's switches to the
+// database if the policy has changed.
 func (w *Worker) Release(ctx context.Context) error {
 	released := false
 	var published *policy.Policy // the policy whose switches this transaction wrote
