@@ -45,7 +45,8 @@ func RowsInDefaults(ctx context.Context, db DB) ([]Entered, error) {
 }
 
 // Listen returns a connection that listens on a topic. It takes the connection out of the pool,
-// because a released connection would keep its LISTEN.
+// because a released connection would keep its LISTEN. If LISTEN fails, Listen returns the connection with the error,
+// and the caller closes it.
 func Listen(ctx context.Context, pool *pgxpool.Pool, topic string) (*pgx.Conn, error) {
 	pooled, err := pool.Acquire(ctx)
 	if err != nil {

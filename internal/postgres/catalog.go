@@ -15,7 +15,8 @@ import (
 )
 
 // catalogSQL lists the objects of dlqd's schema ($1) and dlqd's triggers in River's schema ($2),
-// each with its table and definition. It leaves out what partitions inherit from their table.
+// each with its table, if it has one, and its definition. It leaves out what partitions inherit from their table, and
+// the functions that dlq.set_capture writes.
 //
 //nolint:dupword // a column and the table that it is of
 const catalogSQL = `
@@ -90,8 +91,8 @@ var ErrManyLocks = errors.New("the server has too few free locks now (max_locks_
 var errRollback = errors.New("comparison finished")
 
 // Drift compares dlqd's schema with one that it creates from this program's migrations and code, in
-// a transaction that it rolls back. It lists what is missing or different, and what was added to
-// dlqd's tables. It returns [ErrNotComparable] for the schema of a newer dlqd.
+// a transaction that it rolls back. It lists what is missing or different, and of what was added to
+// dlqd's tables what can reject a row: columns, constraints, triggers, rules and unique indexes. It returns [ErrNotComparable] for the schema of a newer dlqd.
 func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 	ctx = Unbounded(ctx)
 	if status, err := m.status(ctx); err != nil {

@@ -64,8 +64,8 @@ const (
 	oldestRiver = 6
 )
 
-// ErrSchemaOld is returned by [Migrator.Check] if the database's schema is not the one that this
-// program was built for.
+// ErrSchemaOld is returned by [Migrator.Check] if the database's schema is older than the one that this program
+// installs, or is incomplete.
 var ErrSchemaOld = errors.New("database schema is not up to date")
 
 // Migrator installs River's and dlqd's schemas in a database, and removes dlqd's.
@@ -102,7 +102,8 @@ func (s MigrationStatus) Current() bool {
 	return s.RiverVersion >= s.RiverLatest && s.Version == s.Latest && s.CodeInstalled
 }
 
-// Up applies River's migrations and dlqd's, and installs dlqd's functions, views and triggers.
+// Up applies dlqd's migrations, and installs dlqd's functions, views and triggers. It first applies River's migrations,
+// unless an application owns River. It does not change the schema of a newer dlqd.
 func (m *Migrator) Up(ctx context.Context) error {
 	ctx = Unbounded(ctx)
 	return m.exclusively(ctx, func() error {
@@ -347,8 +348,8 @@ func (m *Migrator) recordFiled(ctx context.Context) error {
 	})
 }
 
-// installRiverTriggers creates the triggers on River's table, with which capture begins. On an
-// application's River, the reconciler does not file older failures; only a backfill does.
+// installRiverTriggers creates the triggers on River's table, with which capture begins. If they are the first on an
+// application's River, the reconciler does not file failures from before; only a backfill does.
 func (m *Migrator) installRiverTriggers(ctx context.Context, river string) error {
 	triggers := m.code().riverTriggers
 	before, err := m.setting(ctx, settingRiverTriggers)
@@ -369,8 +370,8 @@ func (m *Migrator) installRiverTriggers(ctx context.Context, river string) error
 	})
 }
 
-// withShortLocks runs a change of code in a transaction with a short lock timeout, and retries it
-// while other sessions hold the locks.
+// withShortLocks runs a change of the schema in a transaction with a short lock timeout, and retries it while other
+// sessions hold the locks, at most m.Tries times.
 func (m *Migrator) withShortLocks(ctx context.Context, run func(tx pgx.Tx) error) error {
 	return m.retryLocked(ctx, func() error {
 		return m.inTx(ctx, func(tx pgx.Tx) error {
@@ -613,7 +614,7 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 	code := m.code()
 	var river, oldest string
 	// Check the catalog as well as the settings: code may have been dropped, or River's table
-	// recreated. The code of a newer dlqd is any.
+	// recreated. This program does not know the code of a newer dlqd, so there any version counts as current.
 	err = m.Pool.QueryRow(ctx, m.Schemas.Render(`
 		WITH installed AS (
 			SELECT p.proname AS name FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $4

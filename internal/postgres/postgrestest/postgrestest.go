@@ -3,7 +3,7 @@
 // dlqd.
 //
 // The server is the one in DLQD_TEST_DATABASE_URL (make test starts one for all packages). If that
-// is not set, this package's test binary starts and stops one.
+// is not set, each test binary starts and stops one.
 package postgrestest
 
 import (
