@@ -17,7 +17,7 @@ import (
 	"github.com/dlqd/dlqd/internal/message"
 )
 
-// Limits of durations, which a schema cannot express.
+// Limits that the files' schemas do not express: of durations, rates and names.
 const (
 	maxBackoff = 24 * time.Hour
 	maxTimeout = time.Hour
@@ -35,8 +35,8 @@ const (
 
 var queueName = regexp.MustCompile(`^[a-z0-9]+([_-][a-z0-9]+)*$`)
 
-// check validates what the schema of one file cannot: references between names, ranges of
-// durations, secrets.
+// check validates what the schema of one file cannot, such as references between names, ranges of durations, and
+// secrets.
 func (l *loader) check() {
 	p := l.policy
 	for _, name := range slices.Sorted(maps.Keys(p.Destinations)) {
@@ -171,7 +171,8 @@ func (l *loader) checkDestination(name string, d *Destination) {
 	}
 }
 
-// readSecret reads a file that contains a secret. Watch checks that file from then on.
+// readSecret reads a file that contains a secret. Watch checks that file from then on. For a draft, readSecret reads
+// nothing and returns the secret in force.
 func (l *loader) readSecret(file, at, path string) (secret string) {
 	key := at + " " + path
 	if l.draft != nil { // the author of a draft may lack the right to read it

@@ -77,7 +77,8 @@ type Source struct {
 	// Destination is the URL of the destination "default" if the policy defines no queues.
 	Destination string
 	// SecretsElsewhere is for commands that check or compare a policy on a machine that may lack its secret files. A
-	// missing file is then a warning, and its secret counts as empty.
+	// missing file is then a warning. The URLs and secrets of destinations that come from files count as empty, whether
+	// the files exist or not.
 	SecretsElsewhere bool
 }
 
@@ -134,7 +135,8 @@ func Default(destinationURL string) (*Policy, error) {
 	return Load(Source{Destination: destinationURL})
 }
 
-// Load reads and checks a policy. Its error lists every mistake with file and line.
+// Load reads and checks a policy. Its error lists the mistakes with file and line: those of each file or, if each file
+// is valid by itself, those between files.
 func Load(source Source) (*Policy, error) {
 	before := source.hash() // before the files are read, so that Watch sees changes during the read
 	p, err := (&loader{source: source}).readAll()
@@ -200,7 +202,8 @@ func (p *Policy) Where(file, path string) string {
 // Warnings returns probable mistakes, with file and line. A policy with warnings can be in force.
 func (p *Policy) Warnings() []string { return p.warnings }
 
-// Settings returns every effective value, in order. Secrets are hidden.
+// Settings returns every effective value, in order. A signing secret is hidden. Secrets in URLs are hidden only by
+// [Setting.Text] and [Setting.String].
 func (p *Policy) Settings() []Setting { return p.settings }
 
 type loader struct {
@@ -348,7 +351,8 @@ func (l *loader) load(name string) {
 	}
 }
 
-// read reads and checks one file with any of the extensions, or returns nil if there is none.
+// read reads and checks one file with any of the extensions. It returns nil if there is none, or if it cannot be read,
+// which it records as a problem.
 func (l *loader) read(dir, name string) *layer {
 	if l.draft != nil && filepath.Join(dir, name) == filepath.Join(l.source.Dir, filepath.FromSlash(l.draft.file)) {
 		return l.parsed(name, l.draft.file+extensions[0], []byte(l.draft.text))

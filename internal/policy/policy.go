@@ -1,5 +1,5 @@
 // Package policy reads and checks the configuration that teams keep in Git: the queues, where their
-// messages go, how they are retried, what errors mean and what happens to dead letters. A policy is
+// messages go, how they are retried, what errors mean, what happens to dead letters, and who may do what. A policy is
 // a directory of six optional files, with overlays for each environment; see docs/policy.md.
 package policy
 
@@ -68,7 +68,7 @@ type Queue struct {
 	WhenOpen    string        `json:"whenOpen"    jsonschema:"enum=reject,enum=accept,description=New messages while the destination's breaker is open: rejected with 503 (reject)\\, or accepted and held (accept)."`
 	Ordering    bool          `json:"ordering"    jsonschema:"description=Messages with the same orderingKey are delivered in order; later ones wait behind an open dead letter."`
 	Payload     string        `json:"payload"     jsonschema:"enum=parsed,enum=exact,description=Form of the delivered payload: as the database formats it (parsed)\\, or byte for byte as submitted (exact)\\, for receivers that sign or hash bodies."`
-	// DeadLetterLogicalFailures files a dead letter for a message whose receiver answers 200 with
+	// DeadLetterLogicalFailures files a dead letter for a message whose receiver answers with a status 2xx and
 	// {"success": false}.
 	DeadLetterLogicalFailures bool      `json:"deadLetterLogicalFailures" jsonschema:"description=A 200 response with success: false becomes a dead letter."`
 	Retention                 Retention `json:"retention"                 jsonschema:"description=Retention of closed dead letters."`
@@ -391,7 +391,7 @@ func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 // QueueNames returns the sorted names of the queues.
 func (p *Policy) QueueNames() []string { return slices.Sorted(maps.Keys(p.Queues)) }
 
-// Concurrency returns the number of deliveries of a queue that run at once in one process.
+// Concurrency returns the maximum number of deliveries of a queue that run at once in one process.
 func (p *Policy) Concurrency(queue string) int { return p.Pool(queue).Concurrency }
 
 // Pool returns the pool of a queue.
@@ -498,5 +498,5 @@ func (p *Policy) MaxTimeout() time.Duration {
 }
 
 // Version identifies the policy. It is the Git commit of its directory, followed by -dirty- and a
-// hash if files differ from that commit. Without Git, it is a hash of the content.
+// hash if files differ from that commit. If Git does not track the directory, it is a hash of the effective values.
 func (p *Policy) Version() string { return p.version }

@@ -21,8 +21,8 @@ const gitTimeout = 5 * time.Second
 // follows it.
 const dirty = "-dirty-"
 
-// Committed reports whether the policy was loaded from uncommitted files that have been committed
-// since.
+// Committed reports whether the policy was loaded from uncommitted files, and the commit of their directory has changed
+// since or now contains them.
 func (p *Policy) Committed() bool {
 	return strings.Contains(p.version, dirty) && version(p.dir, p.settings) != p.version
 }
@@ -33,7 +33,8 @@ func (s Source) Committed() bool {
 	return commit != "" && clean
 }
 
-// version returns the Git commit of a directory, or a hash of the effective values.
+// version returns the Git commit of a directory, followed by dirty and a hash if files differ from the commit. Without
+// a commit, it returns a hash of the effective values.
 func version(dir string, settings []Setting) string {
 	switch commit, clean := commitOf(dir); {
 	case commit == "":

@@ -35,7 +35,7 @@ type watch struct {
 	loaded  string   // state of the files before the policy was last read
 }
 
-// Watch calls changed after files of the source, or secret files of the policy in force, differ
+// Watch returns a loop that calls changed after files of the source, or secret files of the policy in force, differ
 // from what was last read.
 func Watch(source Source, inForce func() *Policy, changed func(context.Context)) *background.Loop {
 	w := &watch{
