@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	// interval is the time between two reads of the table of facts. Capture sends no NOTIFY: at commit, the
+	// interval is the pause after a read of the table of facts that applied less than a batch. Capture sends no NOTIFY: at commit, the
 	// applications' transactions would wait for one another.
 	interval = 50 * time.Millisecond
 	// retryInterval is the longest pause after failures.
 	retryInterval = 5 * time.Second
-	// batch is the number of facts that one transaction applies.
+	// batch is the number of facts that one transaction applies at most.
 	batch = 500
 	// timeout bounds one transaction.
 	timeout = 30 * time.Second
@@ -35,7 +35,8 @@ const (
 	// refusedInterval is the time between retries of facts that the database rejected. A turn that retries applies all
 	// facts one by one.
 	refusedInterval = time.Minute
-	// maxTries limits how often a batch is run if concurrent moves of its entries collide with it.
+	// maxTries limits how often a batch is run if other transactions collide with it or lock its rows, or if the
+	// database rejects a fact.
 	maxTries = 5
 )
 
