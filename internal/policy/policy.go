@@ -254,7 +254,7 @@ type Strategies map[string]*Plan
 
 // Plan is what happens to an entry. A field that is not set here comes from the first of these that sets it: the rule,
 // the kind's plan for the class, the kind's plan, the queue's plan for the class, the queue's plan, the class's plan,
-// the strategy's defaults.
+// the strategy's defaults. MaxRetries can also come from the maxRetries of the kind or the queue, after their plans.
 type Plan struct {
 	Strategy   string          `json:"strategy,omitempty"`
 	Delays     []time.Duration `json:"delays,omitempty"     jsonschema:"description=Delays from the last failure to each redelivery; the last one repeats."`

@@ -175,7 +175,8 @@ func shortDuration(d time.Duration) string {
 	return text
 }
 
-// queuesAndKinds lists the queues and kinds that at least one of two policies names.
+// queuesAndKinds lists the queues that at least one of two policies delivers, routes or limits, and the kinds that one
+// routes.
 type queuesAndKinds struct{ queues, kinds []string }
 
 func namesOf(planners ...*Planner) *queuesAndKinds {
@@ -199,7 +200,8 @@ func namesOf(planners ...*Planner) *queuesAndKinds {
 
 // BehaviourDiff returns what changes from one policy to another: one line for each place, with the
 // fields that differ there, in the order of the files. Places of the same sort with the same
-// differences share a line.
+// differences share a line. A change of a class that is the same in every queue is not repeated for single queues and
+// kinds.
 func BehaviourDiff(old, next *Planner) []string {
 	names := namesOf(old, next)
 	was, is := old.behaviour(names), next.behaviour(names)

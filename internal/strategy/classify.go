@@ -101,10 +101,11 @@ const (
 // information to the least:
 //  1. the class that the worker or the destination reported; a stack trace
 //  2. HTTP 429, 503 and 504, and responses with Retry-After
-//  3. a reported type or code that the table knows
+//  3. a type, a code or a name at the beginning of the text that the table knows; in a response with the status 500,
+//     a bug that the text names
 //  4. the status of gRPC, SQL or SMTP
 //  5. other HTTP statuses
-//  6. the words of the message
+//  6. the words of the message; an HTTP status in it
 func Classify(f Facts) (riverdlq.Class, string) {
 	if f.Class != "" && slices.Contains(riverdlq.Classes(), f.Class) {
 		return f.Class, workerRule
@@ -181,8 +182,9 @@ func (f *Facts) text() string {
 	return text
 }
 
-// reported returns the line of the reported code or type, or of the name at the beginning of the text. If the status is
-// 500, which says little about the cause, a bug that the text names takes precedence.
+// reported returns the line of the reported code or type, or of the name at the beginning of the text. If there is none,
+// and the status is 500, which says little about the cause, it returns the line of a bug that the text names, or nil.
+// The text can replace the line: see typeExceptions and preferPermanent.
 func (f *Facts) reported(text string, words *wording, status int) *line {
 	var l *line
 	head, _, _ := strings.Cut(text, ":")

@@ -83,7 +83,7 @@ type Entry struct {
 	LastFailedAt time.Time      // delays count from this time
 	RetryAfter   time.Duration  // requested by the destination at the last failure; 0 if none
 	Rescues      int            // attempts ended by River's rescuer; 0 for messages, whose worker is dlqd itself
-	Together     int            // other jobs that the rescuer discarded at the same time as this entry's last one
+	Together     int            // other jobs that the rescuer discarded at the same time as this entry's job
 }
 
 // Verdict is the decision about an entry whose time has come.
@@ -133,7 +133,8 @@ func (p *Planner) Policy() *policy.Policy { return p.policy }
 // Plan returns the plan for an entry of a class, queue and kind that matched rule (nil for none).
 // Each field comes from the first of these that sets it: the rule, the kind's plan for the class,
 // the kind's plan, the queue's plan for the class, the queue's plan, the class's plan, the
-// strategy's defaults.
+// strategy's defaults. MaxRetries can also come from the maxRetries of the kind or the queue, after their plans. If no
+// plan sets a strategy, it is Manual.
 func (p *Planner) Plan(class riverdlq.Class, queue, kind string, rule *policy.Rule) policy.Plan {
 	routing := &p.policy.Routing
 	var layers []*policy.Plan
@@ -232,8 +233,8 @@ func workerLost(e *Entry) string {
 	return text
 }
 
-// Due decides about an entry whose time has come. It checks the conditions first: an entry whose
-// conditions are unmet waits until a gate of the worker releases it, or for waitLimit.
+// Due decides about an entry whose time has come. It checks the conditions first: an entry whose conditions are unmet
+// waits until a gate of the worker releases it, also if Due finds them met at the next check, after waitLimit.
 func (p *Planner) Due(e *Entry, name string, now time.Time) Verdict {
 	s, ok := implementations[name]
 	if !ok {
@@ -341,8 +342,8 @@ func (*immediate) Due(*Entry, *policy.Plan, time.Time) Verdict {
 	return Verdict{Redeliver: true}
 }
 
-// scheduled retries at the time that the destination asked for, or else at a random time within the
-// next off-peak hour, so that entries do not all arrive at once.
+// scheduled retries as immediate if the destination asked for a time or the plan has no hours. Otherwise it retries at a
+// random time within the next off-peak hour, so that entries do not all arrive at once.
 type scheduled struct{ immediate }
 
 func (s *scheduled) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time, string) {
@@ -373,9 +374,10 @@ func NextHour(hours []int, zone string, now time.Time) time.Time {
 	return schedule.Next(now)
 }
 
-// The values of WaitingFor: automatic redelivery is switched off for the entry; the entry waits for
-// its destination's rate; an earlier entry with the same ordering key is open; a
-// progressive replay run that has not ended holds the entry; or a condition, whose text follows the prefix.
+// The values of WaitingFor: automatic redelivery is switched off for the entry; the entry waits for its place in the
+// rate of its destination or of an application's queue; earlier work of its ordering key is not done, or its job was
+// rescued several times and another such redelivery is running; a progressive replay run that has not ended holds the
+// entry; or a condition, whose text follows the prefix.
 const (
 	WaitsForAutomatic = "automatic"
 	WaitsForPace      = "pace"

@@ -179,7 +179,7 @@ var table = []line{
 			connection is invalid, connection must, connection is required`,
 	},
 
-	// From here on: errors that a retry may resolve.
+	// From here to the next line "decode": errors that a retry may resolve.
 	{
 		rule: rateLimit, class: riverdlq.ClassRateLimited,
 		names: `

@@ -20,7 +20,7 @@ type wording struct {
 type word struct {
 	start, end int // in wording.text
 	name       int // index of the first word of the name (letters, digits and _) that this word belongs to
-	ends       bool
+	ends       bool // whether it is the last word of the name
 }
 
 func (w *wording) at(i int) []byte { return w.text[w.list[i].start:w.list[i].end] }
@@ -153,7 +153,8 @@ func (x *index) ofName(name string) *line {
 	return x.line(x.names.find(w, 0, len(w.list)))
 }
 
-// ofText returns the first line with a name or text that occurs in w, or nil.
+// ofText returns the first line with a text that occurs in w, or with a name that occurs there and ends with a generic
+// word, such as ConnectionError; or nil.
 func (x *index) ofText(w *wording) *line { return x.line(x.inText(w)) }
 
 func (x *index) inText(w *wording) int {
