@@ -182,9 +182,9 @@ func (f *Facts) text() string {
 	return text
 }
 
-// reported returns the line of the reported code or type, or of the name at the beginning of the text. If there is none,
-// and the status is 500, which says little about the cause, it returns the line of a bug that the text names, or nil.
-// The text can replace the line: see typeExceptions and preferPermanent.
+// reported returns the line of the reported code or type, or of the name at the beginning of the text. If there is
+// none, and the status is 500, which says little about the cause, it returns the line of a bug that the text names, or
+// nil. The text can replace the line: see typeExceptions and preferPermanent.
 func (f *Facts) reported(text string, words *wording, status int) *line {
 	var l *line
 	head, _, _ := strings.Cut(text, ":")

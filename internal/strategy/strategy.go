@@ -342,8 +342,8 @@ func (*immediate) Due(*Entry, *policy.Plan, time.Time) Verdict {
 	return Verdict{Redeliver: true}
 }
 
-// scheduled retries as immediate if the destination asked for a time or the plan has no hours. Otherwise it retries at a
-// random time within the next off-peak hour, so that entries do not all arrive at once.
+// scheduled retries as immediate does if the destination asked for a time or the plan has no hours. Otherwise it
+// retries at a random time within the next off-peak hour, so that entries do not all arrive at once.
 type scheduled struct{ immediate }
 
 func (s *scheduled) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time, string) {

@@ -18,8 +18,8 @@ type wording struct {
 }
 
 type word struct {
-	start, end int // in wording.text
-	name       int // index of the first word of the name (letters, digits and _) that this word belongs to
+	start, end int  // in wording.text
+	name       int  // index of the first word of the name (letters, digits and _) that this word belongs to
 	ends       bool // whether it is the last word of the name
 }
 
