@@ -14,8 +14,8 @@ const attachmentInterval = 2 * time.Second
 var errDetached = errors.New("dlqd was detached from this database: it captures and processes nothing; " +
 	"run \"dlqd attach\", or stop this process")
 
-// attachmentLoop checks whether dlqd was detached from the database. While it is detached, all loops
-// are idle, no queue is worked, and requests get 503. Once it is attached again, everything
+// attachmentLoop checks whether dlqd was detached from the database. While it is detached, all loops are idle, except
+// this one and those that read the policy's files; no queue is worked, and requests get 503. Once it is attached again, everything
 // continues.
 func (s *Server) attachmentLoop() *background.Loop {
 	return background.New(background.Config{

@@ -457,8 +457,8 @@ func (s *Server) replayer() *replay.Replayer {
 	return &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns, Tracer: s.telemetry.Tracer}
 }
 
-// startMaintenance adds the maintenance loops: partitions, retention, rollups, the metrics sample and the
-// reconciler.
+// startMaintenance adds the maintenance loops: partitions, places of ordered messages, browser sessions, retention,
+// rollups, the metrics sample and the reconciler.
 func (s *Server) startMaintenance() {
 	keeper := &retention.Keeper{
 		Store: s.store, Archive: s.archive, Policy: s.policy, Logger: s.logger, Observe: s.metrics.ObserveRetention,
@@ -509,7 +509,7 @@ func (s *Server) cancelJob(ctx context.Context, client *river.Client[pgx.Tx], id
 	})
 }
 
-// riverAdmin returns a River client that works no queue. It lists and pauses queues.
+// riverAdmin returns a River client that works no queue. It lists, pauses and resumes queues, and cancels jobs.
 func (s *Server) riverAdmin() (*river.Client[pgx.Tx], error) {
 	client, err := river.NewClient(postgres.NewDriver(s.pool), &river.Config{
 		Schema: s.config.Schemas.River, Logger: slog.New(delivery.RiverLog(s.logger.Handler())),
