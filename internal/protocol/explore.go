@@ -15,7 +15,7 @@ import (
 // Found is the result of an exploration.
 type Found struct {
 	States    uint64
-	Depth     int    // of the last level that was explored completely
+	Depth     int    // of the last level that was explored completely; for Wander, the steps of Trace
 	Frontier  uint64 // states that were reached but not expanded
 	Exhausted bool
 	Wrong     string // the invariant that broke
@@ -81,7 +81,7 @@ type node struct {
 	print uint64
 }
 
-// Explore visits states until all are visited, an invariant breaks, or ctx ends.
+// Explore visits states until all are visited, an invariant breaks, MaxStates is exceeded, or ctx ends.
 func (x *Explorer) Explore(ctx context.Context) Found { //nolint:gocognit // one search, and what its goroutines share
 	seed := maphash.MakeSeed()
 	fingerprint := func(s *State) uint64 { return maphash.Comparable(seed, *s) }
