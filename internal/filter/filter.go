@@ -130,8 +130,8 @@ type field struct {
 	values  func() []string // the only values; nil if any value is allowed
 	words   func(*Filter) *[]string
 	numbers func(*Filter) *[]int64
-	// read is set instead of words and numbers for fields with a syntax of their own: it parses one
-	// value.
+	// read is set instead of words and numbers for fields whose value has a syntax of its own: it parses one value.
+	// The parser reads payload itself.
 	read func(*Filter, value) error
 }
 
