@@ -23,7 +23,7 @@ const JobKind = "dlqd_message"
 // Limits on a message. Names are limited to what River's columns and a readable page can hold.
 const (
 	MaxDepth       = 64  // levels of nesting of the whole message
-	MaxNameLength  = 127 // characters of queue and kind (River's constraint)
+	MaxNameLength  = 127 // characters of kind, as in River's constraint on the kinds of jobs
 	MaxIDLength    = 128
 	MaxTextLength  = 255 // bytes of source and its type, id and name, version, subscriberId and orderingKey
 	MaxTags        = 32
@@ -111,7 +111,7 @@ type FieldError struct {
 	Message string
 }
 
-// InvalidError lists all errors of a message.
+// InvalidError lists the errors of a message: all that break a rule, or the first by which it is malformed.
 type InvalidError struct {
 	Fields    []FieldError
 	Malformed bool // not JSON in the form of a message, as opposed to a message that breaks a rule
@@ -164,7 +164,7 @@ type wire struct {
 }
 
 // Parse decodes and checks one message. It returns an [*InvalidError] that names every invalid
-// field.
+// field or, if the message is malformed, the first place.
 func Parse(raw []byte) (*Message, error) {
 	if err := check(raw, checkKeyCase(1)); err != nil {
 		return nil, err
