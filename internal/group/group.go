@@ -195,8 +195,9 @@ type Change struct {
 	MuteFailures *int64     `json:"muteFailures,omitempty"`
 }
 
-// Set changes a group. A new owner is assigned the group's open entries, in batches; later entries
-// are assigned as they are filed. Set returns the number of assigned entries.
+// Set changes a group. If it sets or removes the owner, it makes the owner the assignee of the group's open entries, in
+// batches, or removes their assignee. Later entries are assigned as they are filed. Set returns the number of open
+// entries whose assignee it changed.
 func (s *Store) Set(ctx context.Context, queue, fingerprint string, change Change,
 	act deadletter.Act,
 ) (assigned int, err error) {

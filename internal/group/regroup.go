@@ -19,7 +19,7 @@ const (
 	regroupInterval = 5 * time.Second
 	// regroupTimeout bounds one turn: one batch, or recording the aliases of all groups.
 	regroupTimeout = time.Minute
-	// regroupBatch is the number of entries that one statement moves. The pause after a batch is as
+	// regroupBatch is the number of entries that one statement moves at most. The pause after a full batch is as
 	// long as the batch took.
 	regroupBatch = 500
 	// aliasInterval is the pause between two searches for groups of an earlier method that have no alias: the
@@ -56,8 +56,8 @@ func (r *Regrouper) Loop() *background.Loop {
 	})
 }
 
-// Once records the aliases of former groups, then moves one batch of entries. It returns how long
-// to wait until the next turn; 0 for the interval.
+// Once moves one batch of entries. If aliasInterval has passed, it first records the aliases of former groups. It
+// returns how long to wait until the next turn; 0 for the interval.
 func (r *Regrouper) Once(ctx context.Context) (time.Duration, error) {
 	if time.Since(r.aliased) >= aliasInterval {
 		if err := r.recordAliases(ctx, false); err != nil {
