@@ -86,7 +86,7 @@ func isOn(signal string) bool {
 	return os.Getenv("OTEL_"+strings.ToUpper(signal)+"_EXPORTER") != "none"
 }
 
-// Start starts exporting. Nothing waits for the collector: what does not fit in the export queues
+// Start starts exporting. Only [Telemetry.Stop] waits for the collector: what does not fit in the export queues
 // is dropped.
 func Start(ctx context.Context, config Config) (*Telemetry, error) {
 	local := &handler{local: config.Logger.Handler()}
