@@ -26,8 +26,8 @@ const (
 	TriggersMissing  = "missing"
 )
 
-// overdueAfter is the age above which an unfiled failure or an unapplied fact is a problem. DLQ
-// workers look every 50 ms.
+// overdueAfter is the age above which an unfiled failure or an unapplied fact is a problem. The loops that file
+// failures and apply facts read them every 50 ms.
 const overdueAfter = time.Minute
 
 // Capture is the state of capture. Fields that could not be read within a moment, because another
