@@ -81,7 +81,7 @@ func (g *Guard) lastCheck() (mark, timeline int64) {
 }
 
 // Check compares the server behind db with the known one, and holds what dlqd sends if it was
-// restored. It runs before a process begins to work, and before a new connection is used.
+// restored. It runs before a process begins to work, before a new connection is used, and every interval.
 func (g *Guard) Check(ctx context.Context, db postgres.DB) error {
 	mark, timeline := g.lastCheck()
 	found, err := dbsqlc.New(g.config.Schemas.Rendered(db)).WatchServer(ctx, dbsqlc.WatchServerParams{
