@@ -1,6 +1,7 @@
-// Package retention removes closed dead letters when their retention ends. Entries in dlq_failed first move to
-// dlq_archived. Whole months are written to the archive and dropped; entries of queues with shorter retention
-// are deleted one by one. Open entries are kept forever.
+// Package retention removes closed dead letters and the audit trail when their retention ends. Entries in dlq_failed
+// first move to dlq_archived. Whole months are dropped as partitions; entries of queues with shorter retention are
+// deleted one by one. If there is an archive, what is removed is written to it first. Retention removes no open
+// entries.
 package retention
 
 import (
@@ -21,10 +22,9 @@ import (
 )
 
 const (
-	// batchSize is how many entries one step handles: it holds them in memory while they are
-	// written to the archive.
+	// batchSize is how many entries one step handles at most. A step that archives entries holds them in memory.
 	batchSize = 1000
-	// maxSteps bounds one round, and with it how long other writers of the archive wait.
+	// maxSteps bounds the steps of each kind in one round, and with them how long other writers of the archive wait.
 	maxSteps = 1000
 	// interval is the time between two rounds, and timeout bounds one. A round that failed is repeated after retry,
 	// which is long, because a partition that cannot be archived now usually cannot be archived a second later either.
@@ -157,8 +157,7 @@ func (k *Keeper) steps(step func() (int, error)) error {
 	return nil
 }
 
-// dropTries is how often dropping a locked partition is tried, and dropPause the average time
-// between. Each try makes other sessions wait for a tenth of a second.
+// dropTries is how often dropping a locked partition is tried, and dropPause the average pause between two tries. Each try makes other sessions wait for a tenth of a second.
 const (
 	dropTries = 5
 	dropPause = time.Second
