@@ -171,7 +171,7 @@ func TestSampler_CountsEntriesThatNeedPerson(t *testing.T) {
 	})
 	require.NotContains(t, series, "dlqd_needs_person{error_class=outage,queue=other}")
 
-	// Entries whose last failure preceded a worker's decision have no group.
+	// An entry of whose failures no worker has judged any has no fingerprint, and so no group.
 	_, err := super.Exec(t.Context(), `SET session_replication_role = replica;
 		UPDATE dlq.dead_letter_queue SET fingerprint = NULL WHERE fingerprint = 'z';
 		RESET session_replication_role`)
