@@ -75,7 +75,7 @@ func TestMigrator_RefusesASchemaThatIsTooNew(t *testing.T) {
 	require.ErrorIs(t, m.Check(t.Context()), postgres.ErrSchemaNew)
 	require.Equal(t, "newer", codeSetting(t, pool))
 
-	// The newer dlqd has recorded this before it migrates.
+	// The newer dlqd records which programs work on its schema before it migrates.
 	execute(t, pool, "DELETE FROM dlq.schema_migrations WHERE version_id = $1", latest+1)
 	require.ErrorIs(t, m.Check(t.Context()), postgres.ErrSchemaNew)
 }

@@ -274,7 +274,7 @@ func TestGuest_ToleratesLostRights(t *testing.T) {
 	execute(t, g.owner, "GRANT USAGE ON SCHEMA public TO "+g.app.Config().ConnConfig.User)
 	g.fail(g.app)
 	require.Equal(t, 2, g.countEntries())
-	// River UI's retry
+	// River UI retries the job.
 	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", job)
 	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.job_facts WHERE job_id = $1 AND fact = 'retried'", job))
 	execute(t, g.app, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = $1", job)
@@ -353,7 +353,7 @@ func TestGuest_RejectsRowLevelSecurity(t *testing.T) {
 
 	// The application is not affected, and Attach refuses.
 	retried := g.fail(g.app)
-	// its marker cannot be written
+	// dlqd does not see the retried job, so it cannot write its marker into the job's metadata.
 	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", retried)
 	execute(t, g.app, "UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE id = $1", job)
 	execute(t, g.app, "UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", job)

@@ -13,7 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// The first host of a URL may be a server that was lost: it takes connections, or nothing, and never answers.
+// The first host of a URL may be a server that was lost. It may still accept connections, but never answers.
 func TestOpen_SkipsHostThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	lost, err := net.Listen("tcp", "127.0.0.1:0")
