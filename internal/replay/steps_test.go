@@ -95,7 +95,7 @@ func TestProgressive_GoesInStepsByGroup(t *testing.T) {
 	require.Equal(t, "stopped", got.Status)
 	require.Contains(t, got.Reason, "15 of the 15 dead letters that are left are in 1 group that is held or stopped")
 
-	// A person goes on. The failure is no longer new, and the test begins again.
+	// An operator lets the group go on. The failure is no longer new, and the test of the group begins again.
 	held := b.groups(run)["BROKEN"]
 	b.steer(run, "go-on", held.Number)
 	require.Equal(t, "running", b.get(run).Status)
