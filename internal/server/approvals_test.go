@@ -343,7 +343,8 @@ func TestApprovals_EqualRequestsAreOne(t *testing.T) {
 	require.NotContains(t, out, "existing", "a request that was decided does not count")
 }
 
-// A list of requests for entries has those that wait and select one of them, within the caller's scope.
+// The list of requests for some entries has the requests that wait for a decision and select one of these entries,
+// within the caller's scope.
 func TestApprovals_AreListedForEntries(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard", "resolve"}})

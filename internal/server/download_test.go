@@ -13,8 +13,8 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 )
 
-// The console's download has what the viewer's filter selects, in the viewer's scope, in both formats. It is in the
-// audit trail, and a refusal is a message on the page of the form.
+// The console's download contains the entries that the viewer's filter selects, in the viewer's scope, in both formats.
+// The audit trail records it, and a refusal is a message on the page of the form.
 func TestDownload_HasWhatMatches(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)

@@ -13,8 +13,8 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 )
 
-// Grouped, the audit trail has one row for an operation, whose entries are on its page. Pages follow each other
-// without a gap, and a caller sees the operations of their scope.
+// If it is grouped by operation, the audit trail has one row for each operation, and the operation's page lists its
+// entries. Pages follow each other without a gap, and a caller sees only operations in the caller's scope.
 func TestAudit_GroupsByOperation(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)

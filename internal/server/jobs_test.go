@@ -60,8 +60,8 @@ func TestJobs_ListInOrder(t *testing.T) {
 	}
 }
 
-// An operator cancels a job, puts it back, and has a waiting job tried now. A state that does not allow it, or a
-// lock of another session, is answered at once.
+// An operator cancels a job, puts the cancelled job back, and lets a waiting job run at once. If the job's state does
+// not allow that, or another session has locked the job, the operator gets the answer at once.
 func TestJobs_CancelAndRetry(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)

@@ -219,8 +219,8 @@ func TestSessions_OnlyAdminsEndThoseOfOthers(t *testing.T) {
 	require.JSONEq(t, `{"ended": 0}`, body)
 }
 
-// A form without a session gets the sign-in page. After the sign-in it has what was typed, once, and it is not
-// sent. Programs get problem details, as before.
+// A form that a browser sends without a session is answered with the sign-in page. After the sign-in, the form shows
+// once what was typed, and the user sends it again. Programs get problem details.
 func TestSessions_KeepWhatWasTyped(t *testing.T) {
 	t.Parallel()
 	dir := policytest.Dir(t, policytest.Files{"access": "authentication: [tokens]"})
