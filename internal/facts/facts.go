@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// interval is the pause after a read of the table of facts that applied less than a batch. Capture sends no NOTIFY: at commit, the
-	// applications' transactions would wait for one another.
+	// interval is the pause after a read of the table of facts that applied less than a batch. Capture sends no
+	// NOTIFY, because the applications' transactions that send one would wait for one another at commit.
 	interval = 50 * time.Millisecond
 	// retryInterval is the longest pause after failures.
 	retryInterval = 5 * time.Second
