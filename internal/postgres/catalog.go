@@ -92,7 +92,8 @@ var errRollback = errors.New("comparison finished")
 
 // Drift compares dlqd's schema with one that it creates from this program's migrations and code, in
 // a transaction that it rolls back. It lists what is missing or different, and of what was added to
-// dlqd's tables what can reject a row: columns, constraints, triggers, rules and unique indexes. It returns [ErrNotComparable] for the schema of a newer dlqd.
+// dlqd's tables what can reject a row: columns, constraints, triggers, rules and unique indexes. It
+// returns [ErrNotComparable] for the schema of a newer dlqd.
 func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 	ctx = Unbounded(ctx)
 	if status, err := m.status(ctx); err != nil {

@@ -49,8 +49,8 @@ func (m *Migrator) buildIndexes(ctx context.Context) error {
 
 const (
 	// smallTable is the size of a table, in bytes, up to which an index is built in a transaction that blocks
-	// writes, unless Migrator.Concurrently is set. That takes less than 200 ms and, unlike CREATE INDEX CONCURRENTLY, does not wait for
-	// older transactions.
+	// writes, unless Migrator.Concurrently is set. That takes less than 200 ms and, unlike CREATE INDEX CONCURRENTLY,
+	// does not wait for older transactions.
 	smallTable = 32 << 20
 	// indexTimeout bounds one build, which waits for all older transactions of the database.
 	indexTimeout = 30 * time.Minute
