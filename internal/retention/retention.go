@@ -157,7 +157,8 @@ func (k *Keeper) steps(step func() (int, error)) error {
 	return nil
 }
 
-// dropTries is how often dropping a locked partition is tried, and dropPause the average pause between two tries. Each try makes other sessions wait for a tenth of a second.
+// dropTries is how often dropping a locked partition is tried, and dropPause the average pause between two tries.
+// Each try makes other sessions wait for at most a tenth of a second, until it gets the lock or gives up.
 const (
 	dropTries = 5
 	dropPause = time.Second
