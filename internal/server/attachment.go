@@ -14,9 +14,9 @@ const attachmentInterval = 2 * time.Second
 var errDetached = errors.New("dlqd was detached from this database: it captures and processes nothing; " +
 	"run \"dlqd attach\", or stop this process")
 
-// attachmentLoop checks whether dlqd was detached from the database. While it is detached, all loops are idle, except
-// this one and those that read the policy's files; no queue is worked, and requests get 503. Once it is attached again, everything
-// continues.
+// attachmentLoop checks whether dlqd was detached from the database. While it is detached, no queue
+// is worked, requests get 503, and all loops are idle, except this one, those that read the policy's files or the
+// certificates, and the one that adds and removes the worked queues. Once it is attached again, everything continues.
 func (s *Server) attachmentLoop() *background.Loop {
 	return background.New(background.Config{
 		Name: "attachment", Interval: attachmentInterval, WhenIdle: true, Failing: "checking whether dlqd is attached failed",
