@@ -187,11 +187,11 @@ BEGIN
             RAISE EXCEPTION 'filter: % % is negative', v_key, p_filter ->> v_key USING ERRCODE = 'DLQ04';
         ELSIF v_key IN ('errorMessage', 'fingerprint') AND '' = ANY (v_words) THEN
             RAISE EXCEPTION 'filter: % is empty', v_key USING ERRCODE = 'DLQ04';
-        ELSIF v_key = 'waitingFor' AND NOT v_words <@ '{automatic,condition,pace,order}' OR v_key = 'failedIn'
+        ELSIF v_key = 'waitingFor' AND NOT v_words <@ '{automatic,condition,pace,order,run}' OR v_key = 'failedIn'
             AND NOT v_words <@ '{job,redelivery}' THEN
             RAISE EXCEPTION 'filter: invalid % %', v_key, p_filter -> v_key USING ERRCODE = 'DLQ04',
                 HINT = CASE v_key WHEN 'failedIn' THEN 'Values: job, redelivery.'
-                    ELSE 'Values: automatic, condition, pace, order.' END;
+                    ELSE 'Values: automatic, condition, pace, order, run.' END;
         ELSIF v_key = 'payloadAt'
             AND NOT coalesce((SELECT bool_and(jsonb_typeof(p -> 'path') = 'array' AND p -> 'path' <> '[]'
                 AND jsonb_typeof(p -> 'values') = 'array') FROM jsonb_array_elements(p_filter -> 'payloadAt') p), false)

@@ -74,8 +74,8 @@ BEGIN
             ('dead_letter_queue', 'waiting_for',
              'The condition that a pending entry waits for besides next_retry_at, when a worker last checked: '
              '"automatic" (automatic redelivery is off for it: it is observed), "condition: ...", "pace" (its '
-             'place in the pace of its destination), "order" (an earlier entry of its ordering key). Null: only '
-             'the time.'),
+             'place in the pace of its destination), "order" (an earlier entry of its ordering key), "run" (a '
+             'progressive replay run that has not ended). Null: only the time.'),
             ('dead_letter_queue', 'order_place',
              'Place of the message in the order of its key (dlq.ordered_jobs), which it gets back if it is '
              'replayed or reopened. Null in a queue that is not ordered.'),

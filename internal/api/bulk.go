@@ -32,7 +32,7 @@ type BulkRequest struct {
 	DryRun   bool        `json:"dryRun,omitempty" doc:"Only count the entries that the filter selects."`
 	Assignee string      `json:"assignee,omitempty" maxLength:"255" doc:"assign: the new assignee; no assignee if absent."`
 	Tags     []string    `json:"tags,omitempty" maxItems:"32" doc:"tag: tags to add."`
-	Force    bool        `json:"force,omitempty" doc:"purge: also delete open and failed entries."`
+	Force    bool        `json:"force,omitempty" doc:"purge: also delete open and failed entries, but none whose redelivery is under way."`
 	Expect   *int64      `json:"expect,omitempty" minimum:"0" doc:"Expected number of entries: required above the policy's expectAbove, except for assign, tag and note. A different number answers 409."`
 }
 

@@ -46,7 +46,7 @@ type Summary struct {
 	AssignedTo     *string    `json:"assignedTo,omitempty" doc:"Assignee." db:"assigned_to"`
 	Strategy       *string    `json:"strategy,omitempty" doc:"How the entry is handled next; absent until a worker has decided it." db:"strategy"`
 	NextRetryAt    *time.Time `json:"nextRetryAt,omitempty" doc:"Time at which a worker handles the entry next." db:"next_retry_at"`
-	WaitingFor     *string    `json:"waitingFor,omitempty" doc:"What the entry waits for besides nextRetryAt: automatic (automatic redelivery is off for it, so it is only observed), condition: followed by the unmet condition, pace, or order (an earlier entry with its ordering key)." db:"waiting_for"`
+	WaitingFor     *string    `json:"waitingFor,omitempty" doc:"What the entry waits for besides nextRetryAt: automatic (automatic redelivery is off for it, so it is only observed), condition: followed by the unmet condition, pace, order (an earlier entry with its ordering key), or run (a progressive replay run that has not ended)." db:"waiting_for"`
 	Next           *string    `json:"next,omitempty" doc:"Description of the next step; absent for closed entries." db:"next"`
 	DLQRetryCount  int32      `json:"dlqRetryCount" doc:"Number of redeliveries so far." db:"dlq_retry_count"`
 	FirstFailedAt  time.Time  `json:"firstFailedAt" doc:"Time at which the first attempt failed." db:"first_failed_at"`

@@ -25,7 +25,7 @@ type Erasure struct {
 	Fields       []string   `json:"fields" doc:"Fields that the filter uses." db:"fields"`
 	Entries      int64      `json:"entries" doc:"Entries erased from the database." db:"entries"`
 	Jobs         int64      `json:"jobs" doc:"River jobs whose data was erased." db:"jobs"`
-	UnderWay     int64      `json:"underWay" doc:"Entries that were skipped because a redelivery was in progress or another session held them, plus replay runs that had not ended. Repeat the erasure when they have ended." db:"under_way"`
+	UnderWay     int64      `json:"underWay" doc:"Entries that were skipped because a redelivery was in progress or another session held them, plus replay runs and requests for approval that had not ended. Repeat the erasure when they have ended." db:"under_way"`
 	Archived     int64      `json:"archived" doc:"Entries erased from the archive." db:"archived"`
 	Archives     int64      `json:"archives" doc:"Units of the archive that were searched." db:"archives"`
 	Archive      *string    `json:"archive,omitempty" doc:"Location of the archive; absent if none was searched." db:"archive"`

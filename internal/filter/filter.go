@@ -30,7 +30,7 @@ type Filter struct {
 	Fingerprint   []string `json:"fingerprint,omitempty" doc:"In one of these failure groups: fingerprints, or their first characters."`
 	Rule          []string `json:"rule,omitempty" doc:"Class and strategy chosen by one of these rules."`
 	Strategy      []string `json:"strategy,omitempty" doc:"With one of these strategies."`
-	WaitingFor    []string `json:"waitingFor,omitempty" enum:"automatic,condition,pace,order" doc:"Pending and waiting for one of these besides a time: automatic redelivery to be switched on, a condition, a place in the pace, or earlier messages of the ordering key."`
+	WaitingFor    []string `json:"waitingFor,omitempty" enum:"automatic,condition,pace,order,run" doc:"Pending and waiting for one of these besides a time: automatic redelivery to be switched on, a condition, a place in the pace, earlier messages of the ordering key, or a progressive replay run."`
 	FailedIn      []string `json:"failedIn,omitempty" enum:"job,redelivery" doc:"Last failure: of the job itself, or of a redelivery."`
 	Assignee      []string `json:"assignee,omitempty" doc:"Assigned to one of these; \"\" selects unassigned entries."`
 	Source        []string `json:"source,omitempty" doc:"Of one of these sources."`
@@ -195,7 +195,7 @@ var table = []field{
 	},
 	{
 		name: "waiting", json: "waitingFor", doc: "What a pending entry waits for besides a time.",
-		example: "waiting:condition", values: oneOf("automatic", "condition", "pace", "order"),
+		example: "waiting:condition", values: oneOf("automatic", "condition", "pace", "order", "run"),
 		words: func(f *Filter) *[]string { return &f.WaitingFor },
 	},
 	{

@@ -42,7 +42,7 @@ type Position struct {
 	MaxAttempts    int             `json:"maxAttempts,omitempty" doc:"Attempts after which a failing message becomes a dead letter."`
 	SubmittedAt    *time.Time      `json:"submittedAt,omitempty" doc:"When the message was stored."`
 	NextAttemptAt  *time.Time      `json:"nextAttemptAt,omitempty" doc:"Time of the next delivery, if the message waits."`
-	HeldFor        string          `json:"heldFor,omitempty" enum:"breaker,order,redirected" doc:"Why the message is held. breaker: the circuit breaker of its destination is open. redirected: that of the destination to which an operator sent it is open. order: an earlier message of its ordering key is not done."`
+	HeldFor        string          `json:"heldFor,omitempty" enum:"breaker,order,redirected,restored" doc:"Why the message is held. breaker: the circuit breaker of its destination is open. redirected: that of the destination to which an operator sent it is open. order: an earlier message of its ordering key is not done. restored: the database was restored from a backup, and no operator has resumed yet."`
 	FinishedAt     *time.Time      `json:"finishedAt,omitempty" doc:"When the message's job ended."`
 	LogicalFailure json.RawMessage `json:"logicalFailure,omitempty" doc:"Answer of a receiver that reported a logical failure: a 2xx status with success: false."`
 	DeadLetter     *DeadLetterLink `json:"deadLetter,omitempty" doc:"Dead letter of the message, if there is one."`
