@@ -110,7 +110,7 @@ func TestFlags_APICommandsUseOrRejectEveryFlag(t *testing.T) {
 			without, err := runWithFakeAPI(t, base...)
 			require.NoError(t, err, base)
 			cmd.Flags().VisitAll(func(f *pflag.Flag) {
-				if f.Name == "help" || f.Name == "api-url" ||
+				if f.Name == "help" || f.Name == "api-url" || f.Name == "all-at-once" /* the default without a terminal */ ||
 					f.Name == "plain-http" /* TestFlags_PlainHTTPAllowsUnencryptedTokens */ || slices.Contains(base, "--"+f.Name) {
 					return
 				}
@@ -160,7 +160,7 @@ func TestFlags_OtherCommandsHaveKnownFlags(t *testing.T) {
 	)
 	known := map[string]string{
 		// TestFlags_ServeRejectsFlagsWithoutEffect, main_test.go
-		"serve": database + " " + policy + " allowed-host allowed-origin api archive dlq-workers insecure listen " +
+		"serve": database + " " + policy + " allowed-host allowed-origin api archive database-wait dlq-workers insecure listen " +
 			"log-format log-level max-body-bytes max-connections max-conns max-requests otlp-endpoint poll-interval poll-only " +
 			"process rate-limit river-ui stop-timeout tls-cert tls-client-ca tls-key",
 		"demo":            "alerts postgres-bin",
