@@ -119,9 +119,8 @@ func (b *bench) measure(subject string, connections int, messages int64, withTok
 		if err != nil {
 			return err
 		}
-		var postmaster int
-		if err := pool.QueryRow(b.ctx, `SELECT split_part(pg_read_file('postmaster.pid'), E'\n', 1)::int`).
-			Scan(&postmaster); err != nil {
+		postmaster, err := b.postmaster(pool)
+		if err != nil {
 			return err
 		}
 		before := postgresCPU(postmaster)
@@ -205,6 +204,12 @@ func (s *serverProcess) stop() time.Duration {
 	_ = s.stdin.Close()
 	_ = s.cmd.Wait()
 	return s.cmd.ProcessState.UserTime() + s.cmd.ProcessState.SystemTime()
+}
+
+// postmaster returns the process id of the Postgres server.
+func (b *bench) postmaster(pool *pgxpool.Pool) (pid int, err error) {
+	err = pool.QueryRow(b.ctx, `SELECT split_part(pg_read_file('postmaster.pid'), E'\n', 1)::int`).Scan(&pid)
+	return pid, err
 }
 
 // postgresCPU returns the CPU time of a Postgres server's processes, from Linux's /proc; elsewhere 0.

@@ -83,9 +83,8 @@ func (b *bench) replayRate(subject string, entries, size int) (rate, cpu float64
 		} else if err := b.fillReplay(pool, entries); err != nil {
 			return err
 		}
-		var postmaster int
-		if err := pool.QueryRow(b.ctx, `SELECT split_part(pg_read_file('postmaster.pid'), E'\n', 1)::int`).
-			Scan(&postmaster); err != nil {
+		postmaster, err := b.postmaster(pool)
+		if err != nil {
 			return err
 		}
 		before := postgresCPU(postmaster)
@@ -173,8 +172,8 @@ func (storedArgs) Kind() string { return noopArgs{}.Kind() }
 
 func (a storedArgs) MarshalJSON() ([]byte, error) { return json.RawMessage(a).MarshalJSON() }
 
-// limitAll does in plain statements what a replay run of all entries cannot do without, in the batches and
-// transactions of the run, and returns the number per second.
+// limitAll claims the entries, inserts their jobs with River and updates their rows: the least that a replay run needs.
+// It uses plain statements, in the batches and transactions of the run, and returns the entries per second.
 func limitAll(ctx context.Context, pool *pgxpool.Pool, entries, size int) (float64, error) {
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Logger: quiet})
 	if err != nil {
