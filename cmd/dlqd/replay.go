@@ -273,18 +273,14 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 	return cmd
 }
 
-// progressiveAbove is the number of dead letters above which a run that is started at a terminal is
-// progressive by default. The console has the same number.
-const progressiveAbove = 100
-
-// isLarge reports whether a run would take more than progressiveAbove dead letters.
+// isLarge reports whether a run would take more than replay.ProgressiveAbove dead letters.
 func (c *client) isLarge(cmd *cobra.Command, request api.ReplayRequest) (bool, error) {
 	request.DryRun = true
 	answer, err := call(cmd, c, api.StartReplay, api.StartReplayInput{Body: request})
 	if err != nil {
 		return false, err
 	}
-	return answer.Preview != nil && answer.Preview.Total > progressiveAbove, nil
+	return answer.Preview != nil && answer.Preview.Total > replay.ProgressiveAbove, nil
 }
 
 // checkpointMode returns what --resume and --from-start mean for checkpoints.

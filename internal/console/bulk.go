@@ -55,10 +55,6 @@ func shares(of map[string]int64) []share {
 	return list
 }
 
-// progressiveAbove is the number of dead letters above which a run is progressive by default. The command line has the
-// same number.
-const progressiveAbove = 100
-
 // maxIDs limits a selection by id. Larger selections use a filter.
 const maxIDs = 500
 
@@ -181,7 +177,7 @@ func (b *bulk) loadPreview(in *request) error {
 		}
 		b.Preview = answer.Preview
 		// The form sends "options" with the state of its check boxes. Before that, the default applies.
-		b.Steps = request.Progressive || b.Form.Get("options") == "" && b.Preview.Total > progressiveAbove
+		b.Steps = request.Progressive || b.Form.Get("options") == "" && b.Preview.Total > replay.ProgressiveAbove
 		b.Total, b.ByQueue, b.ByType, b.ByAge = b.Preview.Total, shares(b.Preview.ByQueue), shares(b.Preview.ByErrorType),
 			shares(b.Preview.ByAge)
 		b.Copies = b.copies(in, curlPost(in, api.StartReplay, input))

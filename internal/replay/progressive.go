@@ -30,6 +30,9 @@ const (
 	boundFrom = 100
 	// DefaultStepDeadline is how long a group may be without an outcome while redeliveries are under way.
 	DefaultStepDeadline = 15 * time.Minute
+	// ProgressiveAbove is the number of entries above which the console, and the command line at a terminal, start a
+	// progressive run unless told otherwise.
+	ProgressiveAbove = 100
 	// outcomesAtOnce limits the outcomes that one transaction counts.
 	outcomesAtOnce = 2000
 )
