@@ -16,15 +16,21 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-func TestReplay_Commands(t *testing.T) {
-	t.Parallel()
-	var mended atomic.Bool
-	receiver := startReceiver(t, func(w http.ResponseWriter, _ *http.Request) {
+// startPriceless starts a receiver that refuses every message until mended is true.
+func startPriceless(t *testing.T) (url string, mended *atomic.Bool) {
+	t.Helper()
+	mended = &atomic.Bool{}
+	return startReceiver(t, func(w http.ResponseWriter, _ *http.Request) {
 		if !mended.Load() {
 			w.Header().Set("X-Error-Type", "PRICE_MISSING")
 			w.WriteHeader(http.StatusUnprocessableEntity)
 		}
-	})
+	}), mended
+}
+
+func TestReplay_Commands(t *testing.T) {
+	t.Parallel()
+	receiver, mended := startPriceless(t)
 	s := serve(t, "--database-url", postgrestest.URL(t), "--destination", receiver)
 	api := "--api-url=" + s.api
 	for range 7 {
@@ -97,13 +103,7 @@ func TestReplay_Commands(t *testing.T) {
 // continue at its step.
 func TestReplay_ProgressiveSurvivesKills(t *testing.T) {
 	t.Parallel()
-	var mended atomic.Bool
-	receiver := startReceiver(t, func(w http.ResponseWriter, _ *http.Request) {
-		if !mended.Load() {
-			w.Header().Set("X-Error-Type", "PRICE_MISSING")
-			w.WriteHeader(http.StatusUnprocessableEntity)
-		}
-	})
+	receiver, mended := startPriceless(t)
 	url := postgrestest.URL(t)
 	pool := postgrestest.Open(t, url)
 	start := func() *served { return serve(t, "--database-url", url, "--destination", receiver) }
