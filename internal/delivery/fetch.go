@@ -69,24 +69,11 @@ func (f *fetches) due(queue string, now time.Time) (delivering []int64, due bool
 func (e *executor) JobGetAvailable(ctx context.Context,
 	params *riverdriver.JobGetAvailableParams,
 ) (*riverdriver.JobGetAvailableResult, error) {
-	f, config := &e.driver.fetches, e.driver.config
+	f := &e.driver.fetches
 	if delivering, due := f.due(params.Queue, time.Now()); due {
-		// The statement itself may reach the server late, when later fetches have marked other jobs. So it puts back
-		// only jobs that were fetched before this time.
-		q := dbsqlc.New(config.Schemas.Rendered(config.Pool))
-		now, err := q.Clock(ctx)
-		jobs := int32(0)
-		if err == nil {
-			jobs, err = q.PutBackFetched(ctx, dbsqlc.PutBackFetchedParams{
-				Client: params.ClientID, Queue: params.Queue, Delivering: delivering, MaxJobs: maxPutBack, FetchedBefore: now,
-			})
-		}
-		if err != nil {
+		if err := e.putBack(ctx, params, delivering); err != nil {
 			f.failed(params.Queue, time.Now())
 			return nil, err
-		}
-		if jobs > 0 {
-			config.Logger.WarnContext(ctx, "messages whose fetch was lost were put back", "queue", params.Queue, "jobs", jobs)
 		}
 	}
 	result, err := e.Executor.JobGetAvailable(ctx, params)
@@ -100,6 +87,26 @@ func (e *executor) JobGetAvailable(ctx context.Context,
 		f.delivering[job.ID]++
 	}
 	return result, nil
+}
+
+// putBack puts back the jobs of failed fetches of a queue: those that run in the client's name and that it does not
+// deliver.
+func (e *executor) putBack(ctx context.Context, params *riverdriver.JobGetAvailableParams, delivering []int64) error {
+	config := e.driver.config
+	q := dbsqlc.New(config.Schemas.Rendered(config.Pool))
+	// The statement may reach the server late, when later fetches have marked other jobs. So it puts back only jobs that
+	// were fetched before this time.
+	now, err := q.Clock(ctx)
+	if err != nil {
+		return err
+	}
+	jobs, err := q.PutBackFetched(ctx, dbsqlc.PutBackFetchedParams{
+		Client: params.ClientID, Queue: params.Queue, Delivering: delivering, MaxJobs: maxPutBack, FetchedBefore: now,
+	})
+	if jobs > 0 {
+		config.Logger.WarnContext(ctx, "messages whose fetch was lost were put back", "queue", params.Queue, "jobs", jobs)
+	}
+	return err
 }
 
 // recorded forgets the attempts of jobs whose outcomes are recorded.
