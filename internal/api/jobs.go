@@ -192,7 +192,7 @@ func (s *service) getJob(ctx context.Context, in *JobInput) (*JobDetail, error) 
 		return nil, s.problem(ctx, err)
 	}
 	if len(found.Entries) == 0 && !found.SearchedTo.IsZero() {
-		return nil, huma.Error503ServiceUnavailable("the database did not answer; try again")
+		return nil, huma.Error503ServiceUnavailable(unreachable)
 	}
 	if len(found.Entries) > 0 {
 		out.DeadLetter = ingest.LinkTo(found.Entries[0].ID, string(found.Entries[0].Status))
