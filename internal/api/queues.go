@@ -172,18 +172,9 @@ func (s *service) queues(ctx context.Context, jobs bool) ([]Queue, error) {
 	for _, row := range backlog {
 		of(row.Queue).DeadLetters += row.Entries
 	}
-	flow, err := delivery.FlowOf(ctx, s.Store.DB(), slices.Collect(maps.Keys(found)))
-	if err != nil {
-		return nil, err
-	}
-	now := time.Now()
-	for _, row := range flow {
-		q := of(row.Queue)
-		if row.OldestReady.Unix() > 0 {
-			q.OldestReady = &row.OldestReady
-		}
-		if row.Completed > 0 {
-			q.CompletedPerMinute = math.Round(float64(row.Completed)/max(now.Sub(row.Since).Minutes(), 1.0/60)*10) / 10
+	if jobs {
+		if err := s.readFlow(ctx, found); err != nil {
+			return nil, err
 		}
 	}
 	list := make([]Queue, 0, len(found))
@@ -218,6 +209,25 @@ func (s *service) countJobs(ctx context.Context, of func(name string) *Queue) er
 			q.Scheduled += row.Jobs
 		default:
 			q.Scheduled += row.Jobs
+		}
+	}
+	return nil
+}
+
+// readFlow sets when the oldest ready job of each queue became ready, and how many jobs complete per minute.
+func (s *service) readFlow(ctx context.Context, queues map[string]*Queue) error {
+	flow, err := delivery.FlowOf(ctx, s.Store.DB(), slices.Collect(maps.Keys(queues)))
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	for _, row := range flow {
+		q := queues[row.Queue]
+		if row.OldestReady.Unix() > 0 {
+			q.OldestReady = &row.OldestReady
+		}
+		if row.Completed > 0 {
+			q.CompletedPerMinute = math.Round(float64(row.Completed)/max(now.Sub(row.Since).Minutes(), 1.0/60)*10) / 10
 		}
 	}
 	return nil
