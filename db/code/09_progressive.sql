@@ -123,11 +123,11 @@ BEGIN
         RAISE EXCEPTION 'replay run %: there is no such run', p_run USING ERRCODE = 'DLQ02';
     END IF;
     IF NOT v_run.progressive THEN
-        RAISE EXCEPTION 'replay run %: it is not progressive', p_run USING ERRCODE = 'DLQ01',
+        RAISE EXCEPTION 'replay run %: is not progressive', p_run USING ERRCODE = 'DLQ01',
             HINT = 'Pause, resume or cancel it.';
     END IF;
     IF v_run.status NOT IN ('running', 'paused', 'stopped') THEN
-        RAISE EXCEPTION 'replay run %: it is %', p_run, v_run.status USING ERRCODE = 'DLQ01';
+        RAISE EXCEPTION 'replay run %: has ended (it is %)', p_run, v_run.status USING ERRCODE = 'DLQ01';
     END IF;
     SELECT n INTO v_number FROM unnest(p_groups) n WHERE NOT EXISTS (SELECT FROM dlq.replay_run_groups g
         WHERE g.run_id = p_run AND g.number = n AND (g.state IN ('held', 'stopped')

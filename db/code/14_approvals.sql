@@ -249,7 +249,7 @@ BEGIN
         FROM dlq.jobs_to_cancel(p_operation, p_request) j
         JOIN dlq.show_jobs(ARRAY[(p_request ->> 'job')::bigint], false) s ON s.id = j.id;
         IF NOT FOUND THEN
-            RAISE EXCEPTION 'job %: there is no such job that has not ended', p_request ->> 'job'
+            RAISE EXCEPTION 'job %: does not exist, or has ended', p_request ->> 'job'
                 USING ERRCODE = 'DLQ02';
         END IF;
         v_entries := 1;

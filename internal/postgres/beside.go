@@ -48,7 +48,7 @@ func (s MigrationStatus) refusal(schema string) error {
 	}
 	switch {
 	case s.Oldest > s.Latest:
-		return fmt.Errorf("%w: %s brought schema %s to version %d, on which programs for version %d or newer work; this dlqd "+
+		return fmt.Errorf("%w: %s brought schema %s to version %d, which needs a dlqd for version %d or newer; this dlqd "+
 			"%s is for version %d: run the newer one", ErrSchemaNew, by, schema, s.Version, s.Oldest, version.String(), s.Latest)
 	case s.Newer() && s.Oldest == 0:
 		return fmt.Errorf("%w: schema %s is at version %d, and this dlqd %s supports up to %d; run a newer dlqd",

@@ -67,7 +67,7 @@ func checkChangelog(text, version string) error {
 		section = text[sections[0][1]:sections[1][0]]
 	}
 	if heading := headingPattern.FindStringSubmatch(section); heading == nil || heading[1] != "Breaking" {
-		return errors.New("the section must begin with \"### Breaking\", also if nothing breaks")
+		return errors.New("the section must begin with \"### Breaking\", even if nothing breaks")
 	}
 	return nil
 }
