@@ -148,7 +148,8 @@ func TestReplay_ProgressiveSurvivesKills(t *testing.T) {
 		require.NoError(t, s.cmd.Process.Kill())
 		s = next
 	}
-	reach("SELECT count(*) FROM dlq.replay_runs WHERE status = 'completed'", 1)
+	// A run is completed before its last outcomes are counted.
+	reach("SELECT count(*) FROM dlq.replay_runs WHERE status = 'completed' AND NOT unsettled", 1)
 	require.Equal(t, 60, countOf(t, pool, `SELECT count(*) FROM dlq.replay_run_entries WHERE outcome = 'succeeded'
 		OR detail LIKE 'Stuck job rescued by dlqd%'`))
 	require.Equal(t, 60, countOf(t, pool, "SELECT count(DISTINCT job_id) FROM dlq.entry_jobs WHERE run_id IS NOT NULL"))
