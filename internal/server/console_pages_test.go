@@ -247,8 +247,8 @@ func TestConsole_OperatorPages(t *testing.T) {
 		_, page = b.browse(lee, "/approvals")
 		has(t, page, "1 request waits for you.")
 		_, page = b.browse(lee, "/approvals/"+asked)
-		// One or two entries of the queue mail match, because the replay run may have sent the first one already.
-		require.Regexp(t, `kim requests to discard [12] dead letters?\.`, page)
+		// What the replay runs had sent before the request was made is not counted.
+		require.Regexp(t, `kim requests to discard [1-5] dead letters?\.`, page)
 		match := regexp.MustCompile(`Approve: Discard (\d+)`).FindStringSubmatch(page)
 		require.Len(t, match, 2)
 		now := match[1] // the number that the page shows: more entries have failed since
