@@ -68,7 +68,6 @@ type modelEntry struct {
 	retries   int
 	most      int   // maximum redeliveries; 0 before the first decision
 	live      int64 // job of the redelivery, while dlq_processing
-	closed    bool  // resolved, or discarded
 }
 
 // machine runs the model beside the real database.
@@ -267,7 +266,7 @@ func (m *machine) outcome() {
 	}
 	switch {
 	case state == "completed":
-		e.status, e.closed = deadletter.Resolved, true
+		e.status = deadletter.Resolved
 	case e.retries >= most:
 		e.status, e.message = deadletter.Failed, message
 	default:
@@ -316,9 +315,9 @@ func (m *machine) operate() {
 	case "replay":
 		m.redelivered(id, e)
 	case "discard":
-		e.status, e.closed = deadletter.Archived, true
+		e.status = deadletter.Archived
 	case "resolve":
-		e.status, e.closed = deadletter.Resolved, true
+		e.status = deadletter.Resolved
 	case "park":
 		e.status, e.parked = deadletter.Manual, true
 	case "unpark":
