@@ -179,9 +179,7 @@ func (s *service) export(ctx context.Context, in *ExportInput) (*huma.StreamResp
 			return nil, s.problem(ctx, err)
 		}
 		filter, in.Body.Reveal = json.RawMessage("{}"), approved.Reveal // the approval has the entries
-		if in.Body.Note == "" {
-			in.Body.Note = "approval " + id.String()
-		}
+		in.Body.Note = strings.TrimSuffix("approval "+id.String()+": "+in.Body.Note, ": ")
 		ctx = deadletter.WithApproval(ctx, *id)
 	}
 	if !in.Body.Reveal && in.Body.Approval == nil && (in.Body.Note != "" || in.Body.Actor != "") {

@@ -122,6 +122,10 @@ func TestApprovals_OfExports(t *testing.T) {
 	status, _ = export(kim, `{"filter": {"queue": ["mail"]}, "approval": "`+id+`"}`)
 	require.Equal(t, http.StatusUnprocessableEntity, status)
 	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.acts WHERE subject = 'export' AND note = 'approval `+id+`'`))
+	status, n = export(kim, strings.Replace(approved, "{", `{"note": "for the auditor", `, 1))
+	require.Equal(t, []int{http.StatusOK, 3}, []int{status, n})
+	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.acts WHERE subject = 'export'
+		AND note = 'approval `+id+`: for the auditor'`))
 	_, err := b.pool.Exec(t.Context(), "UPDATE dlq.approvals SET ended_at = now() - interval '25 hours'")
 	require.NoError(t, err)
 	status, _ = export(kim, approved)
