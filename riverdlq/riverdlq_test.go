@@ -145,7 +145,7 @@ func run(
 	t *testing.T, opts *river.InsertOpts, work func(context.Context, *river.Job[testArgs]) error,
 ) *rivertype.JobRow {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	workers := river.NewWorkers()
 	river.AddWorker(workers, river.WorkFunc(work))

@@ -232,7 +232,7 @@ var scenarios = map[string]scenario{
 			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusUnprocessableEntity) })
 			p.send(3, "order.placed", `{}`)
 			p.await("3", decided)
-			p.exec(`DO $$ BEGIN EXECUTE format('DROP TABLE dlq.dead_letter_resolved_%s, dlq.dead_letter_transitions_%s', to_char(now(), 'YYYYMM'), to_char(now() + interval '1 month', 'YYYYMM')); END $$`)
+			postgrestest.ExecUndisturbed(p, p.pool, `DO $$ BEGIN EXECUTE format('DROP TABLE dlq.dead_letter_resolved_%s, dlq.dead_letter_transitions_%s', to_char(now(), 'YYYYMM'), to_char(now() + interval '1 month', 'YYYYMM')); END $$`)
 			p.exec("SELECT dlq.resolve(id, 'kim', 'by hand') FROM dlq.dead_letter_queue")
 			p.await("3", "SELECT count(*) FROM dlq.dead_letter_resolved_default")
 		},
@@ -373,7 +373,7 @@ var scenarios = map[string]scenario{
 		},
 		steps: []step{{"dlq.set_capture('on'", func(p *deployment) { p.wake() }}},
 		prints: []string{
-			`off +\| enabled +\| .*\| kim +\| disk full`, `job_facts \| ShareLock`,
+			`off +\| enabled +\| .*\| kim +\| disk full`, `job_facts +\| +ShareLock`,
 			`on +\| Failures are captured`, `on +\| enabled`,
 		},
 		after: map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'": "2"},

@@ -155,10 +155,12 @@ func TestGroups_ActOnSeveral(t *testing.T) {
 	b := o.tab()
 	b.allow("status of 422")
 	pick := func(queue string) {
+		b.rows(3)
 		for _, group := range []int{0, 1, 2} {
 			row := fmt.Sprintf("[data-row]:nth-child(%d)", group+1)
 			if strings.Contains(b.texts(row+" .row-meta"), queue) {
 				b.click(row + " input")
+				b.until(fmt.Sprintf("document.querySelector(%s).checked", quoted(row+" input")))
 			}
 		}
 	}

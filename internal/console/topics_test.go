@@ -251,7 +251,7 @@ func TestLive_ReportsProblems(t *testing.T) {
 		c.events(w, r.WithContext(ctx))
 	}))
 	defer server.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+"/events?page=/page", http.NoBody)
 	require.NoError(t, err)

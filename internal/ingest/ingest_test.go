@@ -181,7 +181,7 @@ func TestSubmit_NotifiesQueueAsRiverDoes(t *testing.T) {
 	defer conn.Release()
 	_, err = conn.Exec(t.Context(), `LISTEN "public.river_insert"`)
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	i := b.start()
 	later := b.message("later", `1`)

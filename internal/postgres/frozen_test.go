@@ -69,6 +69,7 @@ func frozenGuest(t *testing.T, version string) *guest {
 		INSERT INTO dlq.reconcile_looks (look, since) VALUES ('whole', now()); SELECT dlq.install_roles();
 		SELECT dlq.refresh_rollups()`)
 	execute(t, g.dlqd, "CALL dlq.ensure_partitions()")
+	execute(t, g.dlqd, "SELECT dlq.put_capture('on', '1 min')")
 	require.ErrorIs(t, g.migrator.Check(t.Context()), postgres.ErrSchemaOld)
 	return g
 }

@@ -115,7 +115,7 @@ func TestUpgrade_KeepsFailureGroups(t *testing.T) {
 
 	require.NoError(t, g.migrator.Up(t.Context()))
 	r := &group.Regrouper{Store: groups, Logger: slog.New(slog.DiscardHandler), Actor: "worker:new"}
-	require.NoError(t, r.AliasMarked(t.Context()))
+	require.Eventually(t, func() bool { return r.AliasMarked(t.Context()) == nil }, 5*time.Minute, time.Millisecond)
 	execute(t, g.dlqd, "SELECT dlq.refresh_rollups()")
 
 	// Check the groups before their entries are moved, and after each step.

@@ -112,6 +112,7 @@ func (g *Guest) Attach(tb testing.TB) {
 	defer pool.Close()
 	migrator := &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
 	require.NoError(tb, migrator.Attach(tb.Context()))
+	allowSlowCapture(tb, pool)
 }
 
 // MigrateRiver migrates River's schema to a version, up or down: 0 is the newest, -1 drops it. An

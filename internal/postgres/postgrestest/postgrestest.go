@@ -19,6 +19,7 @@ import (
 	"os"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -230,10 +231,27 @@ func migrated(tb testing.TB) string {
 		defer pool.Close()
 		migrator := &postgres.Migrator{Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
 		require.NoError(tb, migrator.Up(tb.Context()))
-		// capture must not skip jobs because the machine is busy; tests of the limit set their own
-		_, err = pool.Exec(tb.Context(), "SELECT dlq.put_capture('on', '1 min')")
-		require.NoError(tb, err)
+		allowSlowCapture(tb, pool)
 	})
+}
+
+// ExecUndisturbed executes a statement that takes several locks, again until it deadlocks with no other session.
+func ExecUndisturbed(tb testing.TB, pool *pgxpool.Pool, sql string) {
+	tb.Helper()
+	var err error
+	require.Eventually(tb, func() bool {
+		_, err = pool.Exec(tb.Context(), sql)
+		return !postgres.IsCollision(err)
+	}, 5*time.Minute, time.Millisecond)
+	require.NoError(tb, err, sql)
+}
+
+// allowSlowCapture raises capture's time limit, so that capture skips no job because the machine is busy. Tests of the
+// limit set their own.
+func allowSlowCapture(tb testing.TB, pool *pgxpool.Pool) {
+	tb.Helper()
+	_, err := pool.Exec(tb.Context(), "SELECT dlq.put_capture('on', '1 min')")
+	require.NoError(tb, err)
 }
 
 // template returns the name of a template database, which build fills unless the server has it. An
