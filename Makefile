@@ -80,6 +80,11 @@ trial-kills: install-postgres ## kill, stop and disconnect processes that delive
 trial-failover: install-postgres ## kill a primary under load and promote its standby, five times synchronous and five times asynchronous
 	DLQD_TRIAL=1 $(WITH_POSTGRES) go test -count=1 -timeout 0 -parallel 5 -v -run TestServe_SurvivesFailover ./cmd/dlqd
 
+.PHONY: trial-replay
+trial-replay: install-postgres ## replay 20,000 messages that died for five causes, at once and progressively; then 2,000 in twenty other shapes
+	go run ./bench -rounds 1 incident
+	go run ./bench -rounds 21 -scale 0.1 incident
+
 .PHONY: trial-upgrade
 trial-upgrade: install-postgres ## upgrade from 0.1 (built from git) and run two versions beside each other, under load, with a ledger
 	DLQD_TRIAL=1 $(WITH_POSTGRES) go test -count=1 -timeout 0 -v -run TestServe_UpgradesBeside ./cmd/dlqd

@@ -1,0 +1,437 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/time/rate"
+
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+// Causes for which messages of the incident die. The receiver does the first half of its work also if it answers with
+// an error: that half is repeated for nothing by each replay that fails again.
+const (
+	causeBug        = "BUG"        // is mended before the replay
+	causeWeak       = "WEAK"       // its destination takes weakLimit requests a second
+	causeData       = "DATA"       // never works
+	causeSuperseded = "SUPERSEDED" // a later message with the same key has done the work
+	causeStale      = "STALE"      // expired before the replay
+	live            = "LIVE"       // no dead letter: other traffic to the weak destination
+)
+
+var causes = []string{causeBug, causeWeak, causeData, causeSuperseded, causeStale}
+
+const (
+	weakLimit   = 50 // requests a second that the weak destination takes
+	weakOutage  = 3 * time.Second
+	livePerSec  = 10
+	askedRate   = 200 // entries a second, as the operator asks for
+	carefulRate = 25  // the rate after the operator has seen the weak destination fail
+	patience    = 10 * time.Minute
+)
+
+// incidentReceiver works the messages of an incident, and counts.
+type incidentReceiver struct {
+	mu        sync.Mutex
+	mended    bool
+	downUntil time.Time
+	second    time.Time
+	inSecond  int
+
+	recovered map[string]bool // messages that can be recovered and are
+	wasted    map[string]int  // requests that only repeated or undid work, by cause
+	peak      int             // most requests of a second to the weak destination
+	liveSeen  int
+	liveBad   int
+}
+
+func (r *incidentReceiver) ServeHTTP(w http.ResponseWriter, in *http.Request) {
+	raw, err := io.ReadAll(in.Body)
+	var message struct{ Cause string }
+	if err != nil || json.Unmarshal(raw, &message) != nil {
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.mended && message.Cause != live && message.Cause != "" {
+		w.Header().Set("X-Error-Type", message.Cause)
+		w.Header().Set("X-Error-Class", "business")
+		w.WriteHeader(http.StatusUnprocessableEntity)
+		return
+	}
+	switch message.Cause {
+	case causeWeak, live:
+		now := time.Now()
+		if now.Sub(r.second) > time.Second {
+			r.second, r.inSecond = now, 0
+		}
+		r.inSecond++
+		r.peak = max(r.peak, r.inSecond)
+		if r.inSecond > weakLimit {
+			r.downUntil = now.Add(weakOutage)
+		}
+		down := now.Before(r.downUntil)
+		if message.Cause == live {
+			r.liveSeen++
+			if down {
+				r.liveBad++
+			}
+		}
+		if down {
+			if message.Cause == causeWeak {
+				r.wasted[message.Cause]++
+			}
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+	case causeData:
+		r.wasted[message.Cause]++
+		w.Header().Set("X-Error-Type", message.Cause)
+		w.Header().Set("X-Error-Class", "business")
+		w.WriteHeader(http.StatusUnprocessableEntity)
+		return
+	case causeSuperseded, causeStale:
+		r.wasted[message.Cause]++
+		return
+	}
+	if message.Cause == causeBug || message.Cause == causeWeak {
+		r.recovered[in.Header.Get("Webhook-Id")] = true
+	}
+}
+
+// incident is one incident, and what one way of replaying it cost.
+type incident struct {
+	b     *bench
+	api   string
+	pool  *pgxpool.Pool
+	plant *incidentReceiver
+	sizes map[string]int
+
+	acts     []string // what the operator did
+	took     time.Duration
+	complete bool
+}
+
+// incidentBench lets messages die for five causes, and replays them at once, and progressively without those that are
+// out of date or superseded.
+func incidentBench(b *bench, scale float64) error {
+	fmt.Printf("The operator asks for %d/s. The weak destination takes %d requests a second, and then fails for %s.\n\n",
+		askedRate, weakLimit, weakOutage)
+	for round := range b.rounds {
+		sizes := incidentSizes(uint64(round), int(20_000*scale)) //nolint:gosec // rounds are few
+		b.newTable("seed", "replay", "dead letters", "recovered", "in", "wasted: data", "weak", "superseded", "stale",
+			"peak/s at weak", "live failed", "acts of the operator")
+		for _, progressive := range []bool{false, true} {
+			i, err := b.incident(sizes, progressive)
+			if err != nil {
+				return err
+			}
+			i.print(round, progressive)
+		}
+	}
+	return nil
+}
+
+// incidentSizes returns the number of messages of each cause. The first seed is the shape that docs/replay.md shows.
+func incidentSizes(seed uint64, total int) map[string]int {
+	shares := map[string]float64{
+		causeBug: 0.4, causeWeak: 0.2, causeData: 0.2, causeSuperseded: 0.1, causeStale: 0.1,
+	}
+	if seed > 0 {
+		random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // no secret
+		sum := 0.0
+		for _, cause := range causes {
+			shares[cause] = random.ExpFloat64()
+			sum += shares[cause]
+		}
+		for _, cause := range causes {
+			shares[cause] /= sum
+		}
+	}
+	sizes := map[string]int{}
+	for cause, share := range shares {
+		sizes[cause] = int(share * float64(total))
+	}
+	return sizes
+}
+
+func (b *bench) incident(sizes map[string]int, progressive bool) (i *incident, err error) {
+	i = &incident{b: b, sizes: sizes, plant: &incidentReceiver{recovered: map[string]bool{}, wasted: map[string]int{}}}
+	receiver := httptest.NewServer(i.plant)
+	defer receiver.Close()
+	dir, err := os.MkdirTemp("", "dlqd-incident-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	for name, text := range map[string]string{
+		"retry-policies": fmt.Sprintf("queues:\n  orders: {destination: orders}\n  bank: {destination: bank}\n"+
+			"destinations:\n  orders: {url: %[1]q}\n  bank: {url: %[1]q}\n", receiver.URL),
+		"dlq-routing": "strategies: {conditional: {conditions: {cpuBelow: 0, memoryBelow: 0}}}\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600); err != nil {
+			return nil, err
+		}
+	}
+	rules, err := policy.Load(policy.Source{Dir: dir})
+	if err != nil {
+		return nil, err
+	}
+	return i, b.withPool(8, func(pool *pgxpool.Pool) error {
+		if err := b.reset(pool, true); err != nil {
+			return err
+		}
+		i.pool = pool
+		s, err := server.Start(b.ctx, server.Config{
+			DatabaseURL: b.server.URL(), Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true,
+			Listen: []string{"127.0.0.1:0"}, Policy: rules, Logger: quiet, MaxConns: 30,
+		})
+		if err != nil {
+			return err
+		}
+		i.api = s.Addresses()[0]
+		running, stop := context.WithCancel(b.ctx)
+		stopped := make(chan error, 1)
+		go func() { stopped <- s.Wait(running, b.ctx) }()
+		err = i.run(progressive)
+		stop()
+		return errors.Join(err, <-stopped)
+	})
+}
+
+// run lets the messages die, mends the bug and replays.
+func (i *incident) run(progressive bool) error {
+	total := 0
+	for _, cause := range slices.Sorted(maps.Keys(i.sizes)) {
+		total += i.sizes[cause]
+		if err := i.submit(cause, i.sizes[cause]); err != nil {
+			return err
+		}
+	}
+	if err := i.wait(func() (bool, error) {
+		return i.isCount(total, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND fingerprint IS NOT NULL")
+	}); err != nil {
+		return fmt.Errorf("waiting for %d dead letters: %w", total, err)
+	}
+	i.plant.mu.Lock()
+	i.plant.mended = true
+	i.plant.mu.Unlock()
+	// The later messages of the same keys succeed.
+	if err := i.submit("", i.sizes[causeSuperseded]); err != nil {
+		return err
+	}
+	if err := i.wait(func() (bool, error) {
+		return i.isCount(i.sizes[causeSuperseded], "SELECT count(*) FROM river_job WHERE state = 'completed'")
+	}); err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(i.b.ctx)
+	defer stop()
+	traffic := make(chan error, 1)
+	go func() { traffic <- i.traffic(ctx) }()
+	start := time.Now()
+	if err := i.operate(progressive); err != nil {
+		return err
+	}
+	i.took = time.Since(start)
+	stop()
+	return <-traffic
+}
+
+// submit sends messages of a cause; "" are the later messages of superseded ones.
+func (i *incident) submit(cause string, n int) error {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	errs := make([]error, senders)
+	expires := time.Now().Add(2 * time.Second)
+	for s := range senders {
+		wg.Go(func() {
+			for k := next.Add(1); k <= int64(n) && errs[s] == nil; k = next.Add(1) {
+				queue, more := "orders", ""
+				switch cause {
+				case causeWeak, live:
+					queue = "bank"
+				case causeSuperseded, "":
+					more = fmt.Sprintf(`, "orderingKey": "k%d"`, k)
+				case causeStale:
+					more = fmt.Sprintf(`, "expiresAt": %q`, expires.Format(time.RFC3339))
+				}
+				errs[s] = i.call(http.MethodPost, "/api/messages",
+					fmt.Sprintf(`{"queue": %q, "kind": "incident", "payload": {"cause": %q}%s}`, queue, cause, more), nil)
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// traffic sends other messages to the weak destination until ctx ends.
+func (i *incident) traffic(ctx context.Context) error {
+	for limiter := rate.NewLimiter(livePerSec, 1); limiter.Wait(ctx) == nil; {
+		if err := i.submit(live, 1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// incidentRun is what the operator sees of a replay run.
+type incidentRun struct {
+	ID, Status string
+	Groups     []struct {
+		Number    int32
+		State     string
+		ErrorType string
+	}
+}
+
+// operate replays as an operator would: until all that can be recovered is recovered.
+func (i *incident) operate(progressive bool) error {
+	body := fmt.Sprintf(`{"filter": {}, "all": true, "force": true, "rate": %d, "expect": %d`, askedRate, i.total())
+	if progressive {
+		body += `, "progressive": true, "skipStale": true, "skipSuperseded": true`
+	}
+	var started struct{ Run incidentRun }
+	if err := i.act("start", "/api/dlq/replay", body+"}", &started); err != nil {
+		return err
+	}
+	run, careful := started.Run, false
+	deadline := time.Now().Add(patience)
+	for !i.isRecovered() {
+		if time.Now().After(deadline) {
+			return nil // print says that it is not complete
+		}
+		time.Sleep(time.Second)
+		path := "/api/dlq/replays/" + run.ID
+		if err := i.call(http.MethodGet, path, "", &run); err != nil {
+			return err
+		}
+		for _, g := range run.Groups {
+			if g.State != "held" && g.State != "stopped" {
+				continue
+			}
+			verb := "end"
+			if g.ErrorType != causeData && g.ErrorType != "" {
+				verb = "go-on"
+				if !careful {
+					careful = true
+					if err := i.act("rate", path+"/rate", fmt.Sprintf(`{"rate": %d}`, carefulRate), nil); err != nil {
+						return err
+					}
+				}
+			}
+			if err := i.act(verb, path+"/"+verb, fmt.Sprintf(`{"groups": [%d]}`, g.Number), nil); err != nil {
+				return err
+			}
+		}
+		if !progressive && run.Status == "stopped" {
+			if err := i.act("resume", path+"/resume", "", nil); err != nil {
+				return err
+			}
+		}
+	}
+	i.complete = true
+	return nil
+}
+
+func (i *incident) total() (n int) {
+	for _, size := range i.sizes {
+		n += size
+	}
+	return n
+}
+
+func (i *incident) isRecovered() bool {
+	i.plant.mu.Lock()
+	defer i.plant.mu.Unlock()
+	return len(i.plant.recovered) == i.sizes[causeBug]+i.sizes[causeWeak]
+}
+
+func (i *incident) isCount(n int, sql string) (bool, error) {
+	var count int
+	err := i.pool.QueryRow(i.b.ctx, sql).Scan(&count)
+	return count == n, err
+}
+
+func (i *incident) wait(done func() (bool, error)) error {
+	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		if ok, err := done(); ok || err != nil {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return errors.New("took more than " + patience.String())
+		}
+	}
+}
+
+// act is a call by the operator.
+func (i *incident) act(name, path, body string, answer any) error {
+	i.acts = append(i.acts, name)
+	return i.call(http.MethodPost, path, body, answer)
+}
+
+func (i *incident) call(method, path, body string, answer any) error {
+	request, err := http.NewRequestWithContext(i.b.ctx, method, i.api+path, bytes.NewBufferString(body))
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	raw, err := io.ReadAll(response.Body)
+	if err != nil || response.StatusCode >= http.StatusBadRequest {
+		return fmt.Errorf("%s %s answered %s: %s %w", method, path, response.Status, raw, err)
+	}
+	if answer == nil {
+		return nil
+	}
+	return json.Unmarshal(raw, answer)
+}
+
+func (i *incident) print(seed int, progressive bool) {
+	i.plant.mu.Lock()
+	defer i.plant.mu.Unlock()
+	name := "all at once"
+	if progressive {
+		name = "progressive"
+	}
+	took := fmt.Sprintf("%.0f s", i.took.Seconds())
+	if !i.complete {
+		took = "not in " + patience.String()
+	}
+	w := i.plant.wasted
+	i.b.row(seed, name, i.total(), fmt.Sprintf("%d of %d", len(i.plant.recovered), i.sizes[causeBug]+i.sizes[causeWeak]),
+		took, w[causeData], w[causeWeak], w[causeSuperseded], w[causeStale], i.plant.peak,
+		fmt.Sprintf("%d of %d", i.plant.liveBad, i.plant.liveSeen), fmt.Sprint(len(i.acts), " ", summary(i.acts)))
+}
+
+// summary counts equal acts.
+func summary(acts []string) map[string]int {
+	counts := map[string]int{}
+	for _, act := range acts {
+		counts[act]++
+	}
+	return counts
+}
