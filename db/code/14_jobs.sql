@@ -126,16 +126,26 @@ COMMENT ON FUNCTION dlq.show_jobs IS
     'River''s jobs with these ids in the caller''s scope, masked as entries are: p_all with args and every error, '
     'otherwise with the last error only.';
 
--- queue_flow reads, for each queue and each of River's four priorities, one row and at most 300 rows of the index that
--- list_jobs reads, so that it costs the same, however many jobs there are.
+-- queue_flow reads the last 3,000 rows of river_job by its primary key and, for each queue and each of River's four
+-- priorities, one row and at most 300 rows of the index that list_jobs reads, so that it costs the same, however many
+-- jobs there are.
 CREATE OR REPLACE FUNCTION dlq.queue_flow(p_queues text[])
-RETURNS TABLE (queue text, oldest_ready timestamptz, completed bigint, since timestamptz)
+RETURNS TABLE (queue text, oldest_ready timestamptz, completed bigint, since timestamptz, inserted bigint,
+    inserted_since timestamptz)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off
 SET enable_bitmapscan = off SET jit = off AS $$
 BEGIN
     RETURN QUERY EXECUTE
-        'SELECT q.queue, o.at, c.jobs, CASE WHEN c.jobs = 300 THEN c.since ELSE now() - interval ''10 minutes'' END
+        'WITH latest AS (
+             SELECT j.queue, j.created_at FROM river.river_job j ORDER BY j.id DESC LIMIT 3000
+         ), whole AS (
+             SELECT greatest(now() - interval ''10 minutes'', CASE count(*) WHEN 3000 THEN min(l.created_at) END) AS since
+             FROM latest l
+         )
+         SELECT q.queue, o.at, c.jobs, CASE WHEN c.jobs = 300 THEN c.since ELSE now() - interval ''10 minutes'' END,
+             (SELECT count(*) FROM latest l WHERE l.queue = q.queue AND l.created_at >= w.since), w.since
          FROM unnest($1) q (queue)
+         CROSS JOIN whole w
          CROSS JOIN LATERAL (
              SELECT min(f.scheduled_at) AS at FROM generate_series(1, 4) p (priority)
              CROSS JOIN LATERAL (SELECT j.scheduled_at FROM river.river_job j
@@ -153,8 +163,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.queue_flow IS
-    'For each queue, when its oldest ready job became ready, and the jobs that were due since a time and completed: in '
-    'ten minutes, or the last 300.';
+    'For each queue, when its oldest ready job became ready, the jobs that were due since a time and completed (in ten '
+    'minutes, or the last 300), and the jobs that were inserted since a time (in ten minutes, or among the last 3,000 of '
+    'all queues).';
 
 CREATE OR REPLACE FUNCTION dlq.count_jobs(p_filter jsonb DEFAULT '{}')
 RETURNS TABLE (state text, queue text, jobs bigint, first_scheduled timestamptz, last_attempted timestamptz,

@@ -49,7 +49,8 @@ GROUP BY j.queue, j.state;
 -- name: QueueFlow :many
 -- QueueFlow returns the flow of each queue. A time that is absent is the epoch.
 SELECT f.queue::text AS queue, coalesce(f.oldest_ready, 'epoch')::timestamptz AS oldest_ready,
-    f.completed::bigint AS completed, coalesce(f.since, 'epoch')::timestamptz AS since
+    f.completed::bigint AS completed, coalesce(f.since, 'epoch')::timestamptz AS since,
+    f.inserted::bigint AS inserted, f.inserted_since::timestamptz AS inserted_since
 FROM dlq.queue_flow(@queues::text[]) f;
 
 -- name: ListJobs :many

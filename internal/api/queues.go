@@ -35,9 +35,10 @@ type Queue struct {
 	Pending     int64      `json:"pending" doc:"Jobs in River's state pending, which a client of River has to release."`
 	Held        int64      `json:"held" doc:"Messages that wait for a circuit breaker, or for another message with their ordering key."`
 	DeadLetters int64      `json:"deadLetters" doc:"Open dead letters."`
-	// OldestReady and CompletedPerMinute are read from the newest jobs of a range of River's index.
+	// OldestReady and the rates are read from the newest jobs of ranges of River's indexes.
 	OldestReady        *time.Time `json:"oldestReady,omitempty" doc:"When the job that has been ready longest became ready; absent if none is ready."`
 	CompletedPerMinute float64    `json:"completedPerMinute" doc:"Completed jobs per minute: those that were due within the last ten minutes, or the last 300."`
+	InsertedPerMinute  float64    `json:"insertedPerMinute" doc:"Inserted jobs per minute: of the last ten minutes, or among the last 3,000 jobs of all queues."`
 }
 
 // QueuesInput selects what is read of queues.
@@ -73,7 +74,7 @@ func (s *service) registerQueues(api huma.API) {
 	tags := []string{"queues"}
 	queue := Queue{
 		Name: "payment-processing", Destination: "payments", Concurrency: 20, Available: 3, Running: 2, DeadLetters: 1,
-		CompletedPerMinute: 120,
+		CompletedPerMinute: 120, InsertedPerMinute: 123,
 	}
 	list := huma.Operation{
 		Tags:    tags,
@@ -214,7 +215,13 @@ func (s *service) countJobs(ctx context.Context, of func(name string) *Queue) er
 	return nil
 }
 
-// readFlow sets when the oldest ready job of each queue became ready, and how many jobs complete per minute.
+// perMinute returns the rate of a number of jobs within a time, of at least a second, rounded to a tenth.
+func perMinute(jobs int64, within time.Duration) float64 {
+	return math.Round(float64(jobs)/max(within, time.Second).Minutes()*10) / 10
+}
+
+// readFlow sets when the oldest ready job of each queue became ready, and how many jobs are inserted and complete per
+// minute.
 func (s *service) readFlow(ctx context.Context, queues map[string]*Queue) error {
 	flow, err := delivery.FlowOf(ctx, s.Store.DB(), slices.Collect(maps.Keys(queues)))
 	if err != nil {
@@ -226,9 +233,8 @@ func (s *service) readFlow(ctx context.Context, queues map[string]*Queue) error 
 		if row.OldestReady.Unix() > 0 {
 			q.OldestReady = &row.OldestReady
 		}
-		if row.Completed > 0 {
-			q.CompletedPerMinute = math.Round(float64(row.Completed)/max(now.Sub(row.Since).Minutes(), 1.0/60)*10) / 10
-		}
+		q.CompletedPerMinute = perMinute(row.Completed, now.Sub(row.Since))
+		q.InsertedPerMinute = perMinute(row.Inserted, now.Sub(row.InsertedSince))
 	}
 	return nil
 }

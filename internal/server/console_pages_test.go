@@ -166,6 +166,7 @@ func TestConsole_OperatorPages(t *testing.T) {
 		require.Equal(t, http.StatusSeeOther, status, told)
 		require.Equal(t, "/queues#payments", to)
 		_, page := b.browse(reader, "/queues")
+		require.Regexp(t, `among the last 3,000 of all queues">0\.[1-9] in</span>`, page)
 		has(t, page, "Queue payments is paused.")
 		require.Regexp(t, `<button disabled title="requires the role operator">Resume</button>`, page)
 		_, told, _ = b.send(kim, "/queues/act", url.Values{"do": {"resume"}, "name": {"payments"}})

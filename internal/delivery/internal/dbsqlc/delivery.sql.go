@@ -291,15 +291,18 @@ func (q *Queries) PutBackFetched(ctx context.Context, arg PutBackFetchedParams) 
 
 const QueueFlow = `-- name: QueueFlow :many
 SELECT f.queue::text AS queue, coalesce(f.oldest_ready, 'epoch')::timestamptz AS oldest_ready,
-    f.completed::bigint AS completed, coalesce(f.since, 'epoch')::timestamptz AS since
+    f.completed::bigint AS completed, coalesce(f.since, 'epoch')::timestamptz AS since,
+    f.inserted::bigint AS inserted, f.inserted_since::timestamptz AS inserted_since
 FROM dlq.queue_flow($1::text[]) f
 `
 
 type QueueFlowRow struct {
-	Queue       string
-	OldestReady time.Time
-	Completed   int64
-	Since       time.Time
+	Queue         string
+	OldestReady   time.Time
+	Completed     int64
+	Since         time.Time
+	Inserted      int64
+	InsertedSince time.Time
 }
 
 // QueueFlow returns the flow of each queue. A time that is absent is the epoch.
@@ -317,6 +320,8 @@ func (q *Queries) QueueFlow(ctx context.Context, queues []string) ([]QueueFlowRo
 			&i.OldestReady,
 			&i.Completed,
 			&i.Since,
+			&i.Inserted,
+			&i.InsertedSince,
 		); err != nil {
 			return nil, err
 		}
