@@ -15,10 +15,10 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 
 	"github.com/dlqd/dlqd/internal/policy"
@@ -126,7 +126,8 @@ type incident struct {
 	plant *incidentReceiver
 	sizes map[string]int
 
-	acts     []string // what the operator did
+	acts     []string          // what the operator did
+	decided  map[string]string // the first state other than going of each group, by cause
 	took     time.Duration
 	complete bool
 }
@@ -139,7 +140,7 @@ func incidentBench(b *bench, scale float64) error {
 	for round := range b.rounds {
 		sizes := incidentSizes(uint64(round), int(20_000*scale)) //nolint:gosec // rounds are few
 		b.newTable("seed", "replay", "dead letters", "recovered", "in", "wasted: data", "weak", "superseded", "stale",
-			"peak/s at weak", "live failed", "acts of the operator")
+			"peak/s at weak", "live failed", "groups held or stopped", "acts of the operator")
 		for _, progressive := range []bool{false, true} {
 			i, err := b.incident(sizes, progressive)
 			if err != nil {
@@ -175,7 +176,10 @@ func incidentSizes(seed uint64, total int) map[string]int {
 }
 
 func (b *bench) incident(sizes map[string]int, progressive bool) (i *incident, err error) {
-	i = &incident{b: b, sizes: sizes, plant: &incidentReceiver{recovered: map[string]bool{}, wasted: map[string]int{}}}
+	i = &incident{
+		b: b, sizes: sizes, decided: map[string]string{},
+		plant: &incidentReceiver{recovered: map[string]bool{}, wasted: map[string]int{}},
+	}
 	receiver := httptest.NewServer(i.plant)
 	defer receiver.Close()
 	dir, err := os.MkdirTemp("", "dlqd-incident-")
@@ -259,29 +263,25 @@ func (i *incident) run(progressive bool) error {
 
 // submit sends messages of a cause; "" are the later messages of superseded ones.
 func (i *incident) submit(cause string, n int) error {
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	errs := make([]error, senders)
 	expires := time.Now().Add(2 * time.Second)
-	for s := range senders {
-		wg.Go(func() {
-			for k := next.Add(1); k <= int64(n) && errs[s] == nil; k = next.Add(1) {
-				queue, more := "orders", ""
-				switch cause {
-				case causeWeak, live:
-					queue = "bank"
-				case causeSuperseded, "":
-					more = fmt.Sprintf(`, "orderingKey": "k%d"`, k)
-				case causeStale:
-					more = fmt.Sprintf(`, "expiresAt": %q`, expires.Format(time.RFC3339))
-				}
-				errs[s] = i.call(http.MethodPost, "/api/messages",
-					fmt.Sprintf(`{"queue": %q, "kind": "incident", "payload": {"cause": %q}%s}`, queue, cause, more), nil)
-			}
+	var group errgroup.Group
+	group.SetLimit(senders)
+	for k := range n {
+		queue, more := "orders", ""
+		switch cause {
+		case causeWeak, live:
+			queue = "bank"
+		case causeSuperseded, "":
+			more = fmt.Sprintf(`, "orderingKey": "k%d"`, k)
+		case causeStale:
+			more = fmt.Sprintf(`, "expiresAt": %q`, expires.Format(time.RFC3339))
+		}
+		group.Go(func() error {
+			return i.call(http.MethodPost, "/api/messages",
+				fmt.Sprintf(`{"queue": %q, "kind": "incident", "payload": {"cause": %q}%s}`, queue, cause, more), nil)
 		})
 	}
-	wg.Wait()
-	return errors.Join(errs...)
+	return group.Wait()
 }
 
 // traffic sends other messages to the weak destination until ctx ends.
@@ -328,6 +328,9 @@ func (i *incident) operate(progressive bool) error {
 		for _, g := range run.Groups {
 			if g.State != "held" && g.State != "stopped" {
 				continue
+			}
+			if i.decided[g.ErrorType] == "" {
+				i.decided[g.ErrorType] = g.State
 			}
 			verb := "end"
 			if g.ErrorType != causeData && g.ErrorType != "" {
@@ -402,7 +405,7 @@ func (i *incident) call(method, path, body string, answer any) error {
 	defer func() { _ = response.Body.Close() }()
 	raw, err := io.ReadAll(response.Body)
 	if err != nil || response.StatusCode >= http.StatusBadRequest {
-		return fmt.Errorf("%s %s answered %s: %s %w", method, path, response.Status, raw, err)
+		return errors.Join(fmt.Errorf("%s %s answered %s: %s", method, path, response.Status, raw), err)
 	}
 	if answer == nil {
 		return nil
@@ -424,7 +427,7 @@ func (i *incident) print(seed int, progressive bool) {
 	w := i.plant.wasted
 	i.b.row(seed, name, i.total(), fmt.Sprintf("%d of %d", len(i.plant.recovered), i.sizes[causeBug]+i.sizes[causeWeak]),
 		took, w[causeData], w[causeWeak], w[causeSuperseded], w[causeStale], i.plant.peak,
-		fmt.Sprintf("%d of %d", i.plant.liveBad, i.plant.liveSeen), fmt.Sprint(len(i.acts), " ", summary(i.acts)))
+		fmt.Sprintf("%d of %d", i.plant.liveBad, i.plant.liveSeen), fmt.Sprint(i.decided)[len("map"):], fmt.Sprint(len(i.acts), " ", summary(i.acts)))
 }
 
 // summary counts equal acts.
