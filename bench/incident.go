@@ -188,7 +188,7 @@ func (b *bench) incident(sizes map[string]int, progressive bool) (i *incident, e
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	for name, text := range map[string]string{
-		"retry-policies": fmt.Sprintf("queues:\n  orders: {destination: orders}\n  bank: {destination: bank}\n"+
+		"retry-policies": fmt.Sprintf("defaults: {whenOpen: accept}\nqueues:\n  orders: {destination: orders}\n  bank: {destination: bank}\n"+
 			"destinations:\n  orders: {url: %[1]q}\n  bank: {url: %[1]q}\n", receiver.URL),
 		"dlq-routing": "strategies: {conditional: {conditions: {cpuBelow: 0, memoryBelow: 0}}}\n",
 	} {
