@@ -188,7 +188,8 @@ func (b *bench) incident(sizes map[string]int, progressive bool) (i *incident, e
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	for name, text := range map[string]string{
-		"retry-policies": fmt.Sprintf("defaults: {whenOpen: accept}\nqueues:\n  orders: {destination: orders}\n  bank: {destination: bank}\n"+
+		"retry-policies": fmt.Sprintf("defaults: {whenOpen: accept}\n"+
+			"queues:\n  orders: {destination: orders}\n  bank: {destination: bank}\n"+
 			"destinations:\n  orders: {url: %[1]q}\n  bank: {url: %[1]q}\n", receiver.URL),
 		"dlq-routing": "strategies: {conditional: {conditions: {cpuBelow: 0, memoryBelow: 0}}}\n",
 	} {
@@ -232,7 +233,8 @@ func (i *incident) run(progressive bool) error {
 		}
 	}
 	if err := i.wait(func() (bool, error) {
-		return i.isCount(total, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND fingerprint IS NOT NULL")
+		return i.isCount(total, `SELECT count(*) FROM dlq.dead_letter_open
+			WHERE status = 'dlq_manual' AND fingerprint IS NOT NULL`)
 	}); err != nil {
 		return fmt.Errorf("waiting for %d dead letters: %w", total, err)
 	}
@@ -427,7 +429,8 @@ func (i *incident) print(seed int, progressive bool) {
 	w := i.plant.wasted
 	i.b.row(seed, name, i.total(), fmt.Sprintf("%d of %d", len(i.plant.recovered), i.sizes[causeBug]+i.sizes[causeWeak]),
 		took, w[causeData], w[causeWeak], w[causeSuperseded], w[causeStale], i.plant.peak,
-		fmt.Sprintf("%d of %d", i.plant.liveBad, i.plant.liveSeen), fmt.Sprint(i.decided)[len("map"):], fmt.Sprint(len(i.acts), " ", summary(i.acts)))
+		fmt.Sprintf("%d of %d", i.plant.liveBad, i.plant.liveSeen), fmt.Sprint(i.decided)[len("map"):],
+		fmt.Sprint(len(i.acts), " ", summary(i.acts)))
 }
 
 // summary counts equal acts.
