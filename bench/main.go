@@ -8,6 +8,7 @@
 //	go run ./bench capture      cost of capture for jobs that succeed and jobs that fail, beside River without it
 //	go run ./bench replay       runs that replay many entries, beside claiming them, inserting as many jobs with River's
 //	                            client and updating each, and beside these inserts alone
+//	go run ./bench retries      facts of 100,000 jobs that one statement retries outside dlqd
 //	go run ./bench retention    a month of a million entries, dropped beside deleted, and captures meanwhile
 //	go run ./bench analytics    each question at 10,000,000 entries and 30,000,000 moves; cost of rollups for captures
 //	go run ./bench console      each page of the console at 10,000,000 entries, and the database load of open pages
@@ -70,6 +71,7 @@ var runs = map[string]func(*bench, float64) error{
 	"outage":     outage,
 	"replay":     replayBench,
 	"retention":  retentionBench,
+	"retries":    retriesBench,
 	"analytics":  analyticsBench,
 	"incident":   incidentBench,
 	"indexes":    indexStudy,
@@ -96,7 +98,8 @@ func main() {
 	run := runs[flag.Arg(0)]
 	if run == nil {
 		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] "+
-			"ingest|access|processing|capture|claim|console|filing|incident|indexes|metrics|outage|production|replay|retention|analytics")
+			"ingest|access|processing|capture|claim|console|filing|incident|indexes|metrics|outage|production|replay|"+
+			"retention|retries|analytics")
 		os.Exit(2)
 	}
 	if err := start(run, *rounds, *scale, *bin, *keep, *beside, *profile); err != nil {

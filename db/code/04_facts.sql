@@ -329,91 +329,190 @@ COMMENT ON FUNCTION dlq.record_end IS
     'if another entry has the failure. Returns false if the entry does not wait for this job: an '
     'end that comes twice counts once.';
 
-CREATE OR REPLACE FUNCTION dlq.follow_job(p_entry uuid, p_job bigint, p_created_at timestamptz, p_actor text,
-    p_reason text,
-    p_note text DEFAULT NULL, p_run uuid DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.follow_jobs(p_entries uuid[], p_jobs bigint[], p_created_at timestamptz[], p_actor text,
+    p_reasons text[], p_note text DEFAULT NULL, p_run uuid DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$
+DECLARE
+    v_moving boolean := false;
+    v_moved  bigint;
 BEGIN
-    -- Most entries are open. An UPDATE of the partitions of failed ones, too, would prepare for each of them.
-    UPDATE dlq.dead_letter_queue SET
+    IF cardinality(p_entries) > 1 THEN
+        v_moving := dlq.set_moves((SELECT jsonb_build_object('actor', p_actor, 'note', p_note, 'reasons',
+            jsonb_object_agg(f.entry, f.reason)) FROM unnest(p_entries, p_reasons) f (entry, reason)));
+    END IF;
+    UPDATE dlq.dead_letter_open e SET
         status = 'dlq_processing',
-        redelivery_job_id = p_job,
-        dlq_retry_count = dlq_retry_count + 1,
+        redelivery_job_id = f.job,
+        dlq_retry_count = e.dlq_retry_count + 1,
         locked_by = p_actor,
         locked_at = now(),
-        notes = coalesce(p_note, notes),
-        move = jsonb_build_object('actor', p_actor, 'reason', p_reason, 'note', p_note)
-    WHERE id = p_entry AND stage = 'open' AND status IN ('dlq_pending', 'dlq_manual');
-    IF NOT FOUND THEN
-        UPDATE dlq.dead_letter_queue SET
+        notes = coalesce(p_note, e.notes),
+        move = jsonb_build_object('actor', p_actor, 'reason', f.reason, 'note', p_note)
+    FROM unnest(p_entries, p_jobs, p_reasons) f (entry, job, reason)
+    WHERE e.id = f.entry AND e.status IN ('dlq_pending', 'dlq_manual');
+    GET DIAGNOSTICS v_moved = ROW_COUNT;
+    IF v_moving THEN
+        PERFORM dlq.set_moves(NULL);
+    END IF;
+    -- Most entries are open. An UPDATE of the partitions of failed ones, too, would prepare for each of them.
+    IF v_moved < cardinality(p_entries) THEN
+        UPDATE dlq.dead_letter_queue e SET
             status = 'dlq_processing',
-            redelivery_job_id = p_job,
-            dlq_retry_count = dlq_retry_count + 1,
+            redelivery_job_id = f.job,
+            dlq_retry_count = e.dlq_retry_count + 1,
             locked_by = p_actor,
             locked_at = now(),
-            notes = coalesce(p_note, notes),
-            move = jsonb_build_object('actor', p_actor, 'reason', p_reason, 'note', p_note)
-        WHERE id = p_entry AND stage = 'failed' AND status = 'dlq_failed';
+            notes = coalesce(p_note, e.notes),
+            move = jsonb_build_object('actor', p_actor, 'reason', f.reason, 'note', p_note)
+        FROM unnest(p_entries, p_jobs, p_reasons) f (entry, job, reason)
+        WHERE e.id = f.entry AND e.stage = 'failed' AND e.status = 'dlq_failed';
     END IF;
     INSERT INTO dlq.entry_jobs AS m (job_id, job_created_at, entry_id, run_id)
-    VALUES (p_job, p_created_at, p_entry, p_run)
+    SELECT f.job, f.created_at, f.entry, p_run FROM unnest(p_entries, p_jobs, p_created_at) f (entry, job, created_at)
     ON CONFLICT (job_id, job_created_at) DO UPDATE SET entry_id = excluded.entry_id,
     run_id = coalesce(excluded.run_id, m.run_id);
 END
 $$;
-COMMENT ON FUNCTION dlq.follow_job IS
-    'Makes an entry wait for a job that runs again: its original or a redelivery, retried outside '
-    'dlqd. If the entry already waits for another job, the success of either resolves it. '
-    'dlq.watch_job comes next, in a transaction of dlqd''s own.';
+COMMENT ON FUNCTION dlq.follow_jobs IS
+    'Makes entries wait for jobs that run again: their originals or redeliveries, retried outside '
+    'dlqd. No entry and no job may occur twice. If an entry already waits for another job, the '
+    'success of either resolves it. dlq.watch_jobs comes next, in a transaction of dlqd''s own.';
+
+CREATE OR REPLACE FUNCTION dlq.follow_job(p_entry uuid, p_job bigint, p_created_at timestamptz, p_actor text,
+    p_reason text,
+    p_note text DEFAULT NULL, p_run uuid DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM dlq.follow_jobs(ARRAY[p_entry], ARRAY[p_job], ARRAY[p_created_at], p_actor, ARRAY[p_reason], p_note, p_run);
+END
+$$;
+COMMENT ON FUNCTION dlq.follow_job IS 'dlq.follow_jobs for one entry.';
 
 -- With the marker dlq:entry_id in a job's metadata, capture records the job's success at once. The
 -- marker is written only while the job waits to run: a worker's transaction in REPEATABLE READ
 -- could not end the job after a write by dlqd.
-CREATE OR REPLACE FUNCTION dlq.watch_job(p_entry uuid, p_job bigint, p_created_at timestamptz) RETURNS boolean
+CREATE OR REPLACE FUNCTION dlq.watch_jobs(p_entries uuid[], p_jobs bigint[], p_created_at timestamptz[])
+    RETURNS integer[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$
 DECLARE
-    v_job jsonb;
+    v_job     record;
+    v_left    integer[]; -- positions of jobs that did not wait to run
+    v_running integer[] := '{}';
+    -- Entries that wait for a job that has completed, these jobs, and when they ended.
+    v_entries uuid[] := '{}';
+    v_jobs    bigint[] := '{}';
+    v_ended   timestamptz[] := '{}';
 BEGIN
     BEGIN
-        UPDATE river.river_job j SET metadata = j.metadata || jsonb_build_object('dlq:entry_id', p_entry)
-        WHERE j.id = (SELECT o.id FROM river.river_job o
-                      WHERE o.id = p_job AND o.created_at = p_created_at
-                          AND o.state IN ('available', 'scheduled', 'retryable', 'pending')
-                      FOR NO KEY UPDATE SKIP LOCKED);
-        IF FOUND THEN
-            RETURN true;
-        END IF;
+        WITH marked AS (
+            UPDATE river.river_job j SET metadata = j.metadata || jsonb_build_object('dlq:entry_id', s.entry)
+            FROM (
+                SELECT o.id, w.entry, w.n
+                FROM unnest(p_entries, p_jobs, p_created_at) WITH ORDINALITY w (entry, job, created_at, n)
+                JOIN river.river_job o ON o.id = w.job AND o.created_at = w.created_at
+                WHERE o.state IN ('available', 'scheduled', 'retryable', 'pending')
+                FOR NO KEY UPDATE OF o SKIP LOCKED
+            ) s
+            WHERE j.id = s.id
+            RETURNING s.n
+        )
+        SELECT array_agg(l.n) INTO v_left
+        FROM (SELECT g.n FROM generate_series(1, cardinality(p_jobs)) g (n) EXCEPT SELECT m.n::integer FROM marked m) l;
     EXCEPTION WHEN OTHERS THEN
-        -- A right is missing, or a constraint or trigger of the application refuses the change. Without
-        -- the marker, check below whether the job has ended.
-        NULL;
+        -- A right is missing, or a constraint or trigger of the application refuses a change. One such job
+        -- must not keep dlqd from marking the others.
+        IF cardinality(p_jobs) > 1 THEN
+            RETURN ARRAY(SELECT i FROM generate_series(1, cardinality(p_jobs)) i
+                         WHERE dlq.watch_jobs(p_entries[i:i], p_jobs[i:i], p_created_at[i:i]) <> '{}');
+        END IF;
+        -- Without the marker, check below whether the job has ended.
+        v_left := '{1}';
     END;
-    SELECT to_jsonb(j) - 'args' INTO v_job FROM river.river_job j WHERE j.id = p_job AND j.created_at = p_created_at;
-    IF NOT FOUND THEN
-        UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual', parked_by = 'capture',
-            move = jsonb_build_object('actor', 'capture', 'reason', 'retried outside dlqd as job ' || p_job
-                || ', which is gone')
-        WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing' AND redelivery_job_id = p_job;
-        RETURN true;
+    IF v_left IS NULL THEN
+        RETURN '{}';
     END IF;
-    IF v_job ->> 'state' NOT IN ('completed', 'discarded', 'cancelled') THEN
-        -- The job runs. A redelivery has its marker from the start; another job gets it later.
-        RETURN v_job -> 'metadata' @> jsonb_build_object('dlq:entry_id', p_entry);
+    FOR v_job IN
+        SELECT w.n, p_entries[w.n] AS entry, p_jobs[w.n] AS id, j.id IS NULL AS gone,
+               j.state IN ('completed', 'discarded', 'cancelled') AS ended,
+               j.state = 'completed' AND e.id IS NOT NULL AS awaited,
+               j.metadata @> jsonb_build_object('dlq:entry_id', p_entries[w.n]) AS marked,
+               CASE WHEN j.state IN ('completed', 'discarded', 'cancelled') THEN to_jsonb(j) - 'args' END AS job,
+               (SELECT min(f.at) FROM dlq.job_facts f WHERE f.job_id = p_jobs[w.n]
+                   AND f.job_created_at = p_created_at[w.n] AND f.fact IN ('completed', 'discarded', 'cancelled'))
+                   IS NULL AS unrecorded
+        FROM unnest(v_left) w (n)
+        LEFT JOIN river.river_job j ON j.id = p_jobs[w.n] AND j.created_at = p_created_at[w.n]
+        LEFT JOIN dlq.dead_letter_open e ON e.id = p_entries[w.n] AND e.status = 'dlq_processing'
+            AND e.redelivery_job_id = p_jobs[w.n]
+        ORDER BY w.n
+    LOOP
+        IF v_job.gone THEN
+            UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual', parked_by = 'capture',
+                move = jsonb_build_object('actor', 'capture', 'reason', 'retried outside dlqd as job ' || v_job.id
+                    || ', which is gone')
+            WHERE id = v_job.entry AND stage = 'open' AND status = 'dlq_processing' AND redelivery_job_id = v_job.id;
+        ELSIF NOT v_job.ended THEN
+            -- The job runs. A redelivery has its marker from the start; another job gets it later.
+            IF NOT v_job.marked THEN
+                v_running := v_running || v_job.n;
+            END IF;
+        -- The job has ended. If its end is also a fact, dlq.apply_facts applies that.
+        ELSIF v_job.unrecorded AND v_job.awaited THEN -- as dlq.record_end would
+            v_entries := v_entries || v_job.entry;
+            v_jobs := v_jobs || v_job.id;
+            v_ended := v_ended || dlq.failed_at(v_job.job);
+        ELSIF v_job.unrecorded THEN
+            PERFORM dlq.apply_end(v_job.entry, v_job.job, true);
+        END IF;
+    END LOOP;
+    IF v_entries <> '{}' THEN
+        PERFORM dlq.resolve_by(v_entries, v_jobs, v_ended, 'capture');
     END IF;
-    -- The job has ended. If its end is also a fact, dlq.apply_facts applies that.
-    IF NOT EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = p_job AND f.job_created_at = p_created_at
-        AND f.fact IN ('completed', 'discarded', 'cancelled')) THEN
-        PERFORM dlq.apply_end(p_entry, v_job, true);
-    END IF;
-    RETURN true;
+    RETURN v_running;
+END
+$$;
+COMMENT ON FUNCTION dlq.watch_jobs IS
+    'Writes the marker into those jobs of entries that wait to run. If a job has ended, applies its '
+    'end. If it is gone, parks the entry that waits for it. No entry and no job may occur twice. '
+    'Returns the positions of jobs that run without a marker: call again for these.';
+
+CREATE OR REPLACE FUNCTION dlq.watch_job(p_entry uuid, p_job bigint, p_created_at timestamptz) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN dlq.watch_jobs(ARRAY[p_entry], ARRAY[p_job], ARRAY[p_created_at]) = '{}';
 END
 $$;
 COMMENT ON FUNCTION dlq.watch_job IS
-    'Writes the marker into a job of an entry if the job waits to run. If the job has ended, '
-    'applies its end. If it is gone, parks the entry that waits for it. Returns false if it runs '
-    'without a marker: call again.';
+    'dlq.watch_jobs for one job. Returns false if it runs without a marker: call again.';
+
+CREATE OR REPLACE FUNCTION dlq.follow_retries(p_entries uuid[], p_jobs bigint[], p_created_at timestamptz[],
+    p_user text) RETURNS integer[]
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM dlq.follow_jobs(p_entries, p_jobs, p_created_at, 'river:' || p_user,
+        ARRAY(SELECT 'job ' || j.id || ' was retried outside dlqd' FROM unnest(p_jobs) WITH ORDINALITY j (id, n)
+              ORDER BY j.n));
+    RETURN dlq.watch_jobs(p_entries, p_jobs, p_created_at);
+END
+$$;
+COMMENT ON FUNCTION dlq.follow_retries IS
+    'Applies retries that a database user made to the entries of the jobs, which are not closed. '
+    'Returns the same as dlq.watch_jobs.';
+
+CREATE OR REPLACE FUNCTION dlq.assign_ends(p_entries uuid[], p_jobs bigint[], p_created_at timestamptz[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    UPDATE dlq.job_facts f SET entry_id = r.entry
+    FROM unnest(p_entries, p_jobs, p_created_at) r (entry, job, created_at)
+    WHERE f.job_id = r.job AND f.job_created_at = r.created_at AND f.entry_id IS NULL
+        AND f.fact IN ('discarded', 'cancelled', 'refused');
+END
+$$;
+COMMENT ON FUNCTION dlq.assign_ends IS
+    'Assigns the recorded failures of retried jobs to the entries of the retries. Such a failure may '
+    'be applied after River has deleted the job; it then takes the payload from its entry.';
 
 -- file_end files a failure of which there is only a fact, because its entry is closed or deleted. A
 -- fact has the error but not the payload, which comes from the first of these:
@@ -690,9 +789,8 @@ BEGIN
                 PERFORM dlq.note_on(ARRAY[v_id], v_actor, 'job ' || p_fact.job_id
                     || ' was retried outside dlqd while job ' || v_entry.redelivery_job_id || ' is under way', NULL);
             END IF;
-            PERFORM dlq.follow_job(v_id, p_fact.job_id, p_fact.job_created_at, v_actor, 'job ' || p_fact.job_id
-                || ' was retried outside dlqd');
-            v_done := dlq.watch_job(v_id, p_fact.job_id, p_fact.job_created_at);
+            v_done := dlq.follow_retries(ARRAY[v_id], ARRAY[p_fact.job_id], ARRAY[p_fact.job_created_at],
+                p_fact.db_user) = '{}';
         ELSIF NOT EXISTS (SELECT FROM jsonb_array_elements(v_entry.replay_attempts) a -- this retry resolved it
                           WHERE a -> 'jobId' = to_jsonb(p_fact.job_id) AND a ->> 'outcome' = 'completed'
                               AND dlq.to_timestamptz(a ->> 'endedAt') >= p_fact.at) THEN
@@ -734,11 +832,7 @@ BEGIN
             END IF;
         END IF;
         PERFORM set_config('dlq.origin', coalesce(v_origin, ''), true);
-        -- The failure of the retry may be applied after River has deleted the job. Its fact then
-        -- takes the payload from this entry.
-        UPDATE dlq.job_facts f SET entry_id = v_id
-        WHERE f.job_id = p_fact.job_id AND f.job_created_at = p_fact.job_created_at AND f.entry_id IS NULL
-            AND f.fact IN ('discarded', 'cancelled', 'refused');
+        PERFORM dlq.assign_ends(ARRAY[v_id], ARRAY[p_fact.job_id], ARRAY[p_fact.job_created_at]);
     ELSE
         PERFORM dlq.apply_end(v_id, jsonb_build_object('id', p_fact.job_id, 'created_at', p_fact.job_created_at,
             'state', p_fact.fact, 'finalized_at', p_fact.at) || coalesce(p_fact.job, '{}'), v_own);
@@ -760,8 +854,10 @@ COMMENT ON FUNCTION dlq.may_pass IS
     'rule.';
 
 -- apply_facts applies the facts of a job in order: a fact waits while an earlier one of its job
--- exists, except for facts "following". The most frequent fact (the redelivery that an entry waits
--- for has completed) is applied in one statement for all entries.
+-- exists, except for facts "following". The two most frequent facts are applied in one statement for
+-- all entries: the redelivery that an entry waits for has completed, and the job of an entry that
+-- waits for no job was retried. Such a retry leaves the set if another job of its entry has a fact:
+-- facts of one entry are applied in the order of the table.
 --
 -- Facts are read from the position p_from on. While an open transaction keeps vacuum from removing
 -- deleted rows, reading past those rows twenty times a second would cost more and more. A caller that
@@ -778,6 +874,10 @@ DECLARE
     v_entries uuid[];
     v_jobs    bigint[];
     v_ended   timestamptz[];
+    v_created timestamptz[];
+    v_user    text;
+    v_running integer[];
+    v_origin  constant text := coalesce(current_setting('dlq.origin', true), '');
     v_tid     tid;
     v_fact    dlq.job_facts;
     v_refused boolean;
@@ -816,6 +916,50 @@ BEGIN
             DELETE FROM dlq.job_facts f WHERE f.ctid = ANY (v_facts);
             v_count := cardinality(v_facts);
         END IF;
+        FOR v_user, v_facts, v_entries, v_jobs, v_created IN
+            SELECT d.db_user, array_agg(d.fact), array_agg(d.entry_id), array_agg(d.job_id), array_agg(d.job_created_at)
+            FROM (
+                SELECT DISTINCT ON (l.entry_id) l.*
+                FROM (
+                    SELECT f.ctid AS fact, e.id AS entry_id, f.job_id, f.job_created_at, f.db_user
+                    FROM dlq.job_facts f
+                    CROSS JOIN LATERAL (
+                        SELECT o.id FROM dlq.dead_letter_open o
+                        WHERE o.river_job_id = f.job_id AND o.job_created_at = f.job_created_at
+                          AND o.status IN ('dlq_pending', 'dlq_manual')
+                          AND coalesce((SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = f.job_id
+                              AND m.job_created_at = f.job_created_at), o.id) = o.id
+                          AND (SELECT min((SELECT min(b.at) FROM dlq.job_facts b WHERE b.job_id = m.job_id
+                                   AND b.job_created_at = m.job_created_at))
+                               FROM dlq.entry_jobs m WHERE m.entry_id = o.id AND m.job_id <> f.job_id) IS NULL
+                          AND (SELECT dlq.has_failure(o.id, to_jsonb(j) - 'args') FROM river.river_job j
+                               WHERE j.id = f.job_id AND j.created_at = f.job_created_at
+                                   AND j.state IN ('discarded', 'cancelled')) IS NOT TRUE
+                        FOR UPDATE SKIP LOCKED
+                    ) e
+                    WHERE f.ctid >= p_from AND f.fact = 'retried'
+                      AND f.at = (SELECT min(b.at) FROM dlq.job_facts b WHERE b.job_id = f.job_id
+                          AND b.job_created_at = f.job_created_at AND b.fact <> 'following')
+                      AND (p_run IS NULL OR p_run = (SELECT m.run_id FROM dlq.entry_jobs m WHERE m.job_id = f.job_id
+                          AND m.job_created_at = f.job_created_at))
+                    LIMIT p_limit - v_count
+                    FOR UPDATE OF f SKIP LOCKED
+                ) l
+                ORDER BY l.entry_id, l.fact
+            ) d
+            GROUP BY d.db_user
+        LOOP
+            PERFORM set_config('dlq.origin', 'River, as ' || v_user, true);
+            v_running := dlq.follow_retries(v_entries, v_jobs, v_created, v_user);
+            PERFORM set_config('dlq.origin', v_origin, true);
+            PERFORM dlq.assign_ends(v_entries, v_jobs, v_created);
+            UPDATE dlq.job_facts f SET fact = 'following'
+            WHERE f.ctid = ANY (ARRAY(SELECT v_facts[r.n] FROM unnest(v_running) r (n)));
+            DELETE FROM dlq.job_facts f
+            WHERE f.ctid = ANY (ARRAY(SELECT u.fact FROM unnest(v_facts) WITH ORDINALITY u (fact, n)
+                WHERE u.n <> ALL (v_running)));
+            v_count := v_count + cardinality(v_facts);
+        END LOOP;
     END IF;
 
     FOR v_tid IN
@@ -864,6 +1008,7 @@ BEGIN
             v_wake := v_wake OR v_fact.fact IN ('discarded', 'cancelled');
         ELSIF v_result = 'following' AND (v_refused OR v_fact.fact <> 'following') THEN
             UPDATE dlq.job_facts f SET fact = 'following', job = v_fact.job WHERE f.ctid = v_tid;
+            v_count := v_count + 1;
         END IF;
     END LOOP;
     IF v_wake THEN

@@ -453,7 +453,7 @@ func (w *world) hasFailure(e, failure int8) bool {
 // MaxTries is dlq_max_retries.
 const MaxTries = 2
 
-// followJob models dlq.follow_job.
+// followJob models dlq.follow_jobs of one entry.
 func (w *world) followJob(e, i int8, river bool) {
 	entry := &w.Entries[e]
 	if s := entry.Status; s == Pending || s == Manual || s == Failed {
@@ -463,7 +463,7 @@ func (w *world) followJob(e, i int8, river bool) {
 	w.Jobs[i].Entry = e
 }
 
-// watchJob models dlq.watch_job.
+// watchJob models dlq.watch_jobs of one entry.
 func (w *world) watchJob(e, i int8) bool {
 	j := &w.Jobs[i]
 	switch {
@@ -689,7 +689,9 @@ func (w *world) applyFacts() {
 		}
 		return true
 	}
-	// dlq.apply_facts handles the common case in one statement: the job that an entry waits for has completed.
+	// dlq.apply_facts handles two common cases in one statement each. The first is here: the job that an entry waits
+	// for has completed. The second, the retried job of an entry that waits for none, needs no rule of its own: its set
+	// has no entry of which another job has a fact, and the facts of different entries may be applied in any order.
 	var quick, others []Fact
 	for n := range w.NFacts {
 		f := w.Facts[n]
