@@ -218,6 +218,8 @@ DECLARE
     v_other   uuid; -- another entry that already has this failure
     v_class   text;
     v_job     constant bigint := (p_job ->> 'id')::bigint;
+    v_created_at constant timestamptz := dlq.to_timestamptz(p_job ->> 'created_at');
+    v_failure constant uuid := dlq.failure_of(v_job, p_job);
     v_at      constant timestamptz := dlq.failed_at(p_job);
     v_state   constant text := p_job ->> 'state';
 BEGIN
@@ -237,8 +239,7 @@ BEGIN
         RETURN true;
     END IF;
 
-    v_own_job := (v_job, dlq.to_timestamptz(p_job ->> 'created_at')) IS NOT DISTINCT FROM (v_entry.river_job_id,
-        v_entry.job_created_at);
+    v_own_job := (v_job, v_created_at) IS NOT DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at);
     v_used_up := v_entry.dlq_retry_count >= v_entry.dlq_max_retries;
     v_fail := dlq.describe_failure(p_job -> 'errors', p_job -> 'metadata', (p_job ->> 'attempt')::integer, v_at);
     IF p_job -> 'metadata' ? 'cancel_attempted_at' THEN
@@ -253,10 +254,9 @@ BEGIN
     -- Another entry, which is closed, already has this failure. Whether p_entry can be closed as well
     -- is for an operator to decide: park it.
     v_other := CASE WHEN v_own_job
-        THEN coalesce(nullif(dlq.taken_by(v_job, v_entry.job_created_at, dlq.failure_of(v_job, p_job)), p_entry),
-                                             (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.stage <> 'inbox'
-                                                 AND e.id = dlq.failure_of(v_job, p_job)
-                                                 AND e.id <> p_entry LIMIT 1)) END;
+        THEN coalesce(nullif(dlq.taken_by(v_job, v_entry.job_created_at, v_failure), p_entry),
+                      (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.stage <> 'inbox' AND e.id = v_failure
+                           AND e.id <> p_entry LIMIT 1)) END;
     IF v_other IS NOT NULL THEN
         UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual', parked_by = p_actor,
             move = jsonb_build_object('actor', p_actor, 'reason', 'job ' || v_job || ' was ' || v_state
@@ -285,9 +285,8 @@ BEGIN
     END IF;
     -- Write to dlq.retired_jobs that the entry has this failure: if the job is the entry's own, or if
     -- the failure is in the inbox, where capture writes it if a redelivery has lost its marker.
-    IF v_own_job OR EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.id = dlq.failure_of(v_job, p_job)) THEN
-        PERFORM dlq.take_failure(v_job, dlq.to_timestamptz(p_job ->> 'created_at'), dlq.failure_of(v_job, p_job),
-            (p_job ->> 'attempt')::integer, p_entry);
+    IF v_own_job OR EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.id = v_failure) THEN
+        PERFORM dlq.take_failure(v_job, v_created_at, v_failure, (p_job ->> 'attempt')::integer, p_entry);
     END IF;
     UPDATE dlq.dead_letter_queue SET
         status = CASE WHEN v_used_up THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
@@ -307,9 +306,7 @@ BEGIN
         reported_class = v_fail.error_class,
         error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
         last_failed_at = v_at,
-        metadata = dlq.metadata_after(metadata,
-            (v_job, dlq.to_timestamptz(p_job ->> 'created_at')) IS NOT DISTINCT FROM (v_entry.river_job_id,
-                v_entry.job_created_at), v_job, p_job -> 'metadata'),
+        metadata = dlq.metadata_after(metadata, v_own_job, v_job, p_job -> 'metadata'),
         fingerprint = CASE WHEN v_used_up THEN fingerprint END,
         strategy = NULL,
         next_retry_at = now(),
@@ -318,7 +315,7 @@ BEGIN
     -- River's list needs at most one discarded job per entry, the original: delete a failed
     -- redelivery.
     IF NOT v_own_job THEN
-        PERFORM dlq.drop_redelivery(v_job, dlq.to_timestamptz(p_job ->> 'created_at'));
+        PERFORM dlq.drop_redelivery(v_job, v_created_at);
     END IF;
     RETURN true;
 END
@@ -411,9 +408,12 @@ BEGIN
             FROM (
                 SELECT o.id, w.entry, w.n
                 FROM unnest(p_entries, p_jobs, p_created_at) WITH ORDINALITY w (entry, job, created_at, n)
-                JOIN river.river_job o ON o.id = w.job AND o.created_at = w.created_at
-                WHERE o.state IN ('available', 'scheduled', 'retryable', 'pending')
-                FOR NO KEY UPDATE OF o SKIP LOCKED
+                CROSS JOIN LATERAL (
+                    SELECT l.id FROM river.river_job l
+                    WHERE l.id = w.job AND l.created_at = w.created_at
+                        AND l.state IN ('available', 'scheduled', 'retryable', 'pending')
+                    FOR NO KEY UPDATE SKIP LOCKED
+                ) o
             ) s
             WHERE j.id = s.id
             RETURNING s.n
@@ -434,18 +434,20 @@ BEGIN
         RETURN '{}';
     END IF;
     FOR v_job IN
-        SELECT w.n, p_entries[w.n] AS entry, p_jobs[w.n] AS id, j.id IS NULL AS gone,
-               j.state IN ('completed', 'discarded', 'cancelled') AS ended,
-               j.state = 'completed' AND e.id IS NOT NULL AS awaited,
-               j.metadata @> jsonb_build_object('dlq:entry_id', p_entries[w.n]) AS marked,
-               CASE WHEN j.state IN ('completed', 'discarded', 'cancelled') THEN to_jsonb(j) - 'args' END AS job,
+        SELECT w.n, p_entries[w.n] AS entry, p_jobs[w.n] AS id, j.id IS NULL AS gone, j.ended, j.marked, j.job,
+               j.completed AND (SELECT e.id FROM dlq.dead_letter_open e
+                   WHERE e.id = p_entries[w.n] AND e.status = 'dlq_processing' AND e.redelivery_job_id = p_jobs[w.n]
+                   LIMIT 1) IS NOT NULL AS awaited,
                (SELECT min(f.at) FROM dlq.job_facts f WHERE f.job_id = p_jobs[w.n]
                    AND f.job_created_at = p_created_at[w.n] AND f.fact IN ('completed', 'discarded', 'cancelled'))
                    IS NULL AS unrecorded
         FROM unnest(v_left) w (n)
-        LEFT JOIN river.river_job j ON j.id = p_jobs[w.n] AND j.created_at = p_created_at[w.n]
-        LEFT JOIN dlq.dead_letter_open e ON e.id = p_entries[w.n] AND e.status = 'dlq_processing'
-            AND e.redelivery_job_id = p_jobs[w.n]
+        LEFT JOIN LATERAL (
+            SELECT o.id, o.finalized_at IS NOT NULL AS ended, o.state = 'completed' AS completed,
+                   o.metadata @> jsonb_build_object('dlq:entry_id', p_entries[w.n]) AS marked,
+                   CASE WHEN o.finalized_at IS NOT NULL THEN to_jsonb(o) - 'args' END AS job
+            FROM river.river_job o WHERE o.id = p_jobs[w.n] AND o.created_at = p_created_at[w.n] LIMIT 1
+        ) j ON true
         ORDER BY w.n
     LOOP
         IF v_job.gone THEN
@@ -636,6 +638,7 @@ DECLARE
     v_job        constant bigint := (p_job ->> 'id')::bigint;
     v_created_at constant timestamptz := dlq.to_timestamptz(p_job ->> 'created_at');
     v_at         constant timestamptz := dlq.failed_at(p_job);
+    v_failure    constant uuid := dlq.failure_of(v_job, p_job);
     v_own_job    boolean; -- whether this is the entry's own job
 BEGIN
     IF dlq.record_end(p_entry, p_job, 'capture') THEN
@@ -655,7 +658,7 @@ BEGIN
         END IF;
     ELSE
         v_own_job := (v_job, v_created_at) IS NOT DISTINCT FROM (v_entry.river_job_id, v_entry.job_created_at);
-        IF v_own_job AND dlq.is_taken(v_job, v_created_at, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer,
+        IF v_own_job AND dlq.is_taken(v_job, v_created_at, v_failure, (p_job ->> 'attempt')::integer,
             dlq.to_timestamptz(p_job ->> 'finalized_at')) THEN
             RETURN;
         END IF;
@@ -678,8 +681,7 @@ BEGIN
                 AND t.failed_at = v_at);
         END IF;
         IF v_own_job AND dlq.is_open(v_entry.status) THEN
-            PERFORM dlq.take_failure(v_job, v_created_at, dlq.failure_of(v_job, p_job), (p_job ->> 'attempt')::integer,
-                p_entry);
+            PERFORM dlq.take_failure(v_job, v_created_at, v_failure, (p_job ->> 'attempt')::integer, p_entry);
         ELSIF v_own_job THEN
             PERFORM dlq.file_end(p_entry, p_job); -- the closed entry does not have this failure
         END IF;
@@ -697,10 +699,14 @@ COMMENT ON FUNCTION dlq.apply_end IS
     'Applies the end of a job (to_jsonb of its row) to an entry. p_own: dlqd made or follows the '
     'job; otherwise it is the entry''s own job, which failed again.';
 
+-- PL/pgSQL keeps its plan. Postgres would plan an SQL function with a subquery again in every statement.
 CREATE OR REPLACE FUNCTION dlq.taken_by(p_job bigint, p_created_at timestamptz, p_failure uuid) RETURNS uuid
-LANGUAGE sql STABLE
-RETURN (SELECT r.entry_id FROM dlq.retired_jobs r WHERE r.job_id = p_job AND r.job_created_at = p_created_at
-    AND r.failure = p_failure ORDER BY r.attempt DESC LIMIT 1);
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    RETURN (SELECT r.entry_id FROM dlq.retired_jobs r WHERE r.job_id = p_job AND r.job_created_at = p_created_at
+        AND r.failure = p_failure ORDER BY r.attempt DESC LIMIT 1);
+END
+$$;
 COMMENT ON FUNCTION dlq.taken_by IS
     'The entry in which a failure of a job is recorded, by dlq.retired_jobs; null for failures that are not '
     'there, because the id of their entry identifies them.';
