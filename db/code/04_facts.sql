@@ -937,7 +937,8 @@ BEGIN
                               AND m.job_created_at = f.job_created_at), o.id) = o.id
                           AND (SELECT min((SELECT min(b.at) FROM dlq.job_facts b WHERE b.job_id = m.job_id
                                    AND b.job_created_at = m.job_created_at))
-                               FROM dlq.entry_jobs m WHERE m.entry_id = o.id AND m.job_id <> f.job_id) IS NULL
+                               FROM dlq.entry_jobs m WHERE m.entry_id = o.id
+                                   AND (m.job_id, m.job_created_at) <> (f.job_id, f.job_created_at)) IS NULL
                           AND (SELECT dlq.has_failure(o.id, to_jsonb(j) - 'args') FROM river.river_job j
                                WHERE j.id = f.job_id AND j.created_at = f.job_created_at
                                    AND j.state IN ('discarded', 'cancelled')) IS NOT TRUE

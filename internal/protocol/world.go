@@ -453,7 +453,7 @@ func (w *world) hasFailure(e, failure int8) bool {
 // MaxTries is dlq_max_retries.
 const MaxTries = 2
 
-// followJob models dlq.follow_jobs of one entry.
+// followJob models dlq.follow_job.
 func (w *world) followJob(e, i int8, river bool) {
 	entry := &w.Entries[e]
 	if s := entry.Status; s == Pending || s == Manual || s == Failed {
@@ -463,7 +463,7 @@ func (w *world) followJob(e, i int8, river bool) {
 	w.Jobs[i].Entry = e
 }
 
-// watchJob models dlq.watch_jobs of one entry.
+// watchJob models dlq.watch_job.
 func (w *world) watchJob(e, i int8) bool {
 	j := &w.Jobs[i]
 	switch {
@@ -689,9 +689,8 @@ func (w *world) applyFacts() {
 		}
 		return true
 	}
-	// dlq.apply_facts handles two common cases in one statement each. The first is here: the job that an entry waits
-	// for has completed. The second, the retried job of an entry that waits for none, needs no rule of its own: its set
-	// has no entry of which another job has a fact, and the facts of different entries may be applied in any order.
+	// dlq.apply_facts handles two common cases in one statement each: the job that an entry waits for has completed, and
+	// the job of an entry that waits for none was retried.
 	var quick, others []Fact
 	for n := range w.NFacts {
 		f := w.Facts[n]
@@ -705,13 +704,7 @@ func (w *world) applyFacts() {
 		w.deleteFact(f)
 		w.resolveBy(f.Entry, w.Jobs[f.Job].ID, f.Job, f.At, false)
 	}
-	for n := range w.NFacts {
-		f := w.Facts[n]
-		if f.Kind == Following && w.Jobs[f.Job].State != Running || f.Kind != Following && first(n) {
-			others = append(others, f)
-		}
-	}
-	for _, f := range others {
+	apply := func(f Fact) {
 		switch w.applyFact(f) {
 		case done:
 			w.deleteFact(f)
@@ -723,6 +716,39 @@ func (w *world) applyFacts() {
 			}
 		}
 	}
+	quick = nil
+	for n := range w.NFacts {
+		if f := w.Facts[n]; f.Kind == Retried && first(n) && w.isSimpleRetry(f) {
+			quick = append(quick, f)
+		}
+	}
+	for _, f := range quick {
+		apply(f)
+	}
+	for n := range w.NFacts {
+		f := w.Facts[n]
+		if f.Kind == Following && w.Jobs[f.Job].State != Running || f.Kind != Following && first(n) {
+			others = append(others, f)
+		}
+	}
+	for _, f := range others {
+		apply(f)
+	}
+}
+
+// isSimpleRetry reports whether dlq.apply_facts applies a retry as one of a set.
+func (w *world) isSimpleRetry(f Fact) bool {
+	e, entry := w.openOf(f.Job), w.Jobs[f.Job].Entry
+	if e == none || w.Entries[e].Status == Processing || entry != none && entry != e ||
+		w.Jobs[f.Job].failed() && w.hasFailure(e, w.Jobs[f.Job].Failure) {
+		return false
+	}
+	for n := range w.NFacts {
+		if job := w.Facts[n].Job; job != f.Job && w.Jobs[job].Entry == e {
+			return false
+		}
+	}
+	return true
 }
 
 // deleteFact deletes a fact.
