@@ -842,6 +842,10 @@ DECLARE
     v_tags       text[];
     v_filter     constant jsonb := p_args -> 'filter';
     v_operation  constant uuid := coalesce((p_args ->> 'operation')::uuid, dlq.uuid_v7());
+    v_move       constant jsonb := jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', CASE p_action
+        WHEN 'discard' THEN 'discarded' WHEN 'resolve' THEN 'resolved outside dlqd' END, 'note', p_note,
+        'operation', v_operation); -- if it is the same for all entries
+    v_moving     boolean := false;
     v_old_values constant text[] := CASE WHEN p_note IS NOT NULL THEN '{notes}' ELSE '{}' END;
     v_since      timestamptz;
     v_until      timestamptz;
@@ -878,22 +882,26 @@ BEGIN
     v_in_scope := dlq.ids_in_scope(p_ids);
     SELECT l.* INTO v_ids, v_stages, v_since, v_until FROM dlq.lock_entries(v_in_scope, v_from) l;
     v_tags := ARRAY(SELECT jsonb_array_elements_text(p_args -> 'tags'));
+    IF p_action IN ('discard', 'resolve') AND cardinality(v_ids) > 1 THEN
+        v_moving := dlq.set_moves(v_move);
+    END IF;
     -- Stages and bounds are in the conditions so that the plans exclude partitions that cannot hold
     -- these entries.
     CASE p_action
     WHEN 'discard' THEN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard',
             resolved_by = v_actor, resolution_notes = p_note,
-            notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason',
-                'discarded', 'note', p_note, 'operation', v_operation)
+            notes = coalesce(p_note, e.notes), move = v_move
         WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
             AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
     WHEN 'resolve' THEN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_resolved', resolution_strategy = 'manual_resolution',
             resolved_by = v_actor, resolution_notes = p_note,
-            notes = coalesce(p_note, e.notes), move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason',
-                'resolved outside dlqd', 'note', p_note, 'operation', v_operation)
+            notes = coalesce(p_note, e.notes), move = v_move
         WHERE e.id = ANY (v_ids) AND e.status = 'dlq_manual' AND e.stage = 'open';
+        IF v_moving THEN
+            v_moving := dlq.set_moves(NULL);
+        END IF;
         PERFORM dlq.supersede(v_ids, '{}', v_actor);
     WHEN 'park' THEN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = v_actor,
@@ -966,6 +974,9 @@ BEGIN
             AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
         PERFORM dlq.delete_entries(v_ids, NULL, p_actor, 'purged', p_note, v_operation);
     END CASE;
+    IF v_moving THEN
+        PERFORM dlq.set_moves(NULL);
+    END IF;
     PERFORM dlq.record_operation(v_operation, p_action, v_filter, p_args, p_actor, p_note, v_in_scope, v_ids);
     RETURN QUERY SELECT unnest(v_ids);
 END

@@ -112,9 +112,19 @@ SELECT dlq.file_repeats(@ids::uuid[], false)::uuid[] AS ids;
 -- name: FileUndecided :one
 SELECT dlq.file(@ids::uuid[])::integer AS filed;
 
+-- name: SetMoves :one
+-- SetMoves lets the next statement write the audit rows of these moves with one insert. It returns whether it does;
+-- ClearMoves then comes after that statement.
+SELECT dlq.set_moves(jsonb_build_object('actor', @actor::text, 'note', nullif(@note::text, ''), 'reasons',
+    (SELECT jsonb_object_agg(r.id, r.reason)
+     FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@reasons::text[]) AS reason) r)))::boolean AS set;
+
+-- name: ClearMoves :exec
+SELECT dlq.set_moves(NULL);
+
 -- name: Decide :exec
 -- Decide writes the planner's decisions for claimed entries: pending until they are due, or manual.
-UPDATE dlq.dead_letter_queue e SET
+UPDATE dlq.dead_letter_open e SET
     status = d.status::dlq.dead_letter_status,
     strategy = d.strategy::dlq.strategy,
     error_class = d.error_class,
@@ -146,7 +156,7 @@ WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual');
 -- Postpone makes entries wait longer, or for something else. It sets a missing class or rule, because
 -- waiting entries are grouped by both (WaitingGroups). An entry that an operator parked and unparked
 -- before a worker decided it has the rule unparked and no class.
-UPDATE dlq.dead_letter_queue e SET
+UPDATE dlq.dead_letter_open e SET
     error_class = coalesce(e.error_class, 'unknown'),
     rule = coalesce(e.rule, 'none'),
     next_retry_at = d.next_retry_at,
@@ -169,14 +179,14 @@ UPDATE dlq.dead_letter_queue e SET
     move = jsonb_build_object('actor', @actor::text, 'reason', d.reason, 'detail',
         CASE WHEN d.refusal <> '' THEN jsonb_build_object('refusal', d.refusal) END)
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@reasons::text[]) AS reason, unnest(@refusals::text[]) AS refusal) d
-WHERE e.id = d.id AND e.status = 'dlq_pending'
+WHERE e.id = d.id AND e.status = 'dlq_pending' AND e.stage IN ('inbox', 'open')
 RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS class, coalesce(e.rule, '')::text AS rule,
     coalesce(e.fingerprint, '')::text AS fingerprint;
 
 -- name: ParkByRule :many
 -- ParkByRule parks entries because of a rule such as single-attempt, although the strategy of their
 -- class would redeliver them.
-UPDATE dlq.dead_letter_queue e SET
+UPDATE dlq.dead_letter_open e SET
     status = 'dlq_manual',
     strategy = 'manual',
     rule = d.rule,

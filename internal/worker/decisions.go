@@ -66,12 +66,14 @@ func (d *decisions) write(ctx context.Context, tx transaction, act deadletter.Ac
 	}
 	c := d.columns()
 	d.recordParked(&tx, c.Ids)
-	return tx.Decide(ctx, dbsqlc.DecideParams{
-		Actor: act.Actor, Note: act.Note, ConfigVersion: configVersion, Ids: c.Ids,
-		Statuses: c.Statuses, Strategies: c.Strategies, ErrorClasses: c.ErrorClasses,
-		Rules: c.Rules, Fingerprints: c.Fingerprints, NextRetryAts: c.NextRetryAts,
-		WaitingFors: c.WaitingFors, MaxRetries: c.MaxRetries,
-		Priorities: c.Priorities, Tags: c.Tags, Assignees: c.Assignees, Reasons: c.Reasons,
+	return tx.move(ctx, act, c.Ids, c.Reasons, func() error {
+		return tx.Decide(ctx, dbsqlc.DecideParams{
+			Actor: act.Actor, Note: act.Note, ConfigVersion: configVersion, Ids: c.Ids,
+			Statuses: c.Statuses, Strategies: c.Strategies, ErrorClasses: c.ErrorClasses,
+			Rules: c.Rules, Fingerprints: c.Fingerprints, NextRetryAts: c.NextRetryAts,
+			WaitingFors: c.WaitingFors, MaxRetries: c.MaxRetries,
+			Priorities: c.Priorities, Tags: c.Tags, Assignees: c.Assignees, Reasons: c.Reasons,
+		})
 	})
 }
 
@@ -163,12 +165,15 @@ func (d *deferred) deferUnlessAutomatic(id uuid.UUID, next time.Time, v automati
 // write writes the collected entries, if there are any.
 func (d *deferred) write(ctx context.Context, tx transaction, actor string, counts map[string]int) error {
 	if n := len(d.waiting); n > 0 {
-		if err := tx.Postpone(ctx, dbsqlc.PostponeParams{
+		params := dbsqlc.PostponeParams{
 			Actor: actor, ConfigVersion: tx.version,
 			Ids:          column(d.waiting, func(r *waitingEntry) uuid.UUID { return r.ID }),
 			WaitingFors:  column(d.waiting, func(r *waitingEntry) string { return r.WaitingFor }),
 			NextRetryAts: column(d.waiting, func(r *waitingEntry) time.Time { return r.Until }),
 			Reasons:      column(d.waiting, func(r *waitingEntry) string { return r.Reason }),
+		}
+		if err := tx.move(ctx, deadletter.Act{Actor: actor}, params.Ids, params.Reasons, func() error {
+			return tx.Postpone(ctx, params)
 		}); err != nil {
 			return fmt.Errorf("defer: %w", err)
 		}

@@ -252,6 +252,27 @@ type transaction struct {
 
 func (tx *transaction) addParked(entries ...Parked) { *tx.parked = append(*tx.parked, entries...) }
 
+// minMoves is the least number of moves for which the two statements of [transaction.move] cost less than an insert
+// for each audit row.
+const minMoves = 10
+
+// move runs a statement that moves entries, each for its own reason, and writes their audit rows with one insert.
+func (tx *transaction) move(ctx context.Context, act deadletter.Act, ids []uuid.UUID, reasons []string,
+	statement func() error,
+) error {
+	if len(ids) < minMoves {
+		return statement()
+	}
+	set, err := tx.SetMoves(ctx, dbsqlc.SetMovesParams{Actor: act.Actor, Note: act.Note, Ids: ids, Reasons: reasons})
+	if err != nil {
+		return err
+	}
+	if err := statement(); err != nil || !set {
+		return err
+	}
+	return tx.ClearMoves(ctx)
+}
+
 // maxTxAttempts limits how often a transaction is run if it collides with another one: by a deadlock, or because an
 // entry moved to another partition after a statement began, which SKIP LOCKED does not skip.
 const maxTxAttempts = 10

@@ -481,8 +481,17 @@ func (q *Queries) ClaimWaiting(ctx context.Context, arg ClaimWaitingParams) ([]C
 	return items, nil
 }
 
+const ClearMoves = `-- name: ClearMoves :exec
+SELECT dlq.set_moves(NULL)
+`
+
+func (q *Queries) ClearMoves(ctx context.Context) error {
+	_, err := q.db.Exec(ctx, ClearMoves)
+	return err
+}
+
 const Decide = `-- name: Decide :exec
-UPDATE dlq.dead_letter_queue e SET
+UPDATE dlq.dead_letter_open e SET
     status = d.status::dlq.dead_letter_status,
     strategy = d.strategy::dlq.strategy,
     error_class = d.error_class,
@@ -966,7 +975,7 @@ UPDATE dlq.dead_letter_queue e SET
     move = jsonb_build_object('actor', $1::text, 'reason', d.reason, 'detail',
         CASE WHEN d.refusal <> '' THEN jsonb_build_object('refusal', d.refusal) END)
 FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS reason, unnest($5::text[]) AS refusal) d
-WHERE e.id = d.id AND e.status = 'dlq_pending'
+WHERE e.id = d.id AND e.status = 'dlq_pending' AND e.stage IN ('inbox', 'open')
 RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS class, coalesce(e.rule, '')::text AS rule,
     coalesce(e.fingerprint, '')::text AS fingerprint
 `
@@ -1023,7 +1032,7 @@ func (q *Queries) Park(ctx context.Context, arg ParkParams) ([]ParkRow, error) {
 }
 
 const ParkByRule = `-- name: ParkByRule :many
-UPDATE dlq.dead_letter_queue e SET
+UPDATE dlq.dead_letter_open e SET
     status = 'dlq_manual',
     strategy = 'manual',
     rule = d.rule,
@@ -1088,7 +1097,7 @@ func (q *Queries) ParkByRule(ctx context.Context, arg ParkByRuleParams) ([]ParkB
 }
 
 const Postpone = `-- name: Postpone :exec
-UPDATE dlq.dead_letter_queue e SET
+UPDATE dlq.dead_letter_open e SET
     error_class = coalesce(e.error_class, 'unknown'),
     rule = coalesce(e.rule, 'none'),
     next_retry_at = d.next_retry_at,
@@ -1221,6 +1230,33 @@ func (q *Queries) SetGate(ctx context.Context, arg SetGateParams) error {
 		arg.Until,
 	)
 	return err
+}
+
+const SetMoves = `-- name: SetMoves :one
+SELECT dlq.set_moves(jsonb_build_object('actor', $1::text, 'note', nullif($2::text, ''), 'reasons',
+    (SELECT jsonb_object_agg(r.id, r.reason)
+     FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS reason) r)))::boolean AS set
+`
+
+type SetMovesParams struct {
+	Actor   string
+	Note    string
+	Ids     []uuid.UUID
+	Reasons []string
+}
+
+// SetMoves lets the next statement write the audit rows of these moves with one insert. It returns whether it does;
+// ClearMoves then comes after that statement.
+func (q *Queries) SetMoves(ctx context.Context, arg SetMovesParams) (bool, error) {
+	row := q.db.QueryRow(ctx, SetMoves,
+		arg.Actor,
+		arg.Note,
+		arg.Ids,
+		arg.Reasons,
+	)
+	var set bool
+	err := row.Scan(&set)
+	return set, err
 }
 
 const SmartGates = `-- name: SmartGates :many
