@@ -70,6 +70,23 @@ COMMENT ON FUNCTION dlq.remember_taken IS
     'After the upgrade to schema version 9: adds failures that were recorded in entries earlier to '
     'dlq.retired_jobs, as far as River still shows them.';
 
+-- A plan of dlq.known_failure has all partitions: Postgres makes it once a session. It is read by a subquery that returns
+-- one value, not by EXISTS, with which a plan that Postgres made while the tables were small might join whole tables.
+CREATE OR REPLACE FUNCTION dlq.unknown_failures(p_jobs bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off
+SET jit = off SET max_parallel_workers_per_gather = 0 SET enable_seqscan = off SET enable_bitmapscan = off
+SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN ARRAY(SELECT j.id FROM river.river_job j
+                 WHERE j.id = ANY (p_jobs) AND j.state::text IN ('discarded', 'cancelled')
+                     AND (SELECT k.known FROM dlq.known_failure(j.id, j.created_at, dlq.entry_id(j.id, j.finalized_at),
+                         j.attempt::integer, j.finalized_at) k) IS NULL
+                 ORDER BY j.id);
+END
+$$;
+COMMENT ON FUNCTION dlq.unknown_failures IS
+    'Those of the jobs that ended as discarded or cancelled and whose failure dlqd does not know (dlq.known_failure).';
+
 -- look_for_failures advances a scan by one batch:
 --   1. Read the batch without locks.
 --   2. Lock the jobs whose failure dlqd does not know (dlq.known_failure), until the end of the
@@ -90,10 +107,6 @@ DECLARE
         CASE j.state WHEN 'discarded' THEN NOT j.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
                      WHEN 'cancelled' THEN NOT j.metadata ? 'cancel_attempted_at'
                          AND cardinality(j.errors) > 0 END$sql$;
-    -- This is a subquery that returns one value, not EXISTS: with EXISTS, a plan that Postgres made
-    -- while the tables were small might join whole tables.
-    v_unknown        constant text :=
-        '(SELECT k.known FROM dlq.known_failure(j.id, j.created_at, dlq.entry_id(j.id, j.finalized_at), j.attempt::integer, j.finalized_at) k) IS NULL';
     v_scan           dlq.reconcile_looks;
     v_from           timestamptz;
     v_page           record;
@@ -176,10 +189,7 @@ BEGIN
         INTO v_page USING v_scan.cursor_at, v_scan.cursor_id, p_limit - v_jobs;
         v_ids := '{}';
         IF cardinality(v_page.failed) > 0 THEN
-            EXECUTE format($sql$
-                SELECT ARRAY(SELECT j.id FROM river.river_job j WHERE j.id = ANY ($1)
-                    AND j.state::text IN ('discarded', 'cancelled') AND %s ORDER BY j.id)$sql$, v_unknown)
-            INTO v_ids USING v_page.failed;
+            v_ids := dlq.unknown_failures(v_page.failed);
         END IF;
 
         IF cardinality(v_ids) > 0 THEN
@@ -216,7 +226,7 @@ BEGIN
                     CROSS JOIN LATERAL (SELECT CASE
                         WHEN j.finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN j.finalized_at
                         ELSE now() END AS failed_at) t
-                    WHERE j.id = ANY ($1) AND j.state::text IN ('discarded', 'cancelled') AND %s AND %s
+                    WHERE j.id = ANY (dlq.unknown_failures($1)) AND j.state::text IN ('discarded', 'cancelled') AND %s
                     ON CONFLICT DO NOTHING
                     RETURNING last_failed_at
                 ), causes AS (
@@ -236,7 +246,7 @@ BEGIN
                     ON CONFLICT (hour, why) DO UPDATE SET entries = r.entries + excluded.entries,
                     last_at = excluded.last_at
                 )
-                SELECT count(*) FROM filed$sql$, v_failed, v_unknown);
+                SELECT count(*) FROM filed$sql$, v_failed);
             BEGIN
                 EXECUTE v_file INTO v_one USING v_locked, p_captured_by, v_scan.triggers, v_scan.triggers_before,
                     v_overlap;

@@ -140,6 +140,37 @@ func TestMoves_BatchWritesRowsOfSingleMoves(t *testing.T) {
 	}
 }
 
+// The audit rows of an act on many entries are those that dlq.on_move writes for each.
+func TestMoves_BulkActWritesRowsOfSingleMoves(t *testing.T) {
+	t.Parallel()
+	_, pool := createRoleEntries(t)
+	s := ownerSession(t, pool)
+	s.can("INSERT INTO dlq.settings (key, value) VALUES ('policy_version', '2') ON CONFLICT (key) DO UPDATE SET value = '2'")
+	s.can("UPDATE dlq.dead_letter_queue SET config_version = '1', error_class = 'validation', fingerprint = 'f'")
+	s.can("UPDATE dlq.dead_letter_open SET status = 'dlq_manual'")
+	ids := s.text("SELECT array_agg(id)::text FROM dlq.dead_letter_open")
+	acted := func(action string) string {
+		operation := uuid.NewString()
+		s.can("SELECT dlq.act_on('" + action + "', '" + ids + "', 'kim', 'a note', '{\"operation\": \"" + operation + "\"}')")
+		rows := s.text(`SELECT string_agg((to_jsonb(t) - '{id,at,xid,operation}'::text[])::text, E'\n' ORDER BY t.entry_id)
+			FROM dlq.dead_letter_transitions t WHERE t.operation = '` + operation + "'")
+		s.can("SELECT dlq.act_on('reopen', '" + ids + "', 'kim')")
+		return rows
+	}
+	for _, action := range []string{"discard", "resolve"} {
+		acted(action) // the first time, entries have other notes
+		batch := acted(action)
+		require.Equal(t, 4, strings.Count(batch, `"from_status": "dlq_manual"`))
+		for _, table := range []string{"dead_letter_queue", "dead_letter_open"} {
+			s.can("ALTER TABLE dlq." + table + " DISABLE TRIGGER dead_letter_moves")
+		}
+		require.Equal(t, batch, acted(action))
+		for _, table := range []string{"dead_letter_queue", "dead_letter_open"} {
+			s.can("ALTER TABLE dlq." + table + " ENABLE TRIGGER dead_letter_moves")
+		}
+	}
+}
+
 // No setting hides a move or its actor. One that an operator makes is ignored.
 func TestMoves_SettingHidesNoMove(t *testing.T) {
 	t.Parallel()

@@ -110,6 +110,23 @@ func TestWorker_RedeliversOnceWhenKilled(t *testing.T) {
 	require.Equal(t, 2*n, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"), "filed, redelivered")
 }
 
+// A batch of decisions writes its audit rows with one insert. Each entry has its own reason.
+func TestWorker_RecordsReasonOfEachDecision(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec("INSERT INTO river_job (kind, args, max_attempts) SELECT 'k', '{}', 1 FROM generate_series(1, 10)")
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(), errors = ARRAY[jsonb_build_object(
+		'error', CASE WHEN id % 2 = 0 THEN 'timeout' ELSE 'card was declined' END)]`)
+	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
+	_, err := b.worker.RunOnce(t.Context())
+	require.NoError(t, err)
+	const decided = `FROM dlq.dead_letter_transitions t JOIN dlq.dead_letter_open e ON e.id = t.entry_id
+		WHERE t.from_status = 'dlq_pending' AND t.actor = 'worker:test' AND t.to_status = e.status AND t.rule = e.rule`
+	require.Equal(t, 10, b.count("SELECT count(*) "+decided))
+	require.Equal(t, 2, b.count("SELECT count(DISTINCT t.reason) "+decided))
+	require.Equal(t, 2, b.count("SELECT count(*) FROM (SELECT DISTINCT t.reason, e.error_message "+decided+") r"))
+}
+
 // bundle is a database and a worker whose clock the test controls.
 type bundle struct {
 	*testing.T
