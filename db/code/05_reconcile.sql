@@ -70,8 +70,9 @@ COMMENT ON FUNCTION dlq.remember_taken IS
     'After the upgrade to schema version 9: adds failures that were recorded in entries earlier to '
     'dlq.retired_jobs, as far as River still shows them.';
 
--- A plan of dlq.known_failure has all partitions: Postgres makes it once a session. It is read by a subquery that returns
--- one value, not by EXISTS, with which a plan that Postgres made while the tables were small might join whole tables.
+-- A plan of dlq.known_failure has all partitions: Postgres makes it once a session. It is in a subquery
+-- that returns one value, not in EXISTS: with EXISTS, a plan that Postgres made while the tables were
+-- small might join whole tables.
 CREATE OR REPLACE FUNCTION dlq.unknown_failures(p_jobs bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off
 SET jit = off SET max_parallel_workers_per_gather = 0 SET enable_seqscan = off SET enable_bitmapscan = off
