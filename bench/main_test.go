@@ -11,7 +11,7 @@ import (
 // themselves, with a thousandth of their work.
 func TestBenchmarks(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"claim", "replay", "retention"} {
+	for _, name := range []string{"claim", "replay", "retention", "retries"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			require.NoError(t, start(runs[name], 1, 0.001, os.Getenv("DLQD_TEST_POSTGRES_BIN"), "", "", ""))
