@@ -183,3 +183,21 @@ func TestRunner_GoesOnAfterAFailure(t *testing.T) {
 	require.Equal(t, "failed", failed.State)
 	require.Contains(t, failed.Problem, "cannot be decoded")
 }
+
+// In a database that was restored, an approved request may have been carried out since. It waits for an operator.
+func TestRunner_WaitsInARestoredDatabase(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	request := b.request("discard", payments, "kim")
+	require.NoError(t, b.store.Approve(t.Context(), request.ID, 3, by("lee")))
+	b.exec("SELECT dlq.hold_restored('ann', 'the snapshot of 04:00')")
+	worked, err := b.runner.RunOnce(t.Context())
+	require.NoError(t, err)
+	require.False(t, worked)
+	require.Equal(t, approval.Approved, b.state(request.ID))
+	b.exec("SELECT dlq.resume_restored('ann', 'compared')")
+	worked, err = b.runner.RunOnce(t.Context())
+	require.NoError(t, err)
+	require.True(t, worked)
+	require.Equal(t, "done", b.state(request.ID))
+}

@@ -1,10 +1,14 @@
 package process
 
 import (
+	"log/slog"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
 // A process judges others only after the database has answered it for as long as they have been silent: after a
@@ -63,4 +67,40 @@ func TestHeartbeats_LateHeartbeatPutsJobsInDoubt(t *testing.T) {
 	b.record(start, start)
 	b.record(start.Add(Interval), start.Add(deadAfter)) // the machine was suspended, and its clock with it
 	require.True(t, b.inDoubt(start.Add(Interval), time.Hour))
+}
+
+// A process rescues if the database has answered it for long enough, and if no other process has the duty.
+func TestRescue_NeedsCertaintyAndTheDuty(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	start := func() *Process {
+		p := New(Config{
+			DB: postgres.DefaultSchemas().Rendered(pool), Name: "host/1", Version: "1", Parts: []string{"process"},
+			Logger: slog.New(slog.DiscardHandler),
+		})
+		require.NoError(t, p.Once(t.Context()))
+		return p
+	}
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		_, err := pool.Exec(t.Context(), sql, args...)
+		require.NoError(t, err)
+	}
+	dead, p, other := start(), start(), start()
+	exec("UPDATE dlq.processes SET seen_at = now() - interval '31 seconds' WHERE id = $1", dead.id)
+	exec(`INSERT INTO river_job (kind, args, queue, state, attempt, max_attempts, attempted_at, attempted_by)
+		VALUES ('dlqd_message', '{}', 'mail', 'running', 1, 3, now(), ARRAY[$1::text])`, dead.id.String())
+	rescue := func() (state string) {
+		t.Helper()
+		_, err := p.rescue(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT state FROM river_job").Scan(&state))
+		return state
+	}
+	require.Equal(t, "running", rescue(), "the database has answered this process only once")
+	p.heartbeats.since = p.heartbeats.last.Add(-deadAfter)
+	exec("SELECT dlq.take_duty('rescue', $1, '1 hour')", other.id)
+	require.Equal(t, "running", rescue(), "another process has the duty")
+	exec("SELECT dlq.end_duty('rescue', $1)", other.id)
+	require.Equal(t, "available", rescue())
 }

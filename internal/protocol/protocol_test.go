@@ -102,6 +102,50 @@ func TestExplorer_FindsFoldedFailuresFiledTwice(t *testing.T) {
 	}
 }
 
+// The rules of today break no invariant, so each state here is one that a fault would leave behind.
+func TestModel_NoticesBrokenInvariants(t *testing.T) {
+	t.Parallel()
+	model := &protocol.Model{}
+	after := func(s protocol.State, steps ...protocol.Step) (_ protocol.State, wrong string) {
+		t.Helper()
+		for _, step := range steps {
+			require.Empty(t, wrong)
+			var ok bool
+			s, wrong, ok = model.Apply(s, step)
+			require.True(t, ok)
+		}
+		return s, wrong
+	}
+	failed, wrong := after(protocol.Start(), protocol.Step{Rule: protocol.Insert}, protocol.Step{Rule: protocol.StartJob},
+		protocol.Step{Rule: protocol.Fail})
+	require.Empty(t, wrong)
+	filed, wrong := after(failed, protocol.Step{Rule: protocol.ReadInbox}, protocol.Step{Rule: protocol.File})
+	require.Empty(t, wrong)
+	sent, wrong := after(filed, protocol.Step{Rule: protocol.Claim})
+	require.Empty(t, wrong)
+
+	s := failed // the job counts as the redelivery of an entry that was deleted
+	s.NInbox, s.Jobs[0].Entry, s.Entries[1].Status = 0, 1, protocol.Deleted
+	require.Contains(t, model.Check(&s), protocol.InOneEntry)
+
+	s = sent // the entry has forgotten its redelivery
+	s.Entries[0].Status, s.Entries[0].Waits = protocol.Pending, -1
+	_, wrong = after(s, protocol.Step{Rule: protocol.Claim})
+	require.Contains(t, wrong, protocol.OneRedelivery)
+
+	s, wrong = after(sent, protocol.Step{Rule: protocol.StartJob, On: 1}, protocol.Step{Rule: protocol.Complete, On: 1})
+	require.Empty(t, wrong)
+	s.Jobs[1].Entry = -1 // it is the redelivery of no entry
+	_, wrong = after(s, protocol.Step{Rule: protocol.ApplyFacts})
+	require.Contains(t, wrong, protocol.ClosesOwnEntry)
+
+	s, wrong = after(filed, protocol.Step{Rule: protocol.RetryJob}, protocol.Step{Rule: protocol.Discard})
+	require.Empty(t, wrong)
+	s.Entries[0].Closed = 0 // the retry seems to be newer than the discard
+	_, wrong = after(s, protocol.Step{Rule: protocol.ApplyFacts})
+	require.Contains(t, wrong, protocol.NotUndone)
+}
+
 // By this trace the explorer first broke an invariant of the earlier rules, under which dlqd did not remember failures.
 // The trace needs no race.
 func TestProtocol_FilesFoldedFailuresOnce(t *testing.T) {

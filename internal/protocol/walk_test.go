@@ -114,6 +114,7 @@ func (d *database) walk(random *rand.Rand, trace int) (kills int, taken map[prot
 	if d.scan != nil {
 		d.take(protocol.Step{Rule: protocol.Append}, false)
 	}
+	require.GreaterOrEqual(d, len(d.taken), minSteps, d.trace())
 	return kills, taken
 }
 

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -319,6 +320,9 @@ func TestRestored_HoldsWhatMayHaveBeenSent(t *testing.T) {
 	text := fmt.Sprint(document["mayRepeat"])
 	require.Contains(t, text, "what:replay run")
 	require.Contains(t, text, "what:message in River's queues")
+	_, page, _ := after.call("GET", "/system", "")
+	require.Contains(t, page["text"], "may be sent twice")
+	require.Contains(t, page["text"], "Resume sending")
 	runID := answer["run"].(map[string]any)["id"].(string)
 	_, run, _ := after.call("GET", "/api/dlq/replays/"+runID, "")
 	require.Equal(t, "running", run["status"])
@@ -409,7 +413,8 @@ func TestRestored_DetectsAndReportsARestore(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := setup(t, options{})
+			log := &lockedBuffer{}
+			b := setup(t, options{config: func(c *server.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) }})
 			b.awaitCount(1, "SELECT count(*) FROM dlq.processes WHERE mark > 1")
 			b.exec("SELECT dlq.stop_automatic('kim', 'a release')")
 			b.exec(becomes.sql)
@@ -424,6 +429,9 @@ func TestRestored_DetectsAndReportsARestore(t *testing.T) {
 			code, health := b.wholeHealth()
 			require.Equal(t, http.StatusServiceUnavailable, code)
 			require.Contains(t, fmt.Sprint(health["parts"]), "the database was restored: replay runs")
+			require.Regexp(t, `level=ERROR msg="the database was restored: .* reason="`+regexp.QuoteMeta(becomes.note), log)
+			_, page, _ := b.call("GET", "/queues", "")
+			require.Contains(t, page["text"], "database restored: deliveries are held", "every page says so")
 			code, _, _ = b.call("GET", "/readyz", "")
 			require.Equal(t, http.StatusOK, code, "messages are accepted and delivered")
 			require.Eventually(t, func() bool {
