@@ -1168,4 +1168,19 @@ func TestApply_AppliesUncapturedSuccess(t *testing.T) {
 	b.exec("SELECT dlq.reopen($1, 'kim')", id)
 	reconcile()
 	b.requireStatus(id, deadletter.Manual)
+
+	// An operator decides about an entry that is parked as "done twice?", and no scan adds a note to its trail.
+	job, id = b.createEntry()
+	b.exec("SELECT dlq.discard($1, 'kim')", id)
+	b.retry(job)
+	b.apply()
+	require.Equal(t, "done-twice", b.text("SELECT rule FROM dlq.dead_letter_open WHERE id = $1", id))
+	b.startJob(job)
+	b.endJob(job, "completed")
+	b.apply()
+	const moves = "SELECT count(*)::text FROM dlq.dead_letter_transitions"
+	before := b.text(moves)
+	reconcile()
+	b.requireStatus(id, deadletter.Manual)
+	require.Equal(t, before, b.text(moves))
 }

@@ -288,6 +288,21 @@ func TestConditional_DelayStartsAtFailure(t *testing.T) {
 	}
 }
 
+// One rescue leaves the decision to the class. From the second one on an operator decides, and the class stays.
+func TestDecide_ParksRepeatedlyRescuedJobs(t *testing.T) {
+	t.Parallel()
+	p, now := plannerOfFiles(t, nil), time.Now()
+	stuck := Facts{Message: "Stuck job rescued by JobRescuer"}
+	for rescues, want := range map[int]struct{ strategy, rule string }{
+		1: {Immediate, "stuck-job"}, 2: {Manual, policy.RuleWorkerLost}, 7: {Manual, policy.RuleWorkerLost},
+	} {
+		d := p.Decide(&Entry{Facts: stuck, Rescues: rescues, LastFailedAt: now}, now)
+		require.Equal(t, "transient", string(d.Class), rescues)
+		require.Equal(t, want.rule, d.Rule, rescues)
+		require.EqualValues(t, want.strategy, d.Strategy, rescues)
+	}
+}
+
 func plannerOfFiles(t *testing.T, files policytest.Files) *Planner {
 	t.Helper()
 	p, err := NewPlanner(policytest.Load(t, files), nil)
