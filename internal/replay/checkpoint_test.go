@@ -213,10 +213,26 @@ func TestCheckpoint_ComesFromLastJob(t *testing.T) {
 		replay.Patch{})
 	require.ErrorContains(t, err, "have a checkpoint")
 
-	// A completed job is run again from the start.
-	o.exec("SELECT dlq.run_again('2000-01-01', 'receiver lost it')")
-	require.Zero(t, o.count(`SELECT count(*) FROM river_job WHERE metadata ? 'dlq:run_again'
-		AND NOT metadata ? 'dlq:copied' AND metadata ? 'river:resumable_step'`))
+}
+
+// A job that completed in its second attempt has a checkpoint, too. It is run again from the start.
+func TestCheckpoint_RunAgainRepeatsAllSteps(t *testing.T) {
+	t.Parallel()
+	o := setupOrders(t)
+	inserted, err := o.client.Insert(t.Context(), orderArgs{Amount: 10, FailIn: "ship"}, &river.InsertOpts{MaxAttempts: 2})
+	require.NoError(t, err)
+	o.wait(inserted.Job.ID)
+	require.Equal(t, "reserve 10, charge 10", o.worker.done())
+	o.worker.mu.Lock()
+	o.worker.fixed = true
+	o.worker.mu.Unlock()
+	o.exec("UPDATE river_job SET state = 'available', scheduled_at = now() WHERE state IN ('retryable', 'available')")
+	o.wait(inserted.Job.ID)
+	require.Equal(t, "ship 10", o.worker.done())
+
+	require.Equal(t, 1, o.count("SELECT dlq.run_again('2000-01-01', 'receiver lost it')"))
+	o.wait(int64(o.count("SELECT max(id) FROM river_job")))
+	require.Equal(t, "reserve 10, charge 10, ship 10", o.worker.done())
 }
 
 func TestRun_PatchRequiresCheckpointChoice(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/internal/worker"
 )
@@ -286,4 +287,25 @@ func TestWorkerLost_UnparkedEntriesRunOneAtATime(t *testing.T) {
 		j.endRedeliveries("completed")
 	}
 	require.Equal(t, 3, j.inStatus(deadletter.Resolved))
+}
+
+// Of two sessions that redeliver such entries of one queue at the same time, one sends its entry.
+func TestWorkerLost_SendsOneOfTwoAtOnce(t *testing.T) {
+	t.Parallel()
+	j := setupWithPolicy(t, nil)
+	j.rescued(2, "order", 3)
+	j.all()
+	tx, err := j.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	redeliver := func(db postgres.DB, which string) (verdict string) {
+		require.NoError(t, db.QueryRow(t.Context(), `SELECT verdict FROM dlq.redeliver(ARRAY(SELECT `+which+
+			`(id::text)::uuid FROM dlq.dead_letter_open), 'worker:1', 'due')`).Scan(&verdict))
+		return verdict
+	}
+	require.Equal(t, "sent", redeliver(tx, "min"))
+	require.Equal(t, "alone", redeliver(j.pool, "max"), "the other one is not committed yet")
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Equal(t, "sent", redeliver(j.pool, "max"))
+	require.Equal(t, "alone", redeliver(j.pool, "min"))
 }
