@@ -448,15 +448,3 @@ func TestFlags_JSONNumbersKeepTheirDigits(t *testing.T) {
 		require.Contains(t, requests, `"payload":`+spaced+"}", args)
 	}
 }
-
-// --resume and --from-start are opposites: swapped, an edited job would skip the step that the edit is for.
-func TestFlags_ReplayPassesCheckpoint(t *testing.T) {
-	t.Parallel()
-	for flag, want := range map[string]string{"--resume": `"checkpoint":"resume"`, "--from-start": `"checkpoint":"discard"`} {
-		for _, of := range []string{testEntry, "--all"} {
-			requests, err := runWithFakeAPI(t, "replay", of, "--merge-patch={}", flag)
-			require.NoError(t, err, flag)
-			require.Contains(t, requests, want, flag)
-		}
-	}
-}

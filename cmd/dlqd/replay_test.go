@@ -28,6 +28,44 @@ func startPriceless(t *testing.T) (url string, mended *atomic.Bool) {
 	}), mended
 }
 
+// An edited replay of a resumable job has to say whether the job resumes. Each flag has its own effect.
+func TestReplay_RequiresCheckpointChoice(t *testing.T) {
+	t.Parallel()
+	receiver, _ := startPriceless(t)
+	url := postgrestest.URL(t)
+	pool := postgrestest.Open(t, url)
+	s := serve(t, "--database-url", url, "--destination", receiver)
+	api := "--api-url=" + s.api
+	ok(t, "send", api, "--kind", "order.placed", `{"article": "A-81"}`)
+	var id string
+	require.Eventually(t, func() bool {
+		return pool.QueryRow(t.Context(), `UPDATE dlq.dead_letter_queue SET metadata = metadata
+			|| '{"river:resumable_step": "charge"}' WHERE status = 'dlq_manual' RETURNING id`).Scan(&id) == nil
+	}, 5*time.Minute, 50*time.Millisecond)
+	require.Regexp(t, `checkpoint +resumes after step charge`, ok(t, "show", api, id))
+	out := ok(t, "replay", api, "--all", "--merge-patch", `{"price": 100}`, "--dry-run")
+	require.Contains(t, out, "1 have a checkpoint")
+	require.Contains(t, out, "  resumes after step charge\n")
+	for _, which := range []string{id, "--all"} {
+		_, stderr, code := run(t, "replay", api, which, "--merge-patch", `{"price": 100}`)
+		require.Equal(t, 1, code)
+		require.Contains(t, stderr, "1 have a checkpoint among the dead letters to be edited")
+	}
+	for _, flag := range []string{"--resume", "--from-start"} {
+		require.Contains(t, ok(t, "replay", api, id, "--merge-patch", `{"price": 100}`, flag), "is dlq_processing")
+		var resumes bool
+		require.NoError(t, pool.QueryRow(t.Context(),
+			"SELECT metadata ? 'river:resumable_step' FROM river_job ORDER BY id DESC LIMIT 1").Scan(&resumes))
+		require.Equal(t, flag == "--resume", resumes, flag)
+		require.Eventually(t, func() bool {
+			tag, err := pool.Exec(t.Context(), `UPDATE dlq.dead_letter_queue SET metadata = metadata
+				|| '{"river:resumable_step": "charge"}' WHERE status = 'dlq_manual'`)
+			return err == nil && tag.RowsAffected() == 1
+		}, 5*time.Minute, 50*time.Millisecond, "it fails again")
+	}
+	require.Zero(t, s.stop(syscall.SIGTERM))
+}
+
 func TestReplay_Commands(t *testing.T) {
 	t.Parallel()
 	receiver, mended := startPriceless(t)
