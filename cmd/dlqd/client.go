@@ -532,5 +532,6 @@ func newSend() *cobra.Command {
 	flags.IntVar(&s.Priority, "priority", 0, "priority, 1 (most urgent) to 4")
 	flags.StringSliceVar(&s.Tags, "tag", nil, "tags of the message")
 	flags.StringVar(&s.ScheduledAt, "at", "", "earliest delivery time (RFC 3339)")
+	flags.StringVar(&s.ExpiresAt, "expires-at", "", "time after which the message is out of date (RFC 3339)")
 	return cmd
 }

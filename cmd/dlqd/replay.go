@@ -269,6 +269,8 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 	flags.BoolVar(&allAtOnce, "all-at-once", false, "send all dead letters without steps")
 	flags.DurationVar(&deadline, "step-deadline", replay.DefaultStepDeadline, "with --progressive: hold a group without "+
 		"an outcome for this time")
+	flags.BoolVar(&many.SkipStale, "skip-stale", false, "skip dead letters whose work is out of date")
+	flags.BoolVar(&many.SkipDone, "skip-superseded", false, "skip dead letters whose work a later job has done")
 	flags.BoolVar(&detach, "detach", false, "start the run without following it")
 	return cmd
 }
@@ -477,6 +479,10 @@ func printRun(cmd *cobra.Command, run *replay.Run) error {
 	}
 	printSafef(cmd.OutOrStdout(), "%s: %d replayed, %d succeeded, %d failed, %d skipped of %d, %s%s%s\n",
 		run.Status, run.Replayed, run.Succeeded, run.Failed, run.Skipped, run.Total, perSecond(run), timeLeft(run), reason)
+	if run.NotKnown > 0 {
+		printSafef(cmd.OutOrStdout(), "%d were sent although it is not known whether a later job has done their work\n",
+			run.NotKnown)
+	}
 	if len(run.Groups) == 0 {
 		return nil
 	}

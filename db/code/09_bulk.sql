@@ -453,7 +453,8 @@ CREATE OR REPLACE FUNCTION dlq.replay_start(p_filter jsonb, p_actor text DEFAULT
     p_force boolean DEFAULT false,
     p_stop_at float8 DEFAULT 50, p_stop_of integer DEFAULT 50, p_destination text DEFAULT NULL,
     p_checkpoint text DEFAULT NULL, p_progressive boolean DEFAULT false,
-    p_step_deadline interval DEFAULT '15 minutes') RETURNS uuid
+    p_step_deadline interval DEFAULT '15 minutes', p_skip_stale boolean DEFAULT false,
+    p_skip_superseded boolean DEFAULT false) RETURNS uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_id       uuid := dlq.uuid_v7();
@@ -470,6 +471,8 @@ DECLARE
 BEGIN
     p_progressive := coalesce(p_progressive, false);
     p_step_deadline := coalesce(p_step_deadline, '15 minutes');
+    p_skip_stale := coalesce(p_skip_stale, false);
+    p_skip_superseded := coalesce(p_skip_superseded, false);
     IF dlq.chooses_all(p_filter) AND NOT p_all THEN
         RAISE EXCEPTION 'replay: an empty filter matches every entry' USING ERRCODE = 'DLQ04',
             HINT = 'To select all entries, pass p_all => true.';
@@ -514,7 +517,8 @@ BEGIN
                 'concurrency', p_concurrency, 'force', nullif(p_force, false),
             'newestFirst', nullif(p_newest_first, false), 'batchSize', nullif(p_batch_size, 100), 'stopAt',
             nullif(p_stop_at, 50), 'checkpoint', p_checkpoint, 'progressive', nullif(p_progressive, false),
-            'stepDeadline', CASE WHEN p_progressive THEN nullif(extract(epoch FROM p_step_deadline)::float8, 900) END))
+            'stepDeadline', CASE WHEN p_progressive THEN nullif(extract(epoch FROM p_step_deadline)::float8, 900) END,
+            'skipStale', nullif(p_skip_stale, false), 'skipSuperseded', nullif(p_skip_superseded, false)))
                 || CASE WHEN p_patch IS NOT NULL THEN jsonb_build_object('patch', p_patch) ELSE '{}' END
             || CASE WHEN p_merge_patch IS NOT NULL THEN jsonb_build_object('mergePatch', p_merge_patch) ELSE '{}' END
             || CASE WHEN p_all THEN '{"all": true}' ELSE '{}' END::jsonb);
@@ -542,10 +546,11 @@ BEGIN
     v_total := v_total + v_ordered;
     INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue,
         destination, force, stop_at, stop_of, note, actor, total, origin, scope, checkpoint, progressive, step_deadline,
-        unsettled)
+        skip_stale, skip_superseded, unsettled)
     VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue,
         p_destination, p_force, p_stop_at, p_stop_of, p_note, dlq.actor(p_actor), v_total,
-        dlq.origin(dlq.actor(p_actor), p_actor), dlq.scope(), p_checkpoint, p_progressive, p_step_deadline, true);
+        dlq.origin(dlq.actor(p_actor), p_actor), dlq.scope(), p_checkpoint, p_progressive, p_step_deadline,
+        p_skip_stale, p_skip_superseded, true);
     IF p_progressive THEN
         PERFORM dlq.replay_plan(v_id, v_groups);
     END IF;
@@ -562,8 +567,9 @@ COMMENT ON FUNCTION dlq.replay_start IS
     'Starts a replay run of the entries that match a filter now (see dlq.find; without a status: pending, '
     'manual and failed ones). A dlqd that runs DLQ workers carries it out. p_checkpoint says whether resumable '
     'River jobs continue after their last step (resume) or repeat all steps (discard); a patch requires it for '
-    'such jobs. With p_progressive, the run goes step by step, by failure group (dlq.replay_run_groups). Returns '
-    'the run''s id in dlq.replay_runs.';
+    'such jobs. With p_progressive, the run goes step by step, by failure group (dlq.replay_run_groups). '
+    'p_skip_stale skips work that is out of date, p_skip_superseded work that a later job has done (dlq.superseded). '
+    'Returns the run''s id in dlq.replay_runs.';
 
 CREATE OR REPLACE FUNCTION dlq.on_replay_ended() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

@@ -7,6 +7,7 @@ SELECT id FROM dlq.replay_runs WHERE status = 'running' AND NOT (SELECT dlq.is_r
 -- ended and failed count the outcomes of the run's last redeliveries.
 SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch,
        coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor, r.progressive,
+       r.skip_stale, r.skip_superseded,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id
            AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
@@ -261,6 +262,36 @@ SELECT dlq.masked_event(@event::jsonb, @job_kind::text, m.mask)::jsonb AS event,
        dlq.masked_detail(jsonb_build_object('changes', @changes::jsonb), m.mask)::jsonb AS details
 FROM (SELECT dlq.mask(false) AS mask) m;
 
+-- name: Expiries :many
+-- Expiries returns what tells whether the work of entries is out of date. expires_at is a message's
+-- expiresAt, or the metadata of an application's job; empty if there is none. due_at is when the job
+-- was inserted, or of a message when it was to be delivered, if that is later.
+SELECT e.id, e.queue, e.kind,
+    greatest(e.job_created_at, CASE WHEN e.job_kind = 'dlqd_message'
+        THEN dlq.to_timestamptz(e.original_event ->> 'scheduledAt') END)::timestamptz AS due_at,
+    coalesce(CASE WHEN e.job_kind = 'dlqd_message' THEN e.original_event ->> 'expiresAt' END,
+        e.metadata ->> 'dlqd:expires_at', '')::text AS expires_at
+FROM dlq.dead_letter_queue e
+WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('inbox', 'open', 'failed')
+    AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(@ids::uuid[]));
+
+-- name: Superseded :many
+-- Superseded returns the entries that later work has superseded, and those of which that is not known.
+SELECT s.entry_id::uuid AS entry_id, s.known::boolean AS known, coalesce(s.job_id, 0)::bigint AS job_id,
+    coalesce(s.same, '')::text AS same
+FROM dlq.superseded(@ids::uuid[]) s WHERE s.job_id IS NOT NULL OR NOT s.known;
+
+-- name: LimitStatements :one
+-- LimitStatements sets the statement_timeout of the transaction, and returns the one before.
+WITH b AS MATERIALIZED (SELECT current_setting('statement_timeout')::text AS before)
+SELECT b.before::text AS before, set_config('statement_timeout', @timeout::text, true)::text AS now FROM b;
+
+-- name: CountNotKnown :exec
+-- CountNotKnown counts sent entries of which it is not known whether later work has superseded them.
+UPDATE dlq.replay_runs r SET not_known = r.not_known + (SELECT count(*) FROM dlq.replay_run_entries e
+    WHERE e.run_id = @id AND e.entry_id = ANY (@ids::uuid[]) AND e.job_id IS NOT NULL)
+WHERE r.id = @id;
+
 -- name: EditEvents :exec
 UPDATE dlq.dead_letter_queue e SET edited_event = d.event
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@events::jsonb[]) AS event) d
@@ -321,7 +352,8 @@ SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_
                dlq.mask(false)) END::jsonb AS details,
        coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at,
        r.finished_at, coalesce(r.origin, '')::text AS origin, coalesce(r.forecast, 'null')::jsonb AS forecast,
-       r.progressive, extract(epoch FROM r.step_deadline)::float8 AS step_deadline,
+       r.progressive, extract(epoch FROM r.step_deadline)::float8 AS step_deadline, r.skip_stale, r.skip_superseded,
+       r.not_known,
        CASE WHEN r.id = ANY (@known::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
            WHERE e.run_id = r.id AND e.outcome = 'succeeded') END::bigint AS succeeded,
        CASE WHEN r.id = ANY (@known::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
@@ -370,7 +402,8 @@ SELECT dlq.replay_start(@filter::jsonb, @actor::text, nullif(@note::text, ''), @
     nullif(@rate::float8, 0), nullif(@concurrency::integer, 0), sqlc.narg('patch')::jsonb,
     sqlc.narg('merge_patch')::jsonb, nullif(@queue::text, ''), @force::boolean,
     @stop_at::float8, @stop_of::integer, nullif(@destination::text, ''), nullif(@checkpoint::text, ''),
-    @progressive::boolean, make_interval(secs => @step_deadline::float8))::uuid AS id;
+    @progressive::boolean, make_interval(secs => @step_deadline::float8), @skip_stale::boolean,
+    @skip_superseded::boolean)::uuid AS id;
 
 -- name: MoveReplay :exec
 SELECT CASE @verb::text

@@ -38,6 +38,7 @@ type Submission struct {
 	Headers      map[string]string          `json:"headers,omitempty" doc:"HTTP headers of the delivery, sent unchanged."`
 	Metadata     map[string]json.RawMessage `json:"metadata,omitempty" doc:"Stored with the message, not delivered."`
 	ScheduledAt  string                     `json:"scheduledAt,omitempty" format:"date-time" doc:"Earliest time of the delivery."`
+	ExpiresAt    string                     `json:"expiresAt,omitempty" format:"date-time" doc:"Time after which the message is out of date. dlqd still delivers it; replay runs can skip its dead letter."`
 	OrderingKey  string                     `json:"orderingKey,omitempty" maxLength:"255" doc:"In ordered queues, messages with the same key are delivered in the order of their submission." example:"order_81"`
 }
 

@@ -126,7 +126,8 @@ func (b *bulk) replayRequest() (r api.ReplayRequest, err error) {
 	r = api.ReplayRequest{
 		Action: api.Action{Note: b.Form.Get("note")}, Filter: b.filter(), All: b.everything(),
 		Order: b.Form.Get("order"), Destination: b.Form.Get("destination"), Force: b.Form.Get("force") != "",
-		Progressive: b.Form.Get("progressive") != "",
+		Progressive: b.Form.Get("progressive") != "", SkipStale: b.Form.Get("skipStale") != "",
+		SkipDone: b.Form.Get("skipSuperseded") != "",
 	}
 	if r.Rate, err = b.number("rate"); err != nil {
 		return r, err
@@ -239,6 +240,12 @@ func (b *bulk) copies(in *request, curl string) []copyText {
 	}
 	if b.Steps {
 		command += " --progressive"
+	}
+	if b.Form.Get("skipStale") != "" {
+		command += " --skip-stale"
+	}
+	if b.Form.Get("skipSuperseded") != "" {
+		command += " --skip-superseded"
 	}
 	if b.Verb.Name == "note" {
 		command = "" // no command of dlqd adds a note to many entries

@@ -53,6 +53,7 @@ type Message struct {
 	Headers      map[string]string `json:"headers,omitempty" doc:"HTTP headers of the delivery, sent unchanged."`
 	Metadata     json.RawMessage   `json:"metadata,omitempty" doc:"An object that is stored with the message and not delivered."`
 	ScheduledAt  *time.Time        `json:"scheduledAt,omitempty" doc:"Earliest time of the delivery."`
+	ExpiresAt    *time.Time        `json:"expiresAt,omitempty" doc:"Time after which the message is out of date. dlqd still delivers it; replay runs can skip its dead letter."`
 	OrderingKey  string            `json:"orderingKey,omitempty" doc:"In ordered queues, messages with the same key are delivered in the order of their submission." example:"order_81"`
 	// PayloadText is the payload as it was submitted; the database changes the layout of Payload.
 	// Only the jobs of queues that deliver the exact text have it, and clients cannot set it.
@@ -160,6 +161,7 @@ type wire struct {
 
 	Priority    *int            `json:"priority"`
 	ScheduledAt *string         `json:"scheduledAt"`
+	ExpiresAt   *string         `json:"expiresAt"`
 	PayloadText json.RawMessage `json:"payloadText"`
 }
 
@@ -301,13 +303,20 @@ func decode(raw []byte) (*Message, error) {
 	if len(msg.Metadata) > 0 && msg.Metadata[0] != '{' && string(msg.Metadata) != "null" {
 		add("metadata", "must be an object")
 	}
-	if w.ScheduledAt != nil {
-		at, err := time.Parse(time.RFC3339, *w.ScheduledAt)
+	for _, f := range []struct {
+		name string
+		text *string
+		time **time.Time
+	}{{"scheduledAt", w.ScheduledAt, &msg.ScheduledAt}, {"expiresAt", w.ExpiresAt, &msg.ExpiresAt}} {
+		if f.text == nil {
+			continue
+		}
+		at, err := time.Parse(time.RFC3339, *f.text)
 		at = at.UTC() // the last hours of 9999 in another zone can be in a year that RFC 3339 cannot write
 		if err != nil || at.Year() < 2000 || at.Year() > 9999 {
-			add("scheduledAt", "%q is not an RFC 3339 time such as 2027-01-31T08:00:00Z", shortened(*w.ScheduledAt))
+			add(f.name, "%q is not an RFC 3339 time such as 2027-01-31T08:00:00Z", shortened(*f.text))
 		}
-		msg.ScheduledAt = &at
+		*f.time = &at
 	}
 	if len(invalid.Fields) > 0 {
 		return nil, invalid

@@ -220,11 +220,13 @@ func (l *loader) checkRouting() {
 		at := "queues." + name
 		l.checkClasses(at+".classes", r.Queues[name].Classes)
 		l.checkPlan(at+".plan", r.Queues[name].Plan)
+		l.checkRange(file, at+".staleAfter", r.Queues[name].StaleAfter, 0, maxRetention)
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.Kinds)) {
 		at := "kinds." + name
 		l.checkClasses(at+".classes", r.Kinds[name].Classes)
 		l.checkPlan(at+".plan", r.Kinds[name].Plan)
+		l.checkRange(file, at+".staleAfter", r.Kinds[name].StaleAfter, 0, maxRetention)
 	}
 	l.checkRange(file, "smartRetry.over", r.SmartRetry.Over, time.Second, maxSmartOver)
 	seen := map[string]bool{}

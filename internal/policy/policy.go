@@ -281,6 +281,7 @@ type QueueRouting struct {
 	Classes    ByClass[*Plan] `json:"classes"    jsonschema:"description=Plans by class."`
 	MaxRetries int            `json:"maxRetries" jsonschema:"minimum=0,maximum=1000,description=Maximum redeliveries for every class of this queue; 0 keeps the value of the plan."`
 	SmartRetry *bool          `json:"smartRetry" jsonschema:"description=Overrides smartRetry.enabled."`
+	StaleAfter time.Duration  `json:"staleAfter" jsonschema:"description=Age from which the work of a dead letter is out of date. A replay run that skips stale work skips it; 0: never."`
 }
 
 // KindRouting is the routing of one kind, or of all kinds that match a pattern.
@@ -288,6 +289,7 @@ type KindRouting struct {
 	Plan       *Plan          `json:"plan"       jsonschema:"description=Plan for every class."`
 	Classes    ByClass[*Plan] `json:"classes"    jsonschema:"description=Plans by class."`
 	MaxRetries int            `json:"maxRetries" jsonschema:"minimum=0,maximum=1000,description=Maximum redeliveries for every class of this kind; 0 keeps the value of the plan."`
+	StaleAfter time.Duration  `json:"staleAfter" jsonschema:"description=Age from which the work of a dead letter is out of date\\, in place of the queue's; 0 keeps the queue's."`
 }
 
 // Automatic configures what dlqd redelivers without an operator. If several switches match, one
@@ -464,6 +466,18 @@ func (p *Policy) KindRouting(kind string) *KindRouting {
 		}
 	}
 	return found
+}
+
+// StaleAfter returns the age from which the work of a dead letter is out of date, and the setting that says so; 0 if
+// none does.
+func (p *Policy) StaleAfter(queue, kind string) (age time.Duration, setting string) {
+	if k := p.KindRouting(kind); k != nil && k.StaleAfter > 0 {
+		return k.StaleAfter, "kind " + kind
+	}
+	if q := p.Routing.Queues[queue]; q != nil {
+		return q.StaleAfter, "queue " + queue
+	}
+	return 0, ""
 }
 
 // MatchPattern reports whether text matches a pattern in which * stands for any text. Queues, kinds

@@ -157,8 +157,11 @@ type Request struct {
 	Progressive bool `json:"progressive,omitempty"`
 	// StepDeadline is the number of seconds after which a group of a progressive run is held if redeliveries are
 	// under way without an outcome; 0 means DefaultStepDeadline.
-	StepDeadline float64        `json:"stepDeadline,omitempty"`
-	Act          deadletter.Act `json:"-"`
+	StepDeadline float64 `json:"stepDeadline,omitempty"`
+	// SkipStale skips work that is out of date, SkipSuperseded work that a later job has done.
+	SkipStale      bool           `json:"skipStale,omitempty"`
+	SkipSuperseded bool           `json:"skipSuperseded,omitempty"`
+	Act            deadletter.Act `json:"-"`
 }
 
 // Preview is the result of a dry run.
@@ -396,33 +399,36 @@ func (p *Patch) sample(e *dbsqlc.EventsRow) Sample {
 
 // Run is a run with its progress.
 type Run struct {
-	ID          uuid.UUID       `json:"id" doc:"Identifies the run."`
-	Status      string          `json:"status" enum:"running,paused,completed,cancelled,stopped" doc:"stopped: too many redeliveries failed."`
-	Reason      string          `json:"reason,omitempty" doc:"Reason for the status."`
-	Held        bool            `json:"held,omitempty" doc:"Whether the run is held because the database was restored: it may already have sent these entries (see resume-restored)."`
-	Filter      json.RawMessage `json:"filter" doc:"Filter that selected the entries."`
-	Total       int64           `json:"total" doc:"Number of entries that the filter selected at the start."`
-	Replayed    int64           `json:"replayed" doc:"Number of redeliveries started so far."`
-	Succeeded   int64           `json:"succeeded" doc:"Number of redeliveries that succeeded."`
-	Failed      int64           `json:"failed" doc:"Number of redeliveries that failed."`
-	Skipped     int64           `json:"skipped" doc:"Number of skipped entries: they had moved meanwhile, have a live equal job, or the patch does not apply."`
-	PerSecond   float64         `json:"perSecond" doc:"Entries per second while sending, without pauses and without the time before the first and after the last entry."`
-	SecondsLeft float64         `json:"secondsLeft" doc:"Estimated time left in seconds."`
-	Rate        *float64        `json:"rate,omitempty" doc:"Requested rate in entries per second."`
-	BatchSize   int32           `json:"batchSize" doc:"Number of entries per step. A run without rate and concurrency commits several steps together, up to 500 entries."`
-	Concurrency *int32          `json:"concurrency,omitempty" doc:"Maximum number of redeliveries in progress at once."`
-	Queue       *string         `json:"queue,omitempty" doc:"Queue that overrides those of the entries."`
-	Destination *string         `json:"toDestination,omitempty" doc:"Destination that overrides those of the queues."`
-	Checkpoint  string          `json:"checkpoint,omitempty" enum:"resume,discard" doc:"Whether resumable jobs resume after their last completed step or discard their progress."`
-	Patch       json.RawMessage `json:"patch,omitempty" doc:"JSON Patch applied to each payload."`
-	MergePatch  json.RawMessage `json:"mergePatch,omitempty" doc:"JSON Merge Patch applied to each payload."`
-	Actor       string          `json:"actor" doc:"User that started the run."`
-	Origin      string          `json:"origin,omitempty" doc:"Interface and address that the start came from."`
-	Note        *string         `json:"note,omitempty" doc:"Note of the user."`
-	CreatedAt   time.Time       `json:"createdAt" doc:"Time of the start."`
-	FinishedAt  *time.Time      `json:"finishedAt,omitempty" doc:"Time of the end."`
-	Forecast    *Forecast       `json:"forecast,omitempty" doc:"Result of the dry run at the start; absent for runs started through SQL."`
-	Progressive bool            `json:"progressive,omitempty" doc:"Whether the run sends each failure group in steps."`
+	ID             uuid.UUID       `json:"id" doc:"Identifies the run."`
+	Status         string          `json:"status" enum:"running,paused,completed,cancelled,stopped" doc:"stopped: too many redeliveries failed."`
+	Reason         string          `json:"reason,omitempty" doc:"Reason for the status."`
+	Held           bool            `json:"held,omitempty" doc:"Whether the run is held because the database was restored: it may already have sent these entries (see resume-restored)."`
+	Filter         json.RawMessage `json:"filter" doc:"Filter that selected the entries."`
+	Total          int64           `json:"total" doc:"Number of entries that the filter selected at the start."`
+	Replayed       int64           `json:"replayed" doc:"Number of redeliveries started so far."`
+	Succeeded      int64           `json:"succeeded" doc:"Number of redeliveries that succeeded."`
+	Failed         int64           `json:"failed" doc:"Number of redeliveries that failed."`
+	Skipped        int64           `json:"skipped" doc:"Number of skipped entries: they had moved meanwhile, have a live equal job, or the patch does not apply."`
+	PerSecond      float64         `json:"perSecond" doc:"Entries per second while sending, without pauses and without the time before the first and after the last entry."`
+	SecondsLeft    float64         `json:"secondsLeft" doc:"Estimated time left in seconds."`
+	Rate           *float64        `json:"rate,omitempty" doc:"Requested rate in entries per second."`
+	BatchSize      int32           `json:"batchSize" doc:"Number of entries per step. A run without rate and concurrency commits several steps together, up to 500 entries."`
+	Concurrency    *int32          `json:"concurrency,omitempty" doc:"Maximum number of redeliveries in progress at once."`
+	Queue          *string         `json:"queue,omitempty" doc:"Queue that overrides those of the entries."`
+	Destination    *string         `json:"toDestination,omitempty" doc:"Destination that overrides those of the queues."`
+	Checkpoint     string          `json:"checkpoint,omitempty" enum:"resume,discard" doc:"Whether resumable jobs resume after their last completed step or discard their progress."`
+	Patch          json.RawMessage `json:"patch,omitempty" doc:"JSON Patch applied to each payload."`
+	MergePatch     json.RawMessage `json:"mergePatch,omitempty" doc:"JSON Merge Patch applied to each payload."`
+	Actor          string          `json:"actor" doc:"User that started the run."`
+	Origin         string          `json:"origin,omitempty" doc:"Interface and address that the start came from."`
+	Note           *string         `json:"note,omitempty" doc:"Note of the user."`
+	CreatedAt      time.Time       `json:"createdAt" doc:"Time of the start."`
+	FinishedAt     *time.Time      `json:"finishedAt,omitempty" doc:"Time of the end."`
+	Forecast       *Forecast       `json:"forecast,omitempty" doc:"Result of the dry run at the start; absent for runs started through SQL."`
+	Progressive    bool            `json:"progressive,omitempty" doc:"Whether the run sends each failure group in steps."`
+	SkipStale      bool            `json:"skipStale,omitempty" doc:"Whether the run skips work that is out of date."`
+	SkipSuperseded bool            `json:"skipSuperseded,omitempty" doc:"Whether the run skips work that a later job has done."`
+	NotKnown       int64           `json:"notKnown,omitempty" doc:"With skipSuperseded: entries that were sent although it is not known whether a later job has done their work."`
 	// StepDeadline, Groups and Decisions are set for progressive runs; the last two not in lists.
 	StepDeadline float64       `json:"stepDeadline,omitempty" doc:"Seconds without an outcome after which a group is held while redeliveries are under way; absent unless progressive."`
 	Groups       []RunGroup    `json:"groups,omitempty" doc:"Failure groups of a progressive run; absent in lists of runs."`
@@ -495,6 +501,7 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 		Queue: in.Queue, Destination: in.Destination, Checkpoint: in.Checkpoint,
 		Force: in.Force, StopAt: cmp.Or(in.StopAt, DefaultStopAt), StopOf: stopWindow,
 		Progressive: in.Progressive, StepDeadline: cmp.Or(in.StepDeadline, DefaultStepDeadline.Seconds()),
+		SkipStale: in.SkipStale, SkipSuperseded: in.SkipSuperseded,
 	}
 	var id uuid.UUID
 	err = inTx(ctx, r.Store, func(tx transaction) error {
@@ -641,7 +648,8 @@ func runOf(row *dbsqlc.RunsByIDRow) (*Run, error) {
 		Concurrency: row.Concurrency, Queue: row.Queue, Destination: row.Destination,
 		Checkpoint: row.Checkpoint, Patch: request.Patch, MergePatch: request.MergePatch,
 		Actor: row.Actor, Origin: row.Origin, CreatedAt: row.CreatedAt, FinishedAt: row.FinishedAt,
-		Progressive: row.Progressive,
+		Progressive: row.Progressive, SkipStale: row.SkipStale, SkipSuperseded: row.SkipSuperseded,
+		NotKnown: row.NotKnown,
 	}
 	if row.Progressive {
 		run.StepDeadline = row.StepDeadline

@@ -277,13 +277,22 @@ func (r *Runner) finish(ctx context.Context, tx transaction, id uuid.UUID) error
 	})
 }
 
-// send sends a batch. It skips entries to which the patch does not apply.
+// send sends a batch. It skips entries to which the patch does not apply, and those that are needless.
 func (r *Runner) send(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, ids []uuid.UUID) error {
 	step := dbsqlc.ReplayStepParams{ID: run.ID, Ids: ids, Skipped: []uuid.UUID{}, Why: []string{}}
+	skip := func(id uuid.UUID, why string) {
+		step.Skipped, step.Why = append(step.Skipped, id), append(step.Why, why)
+	}
+	needless, unknown, err := r.needless(ctx, tx, run, ids)
+	if err != nil {
+		return err
+	}
+	for id, why := range needless {
+		skip(id, why)
+	}
 	if run.Patch != nil || run.MergePatch != nil {
-		undo, err := r.edit(ctx, tx, run, ids, func(id uuid.UUID, why string) {
-			step.Skipped, step.Why = append(step.Skipped, id), append(step.Why, why)
-		})
+		left := slices.DeleteFunc(slices.Clone(ids), func(id uuid.UUID) bool { return needless[id] != "" })
+		undo, err := r.edit(ctx, tx, run, left, skip)
 		if err != nil {
 			return err
 		}
@@ -295,6 +304,11 @@ func (r *Runner) send(ctx context.Context, tx transaction, run *dbsqlc.LockRepla
 		}
 	} else if err := tx.ReplayStep(ctx, step); err != nil {
 		return err
+	}
+	if len(unknown) > 0 {
+		if err := tx.CountNotKnown(ctx, dbsqlc.CountNotKnownParams{ID: run.ID, Ids: unknown}); err != nil {
+			return err
+		}
 	}
 	if !run.Progressive {
 		return nil

@@ -97,6 +97,23 @@ func (q *Queries) CountCheckpoints(ctx context.Context, filter json.RawMessage) 
 	return entries, err
 }
 
+const CountNotKnown = `-- name: CountNotKnown :exec
+UPDATE dlq.replay_runs r SET not_known = r.not_known + (SELECT count(*) FROM dlq.replay_run_entries e
+    WHERE e.run_id = $1 AND e.entry_id = ANY ($2::uuid[]) AND e.job_id IS NOT NULL)
+WHERE r.id = $1
+`
+
+type CountNotKnownParams struct {
+	ID  uuid.UUID
+	Ids []uuid.UUID
+}
+
+// CountNotKnown counts sent entries of which it is not known whether later work has superseded them.
+func (q *Queries) CountNotKnown(ctx context.Context, arg CountNotKnownParams) error {
+	_, err := q.db.Exec(ctx, CountNotKnown, arg.ID, arg.Ids)
+	return err
+}
+
 const CountSent = `-- name: CountSent :exec
 UPDATE dlq.replay_run_groups g SET sent = g.sent + s.sent,
     active_at = CASE WHEN g.sent > g.succeeded + g.failed THEN g.active_at ELSE clock_timestamp() END
@@ -191,6 +208,48 @@ func (q *Queries) Events(ctx context.Context, ids []uuid.UUID) ([]EventsRow, err
 	return items, nil
 }
 
+const Expiries = `-- name: Expiries :many
+SELECT e.id, e.queue, e.kind,
+    greatest(e.job_created_at, CASE WHEN e.job_kind = 'dlqd_message'
+        THEN dlq.to_timestamptz(e.original_event ->> 'scheduledAt') END)::timestamptz AS due_at,
+    coalesce(CASE WHEN e.job_kind = 'dlqd_message' THEN e.original_event ->> 'expiresAt' END,
+        e.metadata ->> 'dlqd:expires_at', '')::text AS expires_at
+FROM dlq.dead_letter_queue e
+WHERE e.id = ANY ($1::uuid[]) AND e.stage IN ('inbox', 'open', 'failed')
+    AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since($1::uuid[]))
+`
+
+type ExpiriesRow struct {
+	ID        uuid.UUID
+	Queue     string
+	Kind      string
+	DueAt     time.Time
+	ExpiresAt string
+}
+
+// Expiries returns what tells whether the work of entries is out of date. expires_at is a message's
+// expiresAt, or the metadata of an application's job; empty if there is none. due_at is when the job
+// was inserted, or of a message when it was to be delivered, if that is later.
+func (q *Queries) Expiries(ctx context.Context, ids []uuid.UUID) ([]ExpiriesRow, error) {
+	rows, err := q.db.Query(ctx, Expiries, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ExpiriesRow{}
+	for rows.Next() {
+		var i ExpiriesRow
+		if err := rows.Scan(&i.ID, &i.Queue, &i.Kind, &i.DueAt, &i.ExpiresAt); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const FindIDs = `-- name: FindIDs :many
 SELECT f.id::uuid AS id FROM dlq.find_ids($1::jsonb, $2::integer, NULL, $3::boolean) f (id)
 `
@@ -232,6 +291,24 @@ func (q *Queries) IsMasked(ctx context.Context) (bool, error) {
 	return masked, err
 }
 
+const LimitStatements = `-- name: LimitStatements :one
+WITH b AS MATERIALIZED (SELECT current_setting('statement_timeout')::text AS before)
+SELECT b.before::text AS before, set_config('statement_timeout', $1::text, true)::text AS now FROM b
+`
+
+type LimitStatementsRow struct {
+	Before string
+	Now    string
+}
+
+// LimitStatements sets the statement_timeout of the transaction, and returns the one before.
+func (q *Queries) LimitStatements(ctx context.Context, timeout string) (LimitStatementsRow, error) {
+	row := q.db.QueryRow(ctx, LimitStatements, timeout)
+	var i LimitStatementsRow
+	err := row.Scan(&i.Before, &i.Now)
+	return i, err
+}
+
 const LockProgressive = `-- name: LockProgressive :one
 SELECT r.id, r.status::text AS status, extract(epoch FROM r.step_deadline)::float8 AS step_deadline,
     coalesce(r.destination, '')::text AS destination, coalesce(r.queue, '')::text AS queue
@@ -264,6 +341,7 @@ func (q *Queries) LockProgressive(ctx context.Context, id uuid.UUID) (LockProgre
 const LockReplay = `-- name: LockReplay :one
 SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch,
        coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor, r.progressive,
+       r.skip_stale, r.skip_superseded,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id
            AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
@@ -274,21 +352,23 @@ FROM dlq.replay_runs r WHERE r.id = $1 AND r.status = 'running' FOR UPDATE OF r 
 `
 
 type LockReplayRow struct {
-	ID          uuid.UUID
-	Filter      json.RawMessage
-	NewestFirst bool
-	BatchSize   int32
-	Rate        *float64
-	Concurrency *int32
-	Patch       json.RawMessage
-	MergePatch  json.RawMessage
-	Checkpoint  string
-	StopAt      float64
-	StopOf      int32
-	Cursor      *uuid.UUID
-	Progressive bool
-	Ended       int64
-	Failed      int64
+	ID             uuid.UUID
+	Filter         json.RawMessage
+	NewestFirst    bool
+	BatchSize      int32
+	Rate           *float64
+	Concurrency    *int32
+	Patch          json.RawMessage
+	MergePatch     json.RawMessage
+	Checkpoint     string
+	StopAt         float64
+	StopOf         int32
+	Cursor         *uuid.UUID
+	Progressive    bool
+	SkipStale      bool
+	SkipSuperseded bool
+	Ended          int64
+	Failed         int64
 }
 
 // LockReplay lets one process at a time take a run's next batch; other processes skip the run.
@@ -296,23 +376,7 @@ type LockReplayRow struct {
 func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, error) {
 	row := q.db.QueryRow(ctx, LockReplay, id)
 	var i LockReplayRow
-	err := row.Scan(
-		&i.ID,
-		&i.Filter,
-		&i.NewestFirst,
-		&i.BatchSize,
-		&i.Rate,
-		&i.Concurrency,
-		&i.Patch,
-		&i.MergePatch,
-		&i.Checkpoint,
-		&i.StopAt,
-		&i.StopOf,
-		&i.Cursor,
-		&i.Progressive,
-		&i.Ended,
-		&i.Failed,
-	)
+	err := row.Scan(&i.ID, &i.Filter, &i.NewestFirst, &i.BatchSize, &i.Rate, &i.Concurrency, &i.Patch, &i.MergePatch, &i.Checkpoint, &i.StopAt, &i.StopOf, &i.Cursor, &i.Progressive, &i.SkipStale, &i.SkipSuperseded, &i.Ended, &i.Failed)
 	return i, err
 }
 
@@ -931,7 +995,8 @@ SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_
                dlq.mask(false)) END::jsonb AS details,
        coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at,
        r.finished_at, coalesce(r.origin, '')::text AS origin, coalesce(r.forecast, 'null')::jsonb AS forecast,
-       r.progressive, extract(epoch FROM r.step_deadline)::float8 AS step_deadline,
+       r.progressive, extract(epoch FROM r.step_deadline)::float8 AS step_deadline, r.skip_stale, r.skip_superseded,
+       r.not_known,
        CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
            WHERE e.run_id = r.id AND e.outcome = 'succeeded') END::bigint AS succeeded,
        CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
@@ -945,34 +1010,37 @@ type RunsByIDParams struct {
 }
 
 type RunsByIDRow struct {
-	ID           uuid.UUID
-	Status       string
-	Held         bool
-	NewestFirst  bool
-	BatchSize    int32
-	Rate         *float64
-	Concurrency  *int32
-	Queue        *string
-	Destination  *string
-	Force        bool
-	Note         string
-	Actor        string
-	Checkpoint   string
-	Details      json.RawMessage
-	Reason       string
-	Total        int64
-	Replayed     int64
-	Skipped      int64
-	Sending      float64
-	CreatedAt    time.Time
-	UpdatedAt    time.Time
-	FinishedAt   *time.Time
-	Origin       string
-	Forecast     json.RawMessage
-	Progressive  bool
-	StepDeadline float64
-	Succeeded    int64
-	Failed       int64
+	ID             uuid.UUID
+	Status         string
+	Held           bool
+	NewestFirst    bool
+	BatchSize      int32
+	Rate           *float64
+	Concurrency    *int32
+	Queue          *string
+	Destination    *string
+	Force          bool
+	Note           string
+	Actor          string
+	Checkpoint     string
+	Details        json.RawMessage
+	Reason         string
+	Total          int64
+	Replayed       int64
+	Skipped        int64
+	Sending        float64
+	CreatedAt      time.Time
+	UpdatedAt      time.Time
+	FinishedAt     *time.Time
+	Origin         string
+	Forecast       json.RawMessage
+	Progressive    bool
+	StepDeadline   float64
+	SkipStale      bool
+	SkipSuperseded bool
+	NotKnown       int64
+	Succeeded      int64
+	Failed         int64
 }
 
 // RunsByID returns runs, the newest first. For runs in @known, of which the caller knows the final
@@ -986,36 +1054,7 @@ func (q *Queries) RunsByID(ctx context.Context, arg RunsByIDParams) ([]RunsByIDR
 	items := []RunsByIDRow{}
 	for rows.Next() {
 		var i RunsByIDRow
-		if err := rows.Scan(
-			&i.ID,
-			&i.Status,
-			&i.Held,
-			&i.NewestFirst,
-			&i.BatchSize,
-			&i.Rate,
-			&i.Concurrency,
-			&i.Queue,
-			&i.Destination,
-			&i.Force,
-			&i.Note,
-			&i.Actor,
-			&i.Checkpoint,
-			&i.Details,
-			&i.Reason,
-			&i.Total,
-			&i.Replayed,
-			&i.Skipped,
-			&i.Sending,
-			&i.CreatedAt,
-			&i.UpdatedAt,
-			&i.FinishedAt,
-			&i.Origin,
-			&i.Forecast,
-			&i.Progressive,
-			&i.StepDeadline,
-			&i.Succeeded,
-			&i.Failed,
-		); err != nil {
+		if err := rows.Scan(&i.ID, &i.Status, &i.Held, &i.NewestFirst, &i.BatchSize, &i.Rate, &i.Concurrency, &i.Queue, &i.Destination, &i.Force, &i.Note, &i.Actor, &i.Checkpoint, &i.Details, &i.Reason, &i.Total, &i.Replayed, &i.Skipped, &i.Sending, &i.CreatedAt, &i.UpdatedAt, &i.FinishedAt, &i.Origin, &i.Forecast, &i.Progressive, &i.StepDeadline, &i.SkipStale, &i.SkipSuperseded, &i.NotKnown, &i.Succeeded, &i.Failed); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -1135,54 +1174,38 @@ SELECT dlq.replay_start($1::jsonb, $2::text, nullif($3::text, ''), $4::boolean,
     nullif($7::float8, 0), nullif($8::integer, 0), $9::jsonb,
     $10::jsonb, nullif($11::text, ''), $12::boolean,
     $13::float8, $14::integer, nullif($15::text, ''), nullif($16::text, ''),
-    $17::boolean, make_interval(secs => $18::float8))::uuid AS id
+    $17::boolean, make_interval(secs => $18::float8), $19::boolean,
+    $20::boolean)::uuid AS id
 `
 
 type StartReplayParams struct {
-	Filter       json.RawMessage
-	Actor        string
-	Note         string
-	AllEntries   bool
-	NewestFirst  bool
-	BatchSize    int32
-	Rate         float64
-	Concurrency  int32
-	Patch        json.RawMessage
-	MergePatch   json.RawMessage
-	Queue        string
-	Force        bool
-	StopAt       float64
-	StopOf       int32
-	Destination  string
-	Checkpoint   string
-	Progressive  bool
-	StepDeadline float64
+	Filter         json.RawMessage
+	Actor          string
+	Note           string
+	AllEntries     bool
+	NewestFirst    bool
+	BatchSize      int32
+	Rate           float64
+	Concurrency    int32
+	Patch          json.RawMessage
+	MergePatch     json.RawMessage
+	Queue          string
+	Force          bool
+	StopAt         float64
+	StopOf         int32
+	Destination    string
+	Checkpoint     string
+	Progressive    bool
+	StepDeadline   float64
+	SkipStale      bool
+	SkipSuperseded bool
 }
 
 func (q *Queries) StartReplay(ctx context.Context, arg StartReplayParams) (uuid.UUID, error) {
-	row := q.db.QueryRow(ctx, StartReplay,
-		arg.Filter,
-		arg.Actor,
-		arg.Note,
-		arg.AllEntries,
-		arg.NewestFirst,
-		arg.BatchSize,
-		arg.Rate,
-		arg.Concurrency,
-		arg.Patch,
-		arg.MergePatch,
-		arg.Queue,
-		arg.Force,
-		arg.StopAt,
-		arg.StopOf,
-		arg.Destination,
-		arg.Checkpoint,
-		arg.Progressive,
-		arg.StepDeadline,
-	)
-	var id uuid.UUID
-	err := row.Scan(&id)
-	return id, err
+	row := q.db.QueryRow(ctx, StartReplay, arg.Filter, arg.Actor, arg.Note, arg.AllEntries, arg.NewestFirst, arg.BatchSize, arg.Rate, arg.Concurrency, arg.Patch, arg.MergePatch, arg.Queue, arg.Force, arg.StopAt, arg.StopOf, arg.Destination, arg.Checkpoint, arg.Progressive, arg.StepDeadline, arg.SkipStale, arg.SkipSuperseded)
+	var i uuid.UUID
+	err := row.Scan(&i)
+	return i, err
 }
 
 const SteerReplay = `-- name: SteerReplay :exec
@@ -1209,6 +1232,40 @@ func (q *Queries) SteerReplay(ctx context.Context, arg SteerReplayParams) error 
 		arg.Note,
 	)
 	return err
+}
+
+const Superseded = `-- name: Superseded :many
+SELECT s.entry_id::uuid AS entry_id, s.known::boolean AS known, coalesce(s.job_id, 0)::bigint AS job_id,
+    coalesce(s.same, '')::text AS same
+FROM dlq.superseded($1::uuid[]) s WHERE s.job_id IS NOT NULL OR NOT s.known
+`
+
+type SupersededRow struct {
+	EntryID uuid.UUID
+	Known   bool
+	JobID   int64
+	Same    string
+}
+
+// Superseded returns the entries that later work has superseded, and those of which that is not known.
+func (q *Queries) Superseded(ctx context.Context, ids []uuid.UUID) ([]SupersededRow, error) {
+	rows, err := q.db.Query(ctx, Superseded, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []SupersededRow{}
+	for rows.Next() {
+		var i SupersededRow
+		if err := rows.Scan(&i.EntryID, &i.Known, &i.JobID, &i.Same); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const TakeOutcomes = `-- name: TakeOutcomes :many

@@ -1,0 +1,122 @@
+-- Work that a replay run need not repeat: later work has done it, or another run will.
+
+CREATE OR REPLACE FUNCTION dlq.has_job_index(p_column text, p_method text) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+RETURN EXISTS (
+    SELECT FROM pg_index i
+    JOIN pg_class c ON c.oid = i.indexrelid
+    JOIN pg_am m ON m.oid = c.relam
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+    WHERE i.indrelid = 'river.river_job'::regclass AND i.indisvalid AND i.indpred IS NULL AND m.amname = p_method
+        AND a.attname = p_column);
+COMMENT ON FUNCTION dlq.has_job_index IS
+    'Whether river_job has a valid index of a method (btree, gin) that begins with a column.';
+
+-- superseded looks for a job that was inserted later and has completed: with the entry's unique key,
+-- with its ordering key, or of its kind with equal args (of a message: payload). Redeliveries do not
+-- count, because they repeat earlier work; the original of a resolved entry does.
+--
+-- No lookup reads the whole table. Equal args are found by River's GIN index on args. Args without any
+-- value would read all of that index, so the jobs of the kind are compared if there are at most 1000. A
+-- caller limits the statement: the lookup that exceeds statement_timeout, and those after it, have no
+-- answer.
+CREATE OR REPLACE FUNCTION dlq.superseded(p_ids uuid[])
+RETURNS TABLE (entry_id uuid, known boolean, job_id bigint, same text)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_entry   record;
+    v_gin     constant boolean := dlq.has_job_index('args', 'gin');
+    v_btree   constant boolean := dlq.has_job_index('kind', 'btree');
+    v_late    boolean := false; -- whether the statement has used up its time
+    v_known   boolean;
+    v_job     bigint;
+    v_by      text;
+    v_message boolean;
+    v_work    jsonb;  -- what an equal job has, too
+    v_jobs    bigint; -- of the kind
+BEGIN
+    FOR v_entry IN
+        SELECT e.id, e.river_job_id, e.job_created_at, e.job_kind, e.kind, e.queue, e.ordering_key, e.unique_key,
+            CASE WHEN pg_column_size(e.original_event) <= 8192 THEN e.original_event END AS args
+        FROM dlq.dead_letter_queue e
+        WHERE e.id = ANY (p_ids) AND e.stage IN ('inbox', 'open', 'failed')
+            AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(p_ids))
+    LOOP
+        v_known := NOT v_late;
+        v_job := NULL;
+        BEGIN
+            IF v_known AND v_entry.unique_key IS NOT NULL THEN
+                v_by := 'unique key';
+                SELECT j.id INTO v_job FROM river.river_job j
+                WHERE j.unique_key = v_entry.unique_key AND j.unique_key IS NOT NULL AND j.unique_states IS NOT NULL
+                    AND river.river_job_state_in_bitmask(j.unique_states, j.state) AND j.state = 'completed'
+                    AND j.id > v_entry.river_job_id AND j.created_at >= v_entry.job_created_at
+                    AND NOT j.metadata ? 'dlq:entry_id';
+            END IF;
+            IF v_known AND v_job IS NULL AND v_entry.ordering_key IS NOT NULL THEN
+                v_by := 'ordering key';
+                v_known := v_gin;
+                IF v_gin THEN
+                    SELECT j.id INTO v_job
+                    FROM (SELECT o.id, o.kind, o.queue, o.state, o.created_at, o.metadata FROM river.river_job o
+                          WHERE o.args @> jsonb_build_object('orderingKey', v_entry.ordering_key) OFFSET 0) j
+                    WHERE j.state = 'completed' AND j.kind = 'dlqd_message' AND j.queue = v_entry.queue
+                        AND j.id > v_entry.river_job_id AND j.created_at >= v_entry.job_created_at
+                        AND NOT j.metadata ? 'dlq:entry_id'
+                    ORDER BY j.id LIMIT 1;
+                END IF;
+            END IF;
+            IF v_known AND v_job IS NULL THEN
+                v_message := v_entry.job_kind = 'dlqd_message';
+                v_by := CASE WHEN v_message THEN 'payload' ELSE 'args' END;
+                v_work := CASE WHEN v_message THEN v_entry.args -> 'payload' ELSE v_entry.args END;
+                IF v_work IS NULL THEN
+                    v_known := false; -- it is too large
+                ELSIF jsonb_path_exists(v_work, '$.** ? (@.type() != "object" && @.type() != "array")') THEN
+                    v_known := v_gin;
+                    IF v_gin THEN
+                        SELECT j.id INTO v_job
+                        FROM (SELECT o.id, o.kind, o.queue, o.state, o.created_at, o.metadata, o.args
+                              FROM river.river_job o
+                              WHERE o.args @> CASE WHEN v_message
+                                  THEN jsonb_build_object('kind', v_entry.kind, 'payload', v_work)
+                                  ELSE v_work END OFFSET 0) j
+                        WHERE j.state = 'completed' AND j.kind = v_entry.job_kind AND j.id > v_entry.river_job_id
+                            AND j.created_at >= v_entry.job_created_at AND NOT j.metadata ? 'dlq:entry_id'
+                            AND CASE WHEN v_message THEN j.args -> 'payload' = v_work AND j.queue = v_entry.queue
+                                ELSE j.args = v_work END
+                        ORDER BY j.id LIMIT 1;
+                    END IF;
+                ELSE
+                    v_known := v_btree;
+                    IF v_btree THEN
+                        SELECT count(*), min(j.id) FILTER (WHERE j.state = 'completed' AND j.id > v_entry.river_job_id
+                            AND j.created_at >= v_entry.job_created_at AND NOT j.metadata ? 'dlq:entry_id'
+                            AND CASE WHEN v_message THEN j.args ->> 'kind' = v_entry.kind
+                                AND j.args -> 'payload' = v_work AND j.queue = v_entry.queue
+                                ELSE j.args = v_work END) INTO v_jobs, v_job
+                        FROM (SELECT o.id, o.queue, o.state, o.created_at, o.metadata, o.args FROM river.river_job o
+                              WHERE o.kind = v_entry.job_kind LIMIT 1001) j;
+                        v_known := v_job IS NOT NULL OR v_jobs <= 1000;
+                    END IF;
+                END IF;
+            END IF;
+        EXCEPTION WHEN query_canceled THEN
+            v_late := true;
+            v_known := false;
+            v_job := NULL;
+        END;
+        entry_id := v_entry.id;
+        known := v_known;
+        job_id := v_job;
+        same := CASE WHEN v_job IS NOT NULL THEN v_by END;
+        RETURN NEXT;
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION dlq.superseded IS
+    'For each of the given entries, the later job that has done its work (job_id) with the same unique key, ordering '
+    'key, args or payload (same), among the jobs that River still keeps. known is false if no index answers, or the '
+    'statement''s time is used up.';

@@ -1,0 +1,11 @@
+-- +goose Up
+ALTER TABLE dlq.replay_runs ADD COLUMN skip_stale boolean NOT NULL DEFAULT false, ADD COLUMN skip_superseded boolean NOT NULL DEFAULT false, ADD COLUMN not_known bigint NOT NULL DEFAULT 0;
+COMMENT ON COLUMN dlq.replay_runs.skip_stale IS
+    'Whether the run skips work that is out of date: past its expiry, or older than staleAfter of the policy.';
+COMMENT ON COLUMN dlq.replay_runs.skip_superseded IS
+    'Whether the run skips work that a later job has done (dlq.superseded).';
+COMMENT ON COLUMN dlq.replay_runs.not_known IS
+    'Entries that were sent although dlq.superseded could not say whether later work has superseded them.';
+
+-- +goose Down
+ALTER TABLE dlq.replay_runs DROP COLUMN skip_stale, DROP COLUMN skip_superseded, DROP COLUMN not_known;

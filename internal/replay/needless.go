@@ -1,0 +1,90 @@
+package replay
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
+)
+
+// lookupTime limits how long the search for later work of a batch may take. Entries without an answer by then are
+// sent.
+const lookupTime = time.Second
+
+// needless returns the entries of a batch that the run skips because their work is out of date, or a later job has done
+// it, with the reason of each. unknown are those of which the latter is not known.
+func (r *Runner) needless(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
+	ids []uuid.UUID,
+) (reasons map[uuid.UUID]string, unknown []uuid.UUID, err error) {
+	reasons = map[uuid.UUID]string{}
+	if run.SkipStale {
+		if reasons, err = stale(ctx, tx.Queries, r.planner().Policy(), ids, time.Now()); err != nil {
+			return nil, nil, err
+		}
+	}
+	if !run.SkipSuperseded {
+		return reasons, nil, nil
+	}
+	done, unknown, err := superseded(ctx, tx.Queries, ids)
+	for id, reason := range done {
+		if reasons[id] == "" {
+			reasons[id] = reason
+		}
+	}
+	return reasons, unknown, err
+}
+
+// stale returns the entries whose work is out of date, with the reason of each.
+func stale(ctx context.Context, queries *dbsqlc.Queries, p *policy.Policy, ids []uuid.UUID,
+	now time.Time,
+) (map[uuid.UUID]string, error) {
+	rows, err := queries.Expiries(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	reasons := map[uuid.UUID]string{}
+	for i := range rows {
+		row := &rows[i]
+		// Any client can write metadata. A text that is no time says nothing.
+		if expires, err := time.Parse(time.RFC3339, row.ExpiresAt); err == nil && !now.Before(expires) {
+			reasons[row.ID] = "its work is out of date: it expired at " + expires.UTC().Format(time.RFC3339)
+			continue
+		}
+		if after, setting := p.StaleAfter(row.Queue, row.Kind); after > 0 && now.Sub(row.DueAt) >= after {
+			reasons[row.ID] = fmt.Sprintf("its work is out of date: it is older than staleAfter of %s, %s", setting, after)
+		}
+	}
+	return reasons, nil
+}
+
+// superseded returns the entries whose work a later job has done, with the reason of each, and those of which that is
+// not known.
+func superseded(ctx context.Context, queries *dbsqlc.Queries,
+	ids []uuid.UUID,
+) (reasons map[uuid.UUID]string, unknown []uuid.UUID, err error) {
+	limit, err := queries.LimitStatements(ctx, strconv.FormatInt(lookupTime.Milliseconds(), 10))
+	if err != nil {
+		return nil, nil, err
+	}
+	rows, err := queries.Superseded(ctx, ids)
+	if err != nil {
+		return nil, nil, fmt.Errorf("look for later work: %w", err)
+	}
+	if _, err = queries.LimitStatements(ctx, limit.Before); err != nil {
+		return nil, nil, err
+	}
+	reasons = map[uuid.UUID]string{}
+	for i := range rows {
+		if row := &rows[i]; row.JobID != 0 {
+			reasons[row.EntryID] = fmt.Sprintf("job %d with the same %s has completed since", row.JobID, row.Same)
+		} else {
+			unknown = append(unknown, row.EntryID)
+		}
+	}
+	return reasons, unknown, nil
+}

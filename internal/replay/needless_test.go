@@ -1,0 +1,182 @@
+package replay_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/replay"
+	"github.com/dlqd/dlqd/internal/strategy"
+)
+
+// why returns the reason why a run skipped the entry with n in its args or payload; "" if it was sent.
+func (b *bundle) why(run *replay.Run, n int) string {
+	b.Helper()
+	var why string
+	require.NoError(b, b.pool.QueryRow(b.Context(), `SELECT coalesce(r.detail, '') FROM dlq.replay_run_entries r
+		JOIN dlq.dead_letter_queue e ON e.id = r.entry_id
+		WHERE r.run_id = $1 AND coalesce(e.original_event #>> '{payload,n}', e.original_event ->> 'n') = $2::int::text`,
+		run.ID, n).Scan(&why))
+	return why
+}
+
+// complete inserts a job that has completed.
+func (b *bundle) complete(kind, queue, args, metadata string) {
+	b.Helper()
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at, metadata)
+		VALUES ($1, $2::jsonb, $3, 1, 'completed', now(), $4::jsonb)`, kind, args, queue, metadata)
+}
+
+// failMessage makes a message fail and files it.
+func (b *bundle) failMessage(queue, args string) {
+	b.Helper()
+	b.registerQueue(queue)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('dlqd_message', $2, $1, 1, 'running')`,
+		queue, args)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
+		errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb] WHERE state = 'running'`)
+	b.file()
+}
+
+func TestRun_SkipsSupersededWork(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	const kind = "payment.captured" // of the jobs of fail
+	b.complete(kind, "a", `{"n": 1, "amount": 10}`, `{}`)
+	b.fail(4, "a", "T")
+	b.failMessage("m", `{"messageId": "m11", "kind": "k", "orderingKey": "x", "payload": {"n": 11}}`)
+	b.failMessage("m", `{"messageId": "m12", "kind": "k", "orderingKey": "y", "payload": {"n": 12}}`)
+	b.failMessage("m", `{"messageId": "m13", "kind": "k", "payload": {"n": 13}}`)
+	b.failMessage("m", `{"messageId": "m14", "kind": "k", "payload": {"n": 14}}`)
+	b.complete(kind, "b", `{"n": 2, "amount": 10}`, `{}`)
+	b.complete(kind, "a", `{"n": 3, "amount": 10}`, `{"dlq:entry_id": "00000000-0000-0000-0000-000000000001"}`)
+	b.complete(kind, "a", `{"n": 4, "amount": 10, "more": true}`, `{}`)
+	b.complete("dlqd_message", "m", `{"messageId": "m21", "kind": "k", "orderingKey": "x", "payload": 1}`, `{}`)
+	b.complete("dlqd_message", "other", `{"messageId": "m22", "kind": "k", "orderingKey": "y", "payload": 1}`, `{}`)
+	b.complete("dlqd_message", "m", `{"messageId": "m23", "kind": "k", "payload": {"n": 13}}`, `{}`)
+	b.complete("dlqd_message", "m", `{"messageId": "m24", "kind": "other", "payload": {"n": 14}}`, `{}`)
+
+	run := b.start(replay.Request{All: true, SkipSuperseded: true, BatchSize: 100})
+	b.runOnce()
+	for n, why := range map[int]string{
+		1: "", 2: "with the same args has completed since", 3: "", 4: "",
+		11: "with the same ordering key has completed since", 12: "", 13: "with the same payload has completed since", 14: "",
+	} {
+		if got := b.why(run, n); why == "" {
+			require.Empty(t, got, n)
+		} else {
+			require.Contains(t, got, why, n)
+		}
+	}
+	got := b.get(run)
+	require.True(t, got.SkipSuperseded)
+	require.EqualValues(t, 3, got.Skipped)
+	require.EqualValues(t, 5, got.Replayed)
+	require.Zero(t, got.NotKnown)
+	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status <> 'dlq_processing'"),
+		"a skipped entry keeps its state")
+}
+
+func TestRun_SkipsWorkWithTheSameUniqueKey(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.registerQueue("a")
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, unique_key, unique_states)
+		VALUES ('sync', '{"n": 1}', 'a', 1, 'running', 'k', B'11110101')`)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
+		errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb]`)
+	b.file()
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at, unique_key, unique_states)
+		VALUES ('sync', '{"n": 2}', 'a', 1, 'completed', now(), 'k', B'11110101')`)
+	run := b.start(replay.Request{All: true, SkipSuperseded: true, Force: true})
+	b.runOnce()
+	require.Contains(t, b.why(run, 1), "with the same unique key has completed since")
+}
+
+// Args without a value would read the whole index: the jobs of the kind are compared while they are few.
+func TestRun_SendsIfSupersededIsNotKnown(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.registerQueue("a")
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) VALUES ('few', '{}', 'a', 1, 'running'),
+		('many', '{}', 'a', 1, 'running')`)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
+		errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb]`)
+	b.file()
+	b.complete("few", "a", `{}`, `{}`)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at)
+		SELECT 'many', jsonb_build_object('n', i), 'a', 1, 'completed', now() FROM generate_series(1, 1001) i`)
+	run := b.start(replay.Request{All: true, SkipSuperseded: true})
+	b.runOnce()
+	got := b.get(run)
+	require.EqualValues(t, 1, got.Skipped)
+	require.EqualValues(t, 1, got.Replayed)
+	require.EqualValues(t, 1, got.NotKnown)
+
+	// Without River's index, the table is not read.
+	b.fail(1, "a", "T")
+	b.exec("DROP INDEX river_job_args_index")
+	run = b.start(replay.Request{All: true, SkipSuperseded: true, Filter: []byte(`{"errorType": ["T"]}`)})
+	b.runOnce()
+	require.EqualValues(t, 1, b.get(run).NotKnown)
+}
+
+func TestRun_SkipsStaleWork(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	planner, err := strategy.NewPlanner(policytest.Load(t, map[string]string{"dlq-routing.yaml": `
+queues:
+  old: {staleAfter: 1h}
+kinds:
+  payment.*: {staleAfter: 2h}
+  kept: {plan: {strategy: manual}}
+`}), b)
+	require.NoError(t, err)
+	b.replayer.Planner = func() *strategy.Planner { return planner }
+	b.runner = b.newRunner()
+	message := func(n int, kind, more string) {
+		b.failMessage("old", `{"messageId": "m`+string(rune('a'+n))+`", "kind": "`+kind+`", "payload": {"n": `+
+			string(rune('0'+n))+`}`+more+`}`)
+	}
+	past := time.Now().Add(-time.Minute).UTC().Format(time.RFC3339)
+	future := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
+	message(1, "fresh", "")
+	message(2, "fresh", `, "expiresAt": "`+past+`"`)
+	message(3, "fresh", `, "expiresAt": "`+future+`"`)
+	message(4, "kept", "")
+	message(5, "payment.captured", "")
+	message(6, "payment.captured", "")
+	b.exec(`UPDATE dlq.dead_letter_queue SET job_created_at = now() - interval '90 minutes'
+		WHERE original_event #>> '{payload,n}' IN ('4', '5')`)
+	b.exec(`UPDATE dlq.dead_letter_queue SET job_created_at = now() - interval '150 minutes'
+		WHERE original_event #>> '{payload,n}' = '6'`)
+	b.registerQueue("a")
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, metadata) VALUES
+		('sync', '{"n": 7}', 'a', 1, 'running', jsonb_build_object('dlqd:expires_at', $1::text)),
+		('sync', '{"n": 8}', 'a', 1, 'running', '{"dlqd:expires_at": "soon"}')`, past)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
+		errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb] WHERE state = 'running'`)
+	b.file()
+
+	run := b.start(replay.Request{All: true, SkipStale: true, Progressive: true})
+	b.turn()
+	for n, why := range map[int]string{
+		1: "", 2: "out of date: it expired at " + past, 3: "", 4: "out of date: it is older than staleAfter of queue old, 1h0m0s",
+		5: "", 6: "out of date: it is older than staleAfter of kind payment.captured, 2h0m0s",
+		7: "out of date: it expired at " + past, 8: "",
+	} {
+		if got := b.why(run, n); why == "" {
+			require.Empty(t, got, n)
+		} else {
+			require.Contains(t, got, why, n)
+		}
+	}
+	b.endJobs("completed", 10)
+	b.turn()
+	got := b.get(run)
+	require.Equal(t, "completed", got.Status)
+	require.EqualValues(t, 4, got.Skipped)
+	require.EqualValues(t, 4, got.Succeeded)
+}
