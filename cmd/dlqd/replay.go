@@ -339,6 +339,15 @@ func printPreview(cmd *cobra.Command, p *replay.Preview) error {
 	for _, problem := range p.Unhealthy {
 		printSafef(out, "unhealthy: %s (--force replays anyway)\n", problem)
 	}
+	if p.Approval != "" {
+		printSafef(out, "approval: it %s\n", p.Approval)
+	}
+	for _, e := range p.Estimates {
+		hint := map[string]string{
+			"stale": " (--skip-stale skips them)", "superseded": " (--skip-superseded skips them)",
+		}[e.What]
+		printSafef(out, "%s%s\n", e.Text(p.Total), hint)
+	}
 	if p.Checkpoints > 0 {
 		printSafef(out, "%d have a checkpoint: their jobs completed some steps; --resume continues after these, "+
 			"--from-start runs all again\n",

@@ -307,6 +307,20 @@ $$;
 COMMENT ON FUNCTION dlq.find_ids IS
     'Ids of entries that match a filter, in order of capture, after p_after and below p_below.';
 
+CREATE OR REPLACE FUNCTION dlq.sample_ids(p_filter jsonb, p_limit integer) RETURNS SETOF uuid
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    RETURN QUERY EXECUTE
+        'SELECT e.id FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(p_filter)
+        || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))
+            ORDER BY random() LIMIT $2'
+        USING p_filter, p_limit;
+EXCEPTION WHEN data_exception THEN
+    RAISE EXCEPTION 'filter: %', SQLERRM USING ERRCODE = 'DLQ04';
+END
+$$;
+COMMENT ON FUNCTION dlq.sample_ids IS 'Ids of entries that match a filter, at random.';
+
 -- only_in_states keeps unknown states, which filter_where rejects.
 CREATE OR REPLACE FUNCTION dlq.only_in_states(p_filter jsonb, p_states text[]) RETURNS jsonb
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$

@@ -54,6 +54,19 @@ COMMENT ON FUNCTION dlq.require_approval IS
     '(replay, patch, redirect, discard, resolve, purge, erase, export) on the entries that match the request''s filter, '
     'in a queue of the rule or redelivered into one.';
 
+CREATE OR REPLACE FUNCTION dlq.needs_approval(p_operations text[], p_request jsonb) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM dlq.require_approval(p_operations, 'replay', p_request);
+    RETURN '';
+EXCEPTION WHEN SQLSTATE 'DLQ07' THEN
+    RETURN SQLERRM;
+END
+$$;
+COMMENT ON FUNCTION dlq.needs_approval IS
+    'Why these operations on the entries of a request need a second person (dlq.require_approval); empty if they do '
+    'not.';
+
 CREATE OR REPLACE FUNCTION dlq.require_approval_to(p_action text, p_args jsonb, p_filter jsonb, p_all boolean)
     RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$

@@ -231,6 +231,23 @@ SELECT CASE @verb::text
 -- name: FindIDs :many
 SELECT f.id::uuid AS id FROM dlq.find_ids(@filter::jsonb, @max_entries::integer, NULL, @newest_first::boolean) f (id);
 
+-- name: SampleIDs :many
+-- SampleIDs returns entries that a filter selects, at random.
+SELECT f.id::uuid AS id FROM dlq.sample_ids(@filter::jsonb, @most::integer) f (id);
+
+-- name: InRuns :one
+-- InRuns counts the entries that a run has not sent yet, or holds because they failed in it.
+SELECT count(DISTINCT e.entry_id)
+FROM dlq.replay_runs r
+JOIN dlq.replay_run_entries e ON e.run_id = r.id AND e.entry_id = ANY (@ids::uuid[])
+    AND (e.outcome IS NULL AND e.job_id IS NULL OR r.progressive AND e.outcome = 'failed')
+WHERE r.unsettled AND r.status IN ('running', 'paused', 'stopped');
+
+-- name: NeedsApproval :one
+-- NeedsApproval returns why a run needs a second person; empty if it does not.
+SELECT dlq.needs_approval(@operations::text[], jsonb_build_object('filter', @filter::jsonb)
+    || jsonb_strip_nulls(jsonb_build_object('queue', nullif(@queue::text, ''))))::text AS why;
+
 -- name: Events :many
 -- Events returns what redeliveries of entries would carry, in the order of the ids.
 SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event,

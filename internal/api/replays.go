@@ -174,6 +174,7 @@ func (s *service) registerReplays(api huma.API) {
 			Total: 4200, ByErrorType: map[string]int64{"TIMEOUT_ERROR": 4200},
 			ByQueue: map[string]int64{"default": 4200}, ByAge: map[string]int64{"hour": 4200}, Seconds: 8.4,
 			Unhealthy: []string{}, Samples: []replay.Sample{},
+			Estimates: []replay.Estimate{{What: "stale", Entries: 420, Low: 345, High: 506, Sampled: 1000}},
 		}})
 
 	list := huma.Operation{

@@ -163,6 +163,18 @@ func (b *bulk) actionRequest() api.BulkRequest {
 	return r
 }
 
+// Estimates returns the estimates of the preview as sentences.
+func (b *bulk) Estimates() []string {
+	if b.Preview == nil {
+		return nil
+	}
+	list := make([]string, len(b.Preview.Estimates))
+	for i, e := range b.Preview.Estimates {
+		list[i] = e.Text(b.Preview.Total)
+	}
+	return list
+}
+
 // loadPreview asks the API for a preview.
 func (b *bulk) loadPreview(in *request) error {
 	if b.Verb.Name == "replay" {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/internal/strategy"
@@ -179,4 +180,32 @@ kinds:
 	require.Equal(t, "completed", got.Status)
 	require.EqualValues(t, 4, got.Skipped)
 	require.EqualValues(t, 4, got.Succeeded)
+}
+
+func TestPreview_EstimatesWhatNeedNotGo(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(4, "a", "T")
+	b.complete("payment.captured", "a", `{"n": 2, "amount": 10}`, `{}`)
+	b.exec(`UPDATE dlq.dead_letter_queue SET metadata = metadata || '{"dlqd:expires_at": "2020-01-01T00:00:00Z"}'
+		WHERE original_event ->> 'n' IN ('3', '4')`)
+	other := b.start(replay.Request{Filter: []byte(`{"payload": {"n": 1}}`), Rate: 0.001})
+	require.NoError(t, b.replayer.Control(t.Context(), other.ID, "pause", "kim"))
+	b.exec(`INSERT INTO dlq.settings (key, value) VALUES ('approvals', '{"rules": [{"operations": ["replay"], "above": 2}]}')
+		ON CONFLICT (key) DO UPDATE SET value = excluded.value`)
+	ctx := deadletter.WithOrigin(t.Context(), "API")
+	preview, err := b.replayer.Preview(ctx, withDefaults(replay.Request{All: true, Patch: replay.Patch{
+		JSONPatch: []byte(`[{"op": "test", "path": "/n", "value": 1}]`),
+	}}))
+	require.NoError(t, err)
+	require.Equal(t, []replay.Estimate{
+		{What: "stale", Entries: 2, Low: 2, High: 2, Sampled: 4},
+		{What: "superseded", Entries: 1, Low: 1, High: 1, Sampled: 4},
+		{What: "other_run", Entries: 1, Low: 1, High: 1, Sampled: 4},
+		{What: "patch_fails", Entries: 3, Low: 3, High: 3, Sampled: 4},
+	}, preview.Estimates)
+	require.Equal(t, "needs a second person for more than 2 dead letters", preview.Approval)
+	require.Equal(t, "3: skipped, because the patch does not apply", preview.Estimates[3].Text(preview.Total))
+	require.Contains(t, replay.Estimate{What: "stale", Entries: 420, Low: 345, High: 506, Sampled: 1000}.Text(4200),
+		"about 420 (345 to 506): out of date")
 }

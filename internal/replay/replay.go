@@ -174,6 +174,8 @@ type Preview struct {
 	Destination string           `json:"toDestination,omitempty" doc:"Destination that overrides those of the queues."`
 	Checkpoints int64            `json:"checkpoints,omitempty" doc:"With a patch: number of entries whose resumable job has completed a step. Starting the run then requires checkpoint."`
 	Unhealthy   []string         `json:"unhealthy" doc:"Reasons not to start the run now; force overrides them."`
+	Approval    string           `json:"approval,omitempty" doc:"Why the start needs the consent of a second person; absent if it does not."`
+	Estimates   []Estimate       `json:"estimates" doc:"Numbers of entries that were counted in a sample of at most 1,000: those that need not be repeated, or do not go."`
 	Samples     []Sample         `json:"samples" doc:"Up to five of the entries."`
 }
 
@@ -287,7 +289,7 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 	}
 	p := &Preview{
 		Destination: in.Destination, ByErrorType: map[string]int64{}, ByQueue: map[string]int64{},
-		ByAge: map[string]int64{}, Unhealthy: []string{}, Samples: []Sample{},
+		ByAge: map[string]int64{}, Unhealthy: []string{}, Estimates: []Estimate{}, Samples: []Sample{},
 	}
 	err := inTx(ctx, r.Store, func(tx transaction) error {
 		filter, err := tx.Replayable(ctx, in.Filter)
@@ -307,6 +309,12 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 			p.ByErrorType[row.ErrorType] += row.Entries
 			p.ByQueue[row.Queue] += row.Entries
 			p.ByAge[row.Age] += row.Entries
+		}
+		if err := r.addEstimates(ctx, tx, in, filter, p); err != nil {
+			return err
+		}
+		if p.Approval, err = needsApproval(ctx, tx, in, filter); err != nil {
+			return err
 		}
 		ids, err := tx.FindIDs(ctx, dbsqlc.FindIDsParams{Filter: filter, MaxEntries: maxSamples, NewestFirst: in.NewestFirst})
 		if err != nil {
@@ -471,6 +479,7 @@ type Forecast struct {
 	Seconds   float64          `json:"seconds" doc:"Estimated time to send them, in seconds."`
 	ByQueue   map[string]int64 `json:"byQueue" doc:"Number of entries by queue."`
 	Unhealthy []string         `json:"unhealthy" doc:"Reasons not to start the run at that time."`
+	Estimates []Estimate       `json:"estimates,omitempty" doc:"Estimates of the dry run."`
 }
 
 // Start starts a run. Unless in.Force is set, it returns an error if the preview fails or gives reasons not to start
@@ -490,6 +499,7 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 		}
 		if forecast, err = json.Marshal(Forecast{
 			Entries: preview.Total, Seconds: preview.Seconds, ByQueue: preview.ByQueue, Unhealthy: preview.Unhealthy,
+			Estimates: preview.Estimates,
 		}); err != nil {
 			return nil, err
 		}

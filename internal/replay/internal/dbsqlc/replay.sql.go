@@ -280,6 +280,22 @@ func (q *Queries) FindIDs(ctx context.Context, arg FindIDsParams) ([]uuid.UUID, 
 	return items, nil
 }
 
+const InRuns = `-- name: InRuns :one
+SELECT count(DISTINCT e.entry_id)
+FROM dlq.replay_runs r
+JOIN dlq.replay_run_entries e ON e.run_id = r.id AND e.entry_id = ANY ($1::uuid[])
+    AND (e.outcome IS NULL AND e.job_id IS NULL OR r.progressive AND e.outcome = 'failed')
+WHERE r.unsettled AND r.status IN ('running', 'paused', 'stopped')
+`
+
+// InRuns counts the entries that a run has not sent yet, or holds because they failed in it.
+func (q *Queries) InRuns(ctx context.Context, ids []uuid.UUID) (int64, error) {
+	row := q.db.QueryRow(ctx, InRuns, ids)
+	var i int64
+	err := row.Scan(&i)
+	return i, err
+}
+
 const IsMasked = `-- name: IsMasked :one
 SELECT (dlq.mask(false) IS NOT NULL)::boolean AS masked
 `
@@ -453,6 +469,25 @@ type MoveReplayParams struct {
 func (q *Queries) MoveReplay(ctx context.Context, arg MoveReplayParams) error {
 	_, err := q.db.Exec(ctx, MoveReplay, arg.Verb, arg.ID, arg.Actor)
 	return err
+}
+
+const NeedsApproval = `-- name: NeedsApproval :one
+SELECT dlq.needs_approval($1::text[], jsonb_build_object('filter', $2::jsonb)
+    || jsonb_strip_nulls(jsonb_build_object('queue', nullif($3::text, ''))))::text AS why
+`
+
+type NeedsApprovalParams struct {
+	Operations []string
+	Filter     json.RawMessage
+	Queue      string
+}
+
+// NeedsApproval returns why a run needs a second person; empty if it does not.
+func (q *Queries) NeedsApproval(ctx context.Context, arg NeedsApprovalParams) (string, error) {
+	row := q.db.QueryRow(ctx, NeedsApproval, arg.Operations, arg.Filter, arg.Queue)
+	var i string
+	err := row.Scan(&i)
+	return i, err
 }
 
 const NextOfGroups = `-- name: NextOfGroups :many
@@ -1055,6 +1090,36 @@ func (q *Queries) RunsByID(ctx context.Context, arg RunsByIDParams) ([]RunsByIDR
 	for rows.Next() {
 		var i RunsByIDRow
 		if err := rows.Scan(&i.ID, &i.Status, &i.Held, &i.NewestFirst, &i.BatchSize, &i.Rate, &i.Concurrency, &i.Queue, &i.Destination, &i.Force, &i.Note, &i.Actor, &i.Checkpoint, &i.Details, &i.Reason, &i.Total, &i.Replayed, &i.Skipped, &i.Sending, &i.CreatedAt, &i.UpdatedAt, &i.FinishedAt, &i.Origin, &i.Forecast, &i.Progressive, &i.StepDeadline, &i.SkipStale, &i.SkipSuperseded, &i.NotKnown, &i.Succeeded, &i.Failed); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const SampleIDs = `-- name: SampleIDs :many
+SELECT f.id::uuid AS id FROM dlq.sample_ids($1::jsonb, $2::integer) f (id)
+`
+
+type SampleIDsParams struct {
+	Filter json.RawMessage
+	Most   int32
+}
+
+// SampleIDs returns entries that a filter selects, at random.
+func (q *Queries) SampleIDs(ctx context.Context, arg SampleIDsParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, SampleIDs, arg.Filter, arg.Most)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var i uuid.UUID
+		if err := rows.Scan(&i); err != nil {
 			return nil, err
 		}
 		items = append(items, i)

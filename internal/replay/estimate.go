@@ -1,0 +1,147 @@
+package replay
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"gonum.org/v1/gonum/mathext"
+
+	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
+)
+
+const (
+	// sampleSize is the number of entries from which a preview estimates. With fewer entries, its counts are exact.
+	sampleSize = 1000
+	// patchSample is the number of those to which a preview applies the patch, which reads their payloads.
+	patchSample = 100
+	// outside is the probability that a count is outside of its interval, on each side.
+	outside = 0.025
+)
+
+// What an [Estimate] counts.
+const (
+	estimateStale      = "stale"
+	estimateSuperseded = "superseded"
+	estimateNotKnown   = "superseded_not_known"
+	estimateOtherRun   = "other_run"
+	estimatePatchFails = "patch_fails"
+)
+
+// Estimate is a number of entries, estimated from a sample.
+type Estimate struct {
+	What    string `json:"what" enum:"stale,superseded,superseded_not_known,other_run,patch_fails" doc:"What is counted. stale: the work is out of date. superseded: a later job has done the work. superseded_not_known: whether one has is not known. other_run: another replay run has not sent the entry yet, or holds it. patch_fails: the patch does not apply."`
+	Entries int64  `json:"entries" doc:"Estimated number of entries."`
+	Low     int64  `json:"low" doc:"Lower end of the 95 % interval (Clopper-Pearson)."`
+	High    int64  `json:"high" doc:"Upper end of the 95 % interval."`
+	Sampled int64  `json:"sampled" doc:"Number of entries looked at, at random. If it is the total of the preview, entries is exact."`
+}
+
+// Exact reports whether every one of total entries was looked at.
+func (e Estimate) Exact(total int64) bool { return e.Sampled >= total }
+
+// Text describes the estimate, of total entries.
+func (e Estimate) Text(total int64) string {
+	of := map[string]string{
+		estimateStale:      "out of date",
+		estimateSuperseded: "done by a later job",
+		estimateNotKnown:   "perhaps done by a later job: no index of River answers",
+		estimateOtherRun:   "also in another replay run, which skips them once this one has sent them",
+		estimatePatchFails: "skipped, because the patch does not apply",
+	}[e.What]
+	if e.Exact(total) {
+		return fmt.Sprintf("%d: %s", e.Entries, of)
+	}
+	return fmt.Sprintf("about %d (%d to %d): %s; estimated from %d at random", e.Entries, e.Low, e.High, of, e.Sampled)
+}
+
+// estimate returns how many of total entries are like hits of sampled ones.
+func estimate(what string, hits, sampled, total int64) Estimate {
+	e := Estimate{What: what, Entries: hits, Low: hits, High: hits, Sampled: sampled}
+	if sampled >= total || sampled == 0 {
+		return e
+	}
+	k, n, all := float64(hits), float64(sampled), float64(total)
+	e.Entries = int64(math.Round(all * k / n))
+	if hits > 0 {
+		e.Low = max(hits, int64(all*mathext.InvRegIncBeta(k, n-k+1, outside)))
+	}
+	e.High = total - (sampled - hits)
+	if hits < sampled {
+		e.High = min(e.High, int64(math.Ceil(all*mathext.InvRegIncBeta(k+1, n-k, 1-outside))))
+	}
+	return e
+}
+
+// addEstimates adds what is estimated from a sample of the entries.
+func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request, filter json.RawMessage,
+	p *Preview,
+) error {
+	ids, err := tx.SampleIDs(ctx, dbsqlc.SampleIDsParams{Filter: filter, Most: sampleSize})
+	if err != nil {
+		return err
+	}
+	outOfDate, err := stale(ctx, tx.Queries, r.Planner().Policy(), ids, time.Now())
+	if err != nil {
+		return err
+	}
+	done, unknown, err := superseded(ctx, tx.Queries, ids)
+	if err != nil {
+		return err
+	}
+	elsewhere, err := tx.InRuns(ctx, ids)
+	if err != nil {
+		return err
+	}
+	add := func(what string, hits, sampled int) {
+		p.Estimates = append(p.Estimates, estimate(what, int64(hits), int64(sampled), max(p.Total, int64(sampled))))
+	}
+	add(estimateStale, len(outOfDate), len(ids))
+	add(estimateSuperseded, len(done), len(ids))
+	if len(unknown) > 0 {
+		add(estimateNotKnown, len(unknown), len(ids))
+	}
+	if elsewhere > 0 {
+		add(estimateOtherRun, int(elsewhere), len(ids))
+	}
+	if in.JSONPatch == nil && in.MergePatch == nil {
+		return nil
+	}
+	fails, applied, err := in.failures(ctx, tx, ids[:min(len(ids), patchSample)])
+	if err == nil && fails > 0 {
+		add(estimatePatchFails, fails, applied)
+	}
+	return err
+}
+
+// failures returns to how many of some entries the patch does not apply, and how many were read. If data is masked, it
+// reads none: the number could reveal values.
+func (p *Patch) failures(ctx context.Context, tx transaction, ids []uuid.UUID) (fails, read int, err error) {
+	if masked, err := tx.IsMasked(ctx); err != nil || masked {
+		return 0, 0, err
+	}
+	events, err := tx.Events(ctx, ids)
+	for i := range events {
+		if _, err := p.Event(events[i].JobKind, events[i].Event); err != nil {
+			fails++
+		}
+	}
+	return fails, len(events), err
+}
+
+// needsApproval returns why a run needs a second person; "" if it does not.
+func needsApproval(ctx context.Context, tx transaction, in *Request, filter json.RawMessage) (string, error) {
+	operations := []string{"replay"}
+	if in.JSONPatch != nil || in.MergePatch != nil {
+		operations = append(operations, "patch")
+	}
+	if in.Queue != "" || in.Destination != "" {
+		operations = append(operations, "redirect")
+	}
+	why, err := tx.NeedsApproval(ctx, dbsqlc.NeedsApprovalParams{Operations: operations, Filter: filter, Queue: in.Queue})
+	return strings.TrimPrefix(why, "replay: "), err
+}
