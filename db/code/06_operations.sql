@@ -22,7 +22,7 @@ COMMENT ON FUNCTION dlq.has_checkpoint IS
 CREATE OR REPLACE FUNCTION dlq.carried_metadata(p_metadata jsonb, p_checkpoint text DEFAULT NULL) RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN jsonb_typeof(p_metadata) = 'object'
-    THEN p_metadata - '{dlq:error,dlq:attempts,dlq:entry_id,dlq:held,dlq:run_id,dlq:trace,dlq:destination,dlq:done_by,dlq:done,dlq:copied,dlq:rescues,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
+    THEN p_metadata - '{dlq:error,dlq:attempts,dlq:entry_id,dlq:held,dlq:run_id,dlq:replay,dlq:trace,dlq:destination,dlq:done_by,dlq:done,dlq:copied,dlq:rescues,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
                     - CASE WHEN p_checkpoint = 'discard' THEN '{river:resumable_step,river:resumable_cursor}'
                         ELSE '{}' END::text[]
     ELSE '{}' END;
@@ -126,6 +126,7 @@ BEGIN
     FOR v_row IN
         WITH candidates AS MATERIALIZED (
             SELECT e.id, e.status = 'dlq_failed' AS failed, e.job_kind, e.queue, e.priority, e.tags,
+                   e.dlq_retry_count + 1 AS number,
                    coalesce(e.edited_event, e.original_event) AS args,
                    dlq.carried_metadata(e.metadata, p_checkpoint) AS metadata,
                    CASE WHEN h.id IS NULL THEN e.unique_key END AS unique_key, e.unique_states,
@@ -183,8 +184,8 @@ BEGIN
             INSERT INTO river.river_job (args, kind, max_attempts, metadata, priority, queue, tags, state, unique_key,
                 unique_states)
             SELECT l.args, l.job_kind, 1,
-                   l.metadata || jsonb_build_object('dlq:entry_id', l.id) || CASE WHEN p_run IS NULL THEN v_trace
-                       ELSE jsonb_build_object('dlq:run_id', p_run) END
+                   l.metadata || jsonb_build_object('dlq:entry_id', l.id, 'dlq:replay', l.number)
+                       || CASE WHEN p_run IS NULL THEN v_trace ELSE jsonb_build_object('dlq:run_id', p_run) END
                        || CASE WHEN p_destination IS NULL THEN '{}'
                            ELSE jsonb_build_object('dlq:destination', p_destination) END,
                    l.priority, coalesce(p_queue, l.queue), l.tags, 'available',

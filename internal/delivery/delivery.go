@@ -381,6 +381,7 @@ type metadata struct {
 	State   string     `json:"tracestate"`
 	EntryID *uuid.UUID `json:"dlq:entry_id"`
 	RunID   *uuid.UUID `json:"dlq:run_id"` // the replay run that made this redelivery
+	Replay  int        `json:"dlq:replay"` // the number of this redelivery of the entry, from 1
 	Trace   string     `json:"dlq:trace"`  // of the request that asked for the replay: traceparent and tracestate
 	Snoozes int        `json:"snoozes"`    // River's count
 	// Destination is where an operator sent this redelivery, instead of to its queue's destination.
@@ -418,6 +419,9 @@ func newRequest(ctx context.Context, destination *policy.Destination, job *river
 	set("Dlqd-Queue", job.Queue)
 	if meta.EntryID != nil {
 		set("Dlqd-Entry-Id", meta.EntryID.String())
+		if meta.Replay > 0 {
+			set("Dlqd-Replay", strconv.Itoa(meta.Replay))
+		}
 	}
 	if meta.RunID != nil {
 		set("Dlqd-Run-Id", meta.RunID.String())

@@ -11,7 +11,7 @@ import (
 
 // markers are the keys that dlqd writes into the metadata of River's jobs.
 var markers = []string{
-	"dlq:entry_id", "dlq:run_id", "dlq:trace", "dlq:destination", "dlq:held", "dlq:error",
+	"dlq:entry_id", "dlq:run_id", "dlq:replay", "dlq:trace", "dlq:destination", "dlq:held", "dlq:error",
 	"dlq:attempts", "dlq:logical_failure", "dlq:done_by", "dlq:done",
 }
 

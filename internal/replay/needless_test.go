@@ -127,7 +127,7 @@ func TestRun_SendsIfSupersededIsNotKnown(t *testing.T) {
 func TestRun_SkipsStaleWork(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	planner, err := strategy.NewPlanner(policytest.Load(t, map[string]string{"dlq-routing.yaml": `
+	planner, err := strategy.NewPlanner(policytest.Load(t, policytest.Files{"dlq-routing": `
 queues:
   old: {staleAfter: 1h}
 kinds:

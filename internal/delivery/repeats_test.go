@@ -1,0 +1,109 @@
+package delivery_test
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/rivertype"
+	"github.com/stretchr/testify/require"
+)
+
+// receive is the receiver of docs/delivery.md.
+func receive(db *pgxpool.Pool, work func(context.Context, pgx.Tx, []byte) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		payload, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<20))
+		if err == nil {
+			err = pgx.BeginFunc(r.Context(), db, func(tx pgx.Tx) error {
+				seen, err := tx.Exec(r.Context(),
+					"INSERT INTO seen_messages (id) VALUES ($1) ON CONFLICT DO NOTHING", r.Header.Get("Webhook-Id"))
+				if err != nil || seen.RowsAffected() == 0 {
+					return err // nil for a repeat: its work is done
+				}
+				return work(r.Context(), tx, payload)
+			})
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
+	}
+}
+
+func TestReceiver_IsTheDocumentedOne(t *testing.T) {
+	t.Parallel()
+	document, err := os.ReadFile("../../docs/delivery.md")
+	require.NoError(t, err)
+	_, code, found := strings.Cut(string(document), "```go\n")
+	require.True(t, found)
+	code, _, _ = strings.Cut(code, "```")
+	source, err := os.ReadFile("repeats_test.go")
+	require.NoError(t, err)
+	require.Contains(t, string(source), "\n"+code)
+	require.Contains(t, code, "func receive(")
+}
+
+// A redelivery has the id of its message and its own number. The receiver did the work and lost its first answer: it
+// does not do it again.
+func TestDeliver_NumbersRedeliveries(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var numbers, ids []string
+	var receiver http.HandlerFunc
+	url := answering(t, func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		ids, numbers = append(ids, r.Header.Get("Webhook-Id")), append(numbers, r.Header.Get("Dlqd-Replay"))
+		switch r.Header.Get("Dlqd-Replay") {
+		case "": // refuses the message
+			w.WriteHeader(http.StatusUnprocessableEntity)
+		case "1": // does the work; its answer is lost
+			receiver(discarded{w}, r)
+			w.WriteHeader(http.StatusUnprocessableEntity)
+		default:
+			receiver(w, r)
+		}
+	})
+	b := setup(t, url, "maxAttempts: 1")
+	exec := func(sql string) {
+		_, err := b.pool.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	exec("CREATE TABLE seen_messages (id text PRIMARY KEY, at timestamptz NOT NULL DEFAULT now())")
+	exec("CREATE TABLE effects (payload jsonb)")
+	mu.Lock()
+	receiver = receive(b.pool, func(ctx context.Context, tx pgx.Tx, payload []byte) error {
+		_, err := tx.Exec(ctx, "INSERT INTO effects VALUES ($1)", payload)
+		return err
+	})
+	mu.Unlock()
+	b.deliver("", rivertype.JobStateDiscarded, rivertype.JobStateCancelled)
+	for _, want := range []string{"dlq_pending", "dlq_resolved"} {
+		exec("SELECT dlq.replay(id, 'kim') FROM dlq.dead_letter_queue")
+		require.Eventually(t, func() bool {
+			exec("SELECT dlq.apply_facts()")
+			var status string
+			require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT status FROM dlq.dead_letter_queue").Scan(&status))
+			return status == want
+		}, 5*time.Minute, 5*time.Millisecond)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	require.Equal(t, []string{"", "1", "2"}, numbers)
+	require.Equal(t, []string{"msg-1", "msg-1", "msg-1"}, ids)
+	var effects int
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT count(*) FROM effects").Scan(&effects))
+	require.Equal(t, 1, effects)
+}
+
+// discarded is a response that is not sent.
+type discarded struct{ http.ResponseWriter }
+
+func (discarded) WriteHeader(int)             {}
+func (discarded) Write(p []byte) (int, error) { return len(p), nil }
