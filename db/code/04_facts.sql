@@ -251,6 +251,11 @@ BEGIN
         -- its class (see strategy.Planner).
         v_class := v_entry.error_class;
     END IF;
+    UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = left(p_job -> 'errors' -> -1 ->> 'error', 1000),
+        ended_at = clock_timestamp()
+    FROM dlq.entry_jobs m
+    WHERE m.job_id = v_job AND m.entry_id = p_entry AND m.run_id IS NOT NULL AND r.run_id = m.run_id
+        AND r.entry_id = p_entry AND r.job_id = v_job;
     -- Another entry, which is closed, already has this failure. Whether p_entry can be closed as well
     -- is for an operator to decide: park it.
     v_other := CASE WHEN v_own_job
@@ -264,11 +269,6 @@ BEGIN
         WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing';
         RETURN true;
     END IF;
-    UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = left(p_job -> 'errors' -> -1 ->> 'error', 1000),
-        ended_at = clock_timestamp()
-    FROM dlq.entry_jobs m
-    WHERE m.job_id = v_job AND m.entry_id = p_entry AND m.run_id IS NOT NULL AND r.run_id = m.run_id
-        AND r.entry_id = p_entry AND r.job_id = v_job;
     -- The entry already has this failure: the reconciler filed it before the retry was noticed, or
     -- a restore undid a retry. The entry stops waiting and keeps its last failure.
     IF v_entry.ended OR v_own_job AND dlq.has_failure(p_entry, p_job) THEN
@@ -455,6 +455,12 @@ BEGIN
                 move = jsonb_build_object('actor', 'capture', 'reason', 'retried outside dlqd as job ' || v_job.id
                     || ', which is gone')
             WHERE id = v_job.entry AND stage = 'open' AND status = 'dlq_processing' AND redelivery_job_id = v_job.id;
+            -- End the wait of the replay run that follows the job.
+            UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = 'job ' || v_job.id || ' is gone',
+                ended_at = clock_timestamp()
+            FROM dlq.entry_jobs m
+            WHERE m.job_id = v_job.id AND m.job_created_at = p_created_at[v_job.n] AND m.entry_id = v_job.entry
+                AND r.run_id = m.run_id AND r.entry_id = v_job.entry AND r.job_id = v_job.id AND r.outcome IS NULL;
         ELSIF NOT v_job.ended THEN
             -- The job runs. A redelivery has its marker from the start; another job gets it later.
             IF NOT v_job.marked THEN

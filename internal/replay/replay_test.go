@@ -744,3 +744,36 @@ func TestRun_DoesNotEditUnsentEntries(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE edited_event = '{\"n\": 4, "+
 		"\"edited\": true}'"), "an earlier edit stays")
 }
+
+// A run follows an entry's own job that runs again. If that job is deleted, or its failure is already another
+// entry's, the run gets an outcome, and its group is done.
+func TestRun_EndsIfFollowedJobGivesNoFailure(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]string{
+		"the job is gone": "DELETE FROM river_job WHERE state = 'available'",
+		"its failure is another entry's": `WITH ended AS (
+				UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 2,
+					errors = errors || '{"error": "again", "attempt": 2}'::jsonb WHERE state = 'available'
+				RETURNING id, created_at, to_jsonb(river_job) - 'args' AS job)
+			INSERT INTO dlq.retired_jobs (job_id, job_created_at, failure, attempt, entry_id, at)
+			SELECT id, created_at, dlq.failure_of(id, job), 2, '0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c', now() FROM ended`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			b.fail(1, "a", "T")
+			b.exec("UPDATE river_job SET state = 'available', finalized_at = NULL, scheduled_at = now()")
+			run := b.start(replay.Request{All: true, Progressive: true})
+			b.runOnce()
+			require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE job_id IS NOT NULL"), "it follows")
+			b.exec(end)
+			b.exec("SELECT dlq.apply_facts()")
+			b.turn()
+			got := b.get(run)
+			require.Equal(t, "completed", got.Status)
+			require.EqualValues(t, 1, got.Failed)
+			require.Equal(t, "done", got.Groups[0].State)
+			require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'"))
+		})
+	}
+}
