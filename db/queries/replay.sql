@@ -140,13 +140,16 @@ SELECT t.group_number::integer AS number, t.outcome::text AS outcome, coalesce(t
 FROM taken t ORDER BY t.ended_at, t.entry_id;
 
 -- name: RunGroups :many
+-- RunGroups returns the groups of a progressive run. quiet is the number of seconds without an outcome.
 SELECT g.number, coalesce(g.queue, '')::text AS queue, coalesce(g.fingerprint, '')::text AS fingerprint,
     coalesce(g.error_type, '')::text AS error_type, g.known, g.state, coalesce(g.reason, '')::text AS reason, g.step,
-    g.quota, g.entries, g.sent, g.skipped, g.succeeded, g.failed, g.from_succeeded, g.from_failed, g.active_at
+    g.quota, g.entries, g.sent, g.skipped, g.succeeded, g.failed, g.from_succeeded, g.from_failed,
+    extract(epoch FROM clock_timestamp() - g.active_at)::float8 AS quiet
 FROM dlq.replay_run_groups g WHERE g.run_id = @id ORDER BY g.number;
 
 -- name: SaveGroup :exec
-UPDATE dlq.replay_run_groups g SET succeeded = @succeeded, failed = @failed, skipped = @skipped, active_at = @active_at
+UPDATE dlq.replay_run_groups g SET succeeded = @succeeded, failed = @failed, skipped = @skipped,
+    active_at = clock_timestamp()
 WHERE g.run_id = @id AND g.number = @number;
 
 -- name: MoveGroup :exec

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/dlqd/dlqd/internal/facts"
 	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/riverdlq"
 	"github.com/dlqd/dlqd/internal/strategy"
@@ -18,6 +19,11 @@ const judgedAtOnce = 500
 // settle judges the outcomes of the runs that are not settled, and moves the groups of progressive ones.
 // It reports whether there may be more to do.
 func (r *Runner) settle(ctx context.Context, run *dbsqlc.UnsettledReplaysRow) (more bool, err error) {
+	if run.ToSteer { // outcomes that came while dlqd did not run are not silence
+		if err := facts.ApplyRun(ctx, r.store, run.ID); err != nil {
+			return false, err
+		}
+	}
 	if more, err = r.judge(ctx, run.ID); err != nil {
 		return false, err
 	}

@@ -33,6 +33,8 @@ const (
 	// ProgressiveAbove is the number of entries above which the console, and the command line at a terminal, start a
 	// progressive run unless told otherwise.
 	ProgressiveAbove = 100
+	// watchGap is how long a process may look away from a run, which then counts as away: its turns take less.
+	watchGap = turnTimeout
 	// outcomesAtOnce limits the outcomes that one transaction counts.
 	outcomesAtOnce = 2000
 )
@@ -113,8 +115,8 @@ func (g *group) underWay() int64 { return max(g.Sent-g.Succeeded-g.Failed, 0) }
 func (g *group) left() int64 { return max(g.Entries-g.Skipped-g.Sent, 0) }
 
 // count adds an outcome. isKnown reports whether a failure group is not new in the run.
-func (g *group) count(o *dbsqlc.TakeOutcomesRow, isKnown func(fingerprint string) bool, now time.Time) {
-	g.counted, g.ActiveAt = true, now
+func (g *group) count(o *dbsqlc.TakeOutcomesRow, isKnown func(fingerprint string) bool) {
+	g.counted, g.Quiet = true, 0
 	switch o.Outcome {
 	case "succeeded":
 		g.Succeeded++
@@ -137,9 +139,10 @@ func (g *group) count(o *dbsqlc.TakeOutcomesRow, isKnown func(fingerprint string
 	}
 }
 
-// decide returns the move of a group and its reason, or no move. unmet is the reason why its destination
-// is not available, if there is one.
-func (g *group) decide(now time.Time, deadline time.Duration, unmet string) (move, reason string) {
+// decide returns the move of a group and its reason, or no move. watched is how long this process has watched the run:
+// time in which dlqd did not run is not silence. unmet is the reason why its destination is not available, if there is
+// one.
+func (g *group) decide(watched, deadline time.Duration, unmet string) (move, reason string) {
 	if g.State != groupGoing {
 		return "", ""
 	}
@@ -164,7 +167,7 @@ func (g *group) decide(now time.Time, deadline time.Duration, unmet string) (mov
 	case unmet != "":
 		return moveHold, "held in " + step + ": " + unmet
 	case g.underWay() > 0:
-		if waited := now.Sub(g.ActiveAt); waited > deadline {
+		if min(g.Quiet, watched.Seconds()) > deadline.Seconds() {
 			return moveHold, fmt.Sprintf("held in %s: no outcome for %s, although %d of %d sent are under way", step,
 				deadline, g.underWay(), g.Sent)
 		}
@@ -284,22 +287,35 @@ func (r *Runner) countOutcomes(ctx context.Context, tx transaction, id uuid.UUID
 	isKnown := func(fingerprint string) bool {
 		return slices.ContainsFunc(groups, func(g group) bool { return slices.Contains(g.Known, fingerprint) })
 	}
-	now := time.Now()
 	for i := range outcomes {
 		if g := at[outcomes[i].Number]; g != nil {
-			g.count(&outcomes[i], isKnown, now)
+			g.count(&outcomes[i], isKnown)
 		}
 	}
 	for i := range groups {
 		if g := &groups[i]; g.counted {
 			if err := tx.SaveGroup(ctx, dbsqlc.SaveGroupParams{
-				ID: id, Number: g.Number, Succeeded: g.Succeeded, Failed: g.Failed, Skipped: g.Skipped, ActiveAt: g.ActiveAt,
+				ID: id, Number: g.Number, Succeeded: g.Succeeded, Failed: g.Failed, Skipped: g.Skipped,
 			}); err != nil {
 				return nil, err
 			}
 		}
 	}
 	return groups, nil
+}
+
+// watched is a time in which a process has looked at a run again and again.
+type watched struct{ since, last time.Time }
+
+// watch returns how long the process has watched a run.
+func (r *Runner) watch(id uuid.UUID, now time.Time) time.Duration {
+	w := r.watched[id]
+	if now.Sub(w.last) > watchGap {
+		w.since = now
+	}
+	w.last = now
+	r.watched[id] = w
+	return now.Sub(w.since)
 }
 
 func hasEnded(run *dbsqlc.LockProgressiveRow) bool {
@@ -311,7 +327,7 @@ func hasEnded(run *dbsqlc.LockProgressiveRow) bool {
 func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.LockProgressiveRow,
 	groups []group, more bool,
 ) (moved bool, err error) {
-	now, deadline := time.Now(), time.Duration(run.StepDeadline*float64(time.Second))
+	watched, deadline := r.watch(run.ID, time.Now()), time.Duration(run.StepDeadline*float64(time.Second))
 	for i := range groups {
 		g := &groups[i]
 		if more && len(g.unknown) == 0 && g.stop == nil {
@@ -322,7 +338,7 @@ func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.Loc
 		if (queue != "" || run.Destination != "") && g.State == groupGoing {
 			unmet = r.planner().UnmetBy(queue, run.Destination, breakerClosed)
 		}
-		move, reason := g.decide(now, deadline, unmet)
+		move, reason := g.decide(watched, deadline, unmet)
 		if move == "" || hasEnded(run) && move != moveDone {
 			continue
 		}

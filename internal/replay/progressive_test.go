@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
@@ -63,7 +64,6 @@ func TestTally_UpperBoundIsExact(t *testing.T) {
 
 func TestGroup_Decides(t *testing.T) {
 	t.Parallel()
-	now := time.Now()
 	for name, test := range map[string]struct {
 		group    dbsqlc.RunGroupsRow
 		outcomes string // s: succeeded, f: failed as before, n: failed in a new way, k: skipped
@@ -151,7 +151,7 @@ func TestGroup_Decides(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := group{RunGroupsRow: test.group}
-			g.State, g.ActiveAt = groupGoing, now.Add(-test.quiet)
+			g.State, g.Quiet = groupGoing, test.quiet.Seconds()
 			for _, o := range test.outcomes {
 				row := &dbsqlc.TakeOutcomesRow{Outcome: "succeeded"}
 				switch o {
@@ -162,16 +162,33 @@ func TestGroup_Decides(t *testing.T) {
 				case 'k':
 					row.Outcome = "skipped"
 				}
-				g.count(row, func(fingerprint string) bool { return fingerprint == "old" }, now.Add(-test.quiet))
+				g.count(row, func(fingerprint string) bool { return fingerprint == "old" })
 			}
-			move, reason := g.decide(now, DefaultStepDeadline, test.unmet)
+			move, reason := g.decide(test.quiet, DefaultStepDeadline, test.unmet)
 			require.Equal(t, test.move, move, reason)
 			require.Contains(t, reason, test.reason)
 			g.State = groupHeld
-			move, _ = g.decide(now, DefaultStepDeadline, test.unmet)
+			move, _ = g.decide(test.quiet, DefaultStepDeadline, test.unmet)
 			require.Empty(t, move, "an operator decides")
 		})
 	}
+}
+
+// Silence while no process of dlqd ran holds no group.
+func TestGroup_CountsSilenceWhileWatched(t *testing.T) {
+	t.Parallel()
+	r, id, now := &Runner{watched: map[uuid.UUID]watched{}}, uuid.New(), time.Now()
+	g := group{RunGroupsRow: dbsqlc.RunGroupsRow{Quota: 5, Entries: 100, Sent: 5, State: groupGoing, Quiet: 3600}}
+	decide := func(after time.Duration) string {
+		move, _ := g.decide(r.watch(id, now.Add(after)), DefaultStepDeadline, "")
+		return move
+	}
+	require.Empty(t, decide(0), "the process has just begun")
+	for after := time.Second; after <= DefaultStepDeadline; after += time.Second {
+		require.Empty(t, decide(after))
+	}
+	require.Equal(t, moveHold, decide(DefaultStepDeadline+time.Second))
+	require.Empty(t, decide(2*DefaultStepDeadline), "it was away")
 }
 
 func TestMostHeld_StopsWhenMostIsHeld(t *testing.T) {

@@ -44,7 +44,8 @@ type Runner struct {
 	maySend func(ctx context.Context, tx postgres.DB) (bool, error)
 	singly  map[uuid.UUID]int // entries left to send one by one, after the database rejected a batch
 
-	released       map[groupOf]bool // runs and groups whose failed entries no longer wait for their end
+	watched        map[uuid.UUID]watched // progressive runs
+	released       map[groupOf]bool      // runs and groups whose failed entries no longer wait for their end
 	outcomesAtOnce int32
 }
 
@@ -55,7 +56,8 @@ func NewRunner(store *deadletter.Store, planner func() *strategy.Planner, logger
 ) *Runner {
 	return &Runner{
 		store: store, planner: planner, actor: "worker:" + postgres.ProcessName(), logger: logger, maySend: maySend,
-		singly: map[uuid.UUID]int{}, released: map[groupOf]bool{}, outcomesAtOnce: outcomesAtOnce,
+		singly: map[uuid.UUID]int{}, watched: map[uuid.UUID]watched{}, released: map[groupOf]bool{},
+		outcomesAtOnce: outcomesAtOnce,
 	}
 }
 
@@ -92,6 +94,9 @@ func (r *Runner) RunOnce(ctx context.Context) (wait time.Duration, err error) {
 	}
 	maps.DeleteFunc(r.released, func(ended groupOf, _ bool) bool {
 		return !slices.ContainsFunc(unsettled, func(u dbsqlc.UnsettledReplaysRow) bool { return u.ID == ended.run })
+	})
+	maps.DeleteFunc(r.watched, func(id uuid.UUID, _ watched) bool {
+		return !slices.ContainsFunc(unsettled, func(u dbsqlc.UnsettledReplaysRow) bool { return u.ID == id })
 	})
 	for i := range unsettled {
 		more, err := r.settle(ctx, &unsettled[i])

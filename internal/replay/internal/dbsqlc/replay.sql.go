@@ -955,7 +955,8 @@ func (q *Queries) RunDecisions(ctx context.Context, arg RunDecisionsParams) ([]R
 const RunGroups = `-- name: RunGroups :many
 SELECT g.number, coalesce(g.queue, '')::text AS queue, coalesce(g.fingerprint, '')::text AS fingerprint,
     coalesce(g.error_type, '')::text AS error_type, g.known, g.state, coalesce(g.reason, '')::text AS reason, g.step,
-    g.quota, g.entries, g.sent, g.skipped, g.succeeded, g.failed, g.from_succeeded, g.from_failed, g.active_at
+    g.quota, g.entries, g.sent, g.skipped, g.succeeded, g.failed, g.from_succeeded, g.from_failed,
+    extract(epoch FROM clock_timestamp() - g.active_at)::float8 AS quiet
 FROM dlq.replay_run_groups g WHERE g.run_id = $1 ORDER BY g.number
 `
 
@@ -976,9 +977,10 @@ type RunGroupsRow struct {
 	Failed        int64
 	FromSucceeded int64
 	FromFailed    int64
-	ActiveAt      time.Time
+	Quiet         float64
 }
 
+// RunGroups returns the groups of a progressive run. quiet is the number of seconds without an outcome.
 func (q *Queries) RunGroups(ctx context.Context, id uuid.UUID) ([]RunGroupsRow, error) {
 	rows, err := q.db.Query(ctx, RunGroups, id)
 	if err != nil {
@@ -988,25 +990,7 @@ func (q *Queries) RunGroups(ctx context.Context, id uuid.UUID) ([]RunGroupsRow, 
 	items := []RunGroupsRow{}
 	for rows.Next() {
 		var i RunGroupsRow
-		if err := rows.Scan(
-			&i.Number,
-			&i.Queue,
-			&i.Fingerprint,
-			&i.ErrorType,
-			&i.Known,
-			&i.State,
-			&i.Reason,
-			&i.Step,
-			&i.Quota,
-			&i.Entries,
-			&i.Sent,
-			&i.Skipped,
-			&i.Succeeded,
-			&i.Failed,
-			&i.FromSucceeded,
-			&i.FromFailed,
-			&i.ActiveAt,
-		); err != nil {
+		if err := rows.Scan(&i.Number, &i.Queue, &i.Fingerprint, &i.ErrorType, &i.Known, &i.State, &i.Reason, &i.Step, &i.Quota, &i.Entries, &i.Sent, &i.Skipped, &i.Succeeded, &i.Failed, &i.FromSucceeded, &i.FromFailed, &i.Quiet); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -1131,28 +1115,21 @@ func (q *Queries) SampleIDs(ctx context.Context, arg SampleIDsParams) ([]uuid.UU
 }
 
 const SaveGroup = `-- name: SaveGroup :exec
-UPDATE dlq.replay_run_groups g SET succeeded = $1, failed = $2, skipped = $3, active_at = $4
-WHERE g.run_id = $5 AND g.number = $6
+UPDATE dlq.replay_run_groups g SET succeeded = $1, failed = $2, skipped = $3,
+    active_at = clock_timestamp()
+WHERE g.run_id = $4 AND g.number = $5
 `
 
 type SaveGroupParams struct {
 	Succeeded int64
 	Failed    int64
 	Skipped   int64
-	ActiveAt  time.Time
 	ID        uuid.UUID
 	Number    int32
 }
 
 func (q *Queries) SaveGroup(ctx context.Context, arg SaveGroupParams) error {
-	_, err := q.db.Exec(ctx, SaveGroup,
-		arg.Succeeded,
-		arg.Failed,
-		arg.Skipped,
-		arg.ActiveAt,
-		arg.ID,
-		arg.Number,
-	)
+	_, err := q.db.Exec(ctx, SaveGroup, arg.Succeeded, arg.Failed, arg.Skipped, arg.ID, arg.Number)
 	return err
 }
 
