@@ -504,6 +504,84 @@ func printRun(cmd *cobra.Command, run *replay.Run) error {
 	return w.Flush()
 }
 
+// report prints what became of the dead letters of a run.
+func (c *client) report(cmd *cobra.Command, id string) error {
+	report, err := call(cmd, c, api.GetReplayReport, api.RunInput{ID: id})
+	if err != nil || c.asJSON {
+		return err
+	}
+	complete := "each has an outcome"
+	if !report.Complete {
+		complete = fmt.Sprintf("%d are under way, and %d are not sent", report.Counts.InProgress, report.Counts.ToGo)
+	}
+	_, _ = fmt.Fprintf(cmd.OutOrStdout(), "of %d dead letters, %d recovered, %d failed the same way, %d in a new way, "+
+		"%d in an unknown way; %d were skipped, %d taken over by a person; %s\n", report.Entries, report.Counts.Recovered,
+		report.Counts.FailedSame, report.Counts.FailedNew, report.Counts.Failed, report.Counts.Skipped,
+		report.Counts.TakenOver, complete)
+	w, row := table(cmd, "FAILURE GROUP\tENTRIES\tRECOVERED\tSAME\tNEW\tUNKNOWN\tSKIPPED\tTAKEN\tUNDER WAY\tMEDIAN\tQUEUE")
+	for i := range report.Groups {
+		g := &report.Groups[i]
+		row(cmp.Or(g.Fingerprint, "-"), g.Entries, g.Recovered, g.FailedSame, g.FailedNew, g.Failed, g.Skipped, g.TakenOver,
+			underWay(g), seconds(g.Median), cmp.Or(g.Queue, "-"))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for i := range report.Groups {
+		for _, why := range report.Groups[i].Reasons {
+			printSafef(cmd.OutOrStdout(), "%s: %d %s: %s\n", cmp.Or(report.Groups[i].Fingerprint, "-"), why.Entries,
+				closureWords(why.Closure), why.What)
+		}
+	}
+	return nil
+}
+
+// underWay formats the redeliveries of a group that are under way, with their age.
+func underWay(g *replay.RunGroupReport) string {
+	if g.Since == nil {
+		return "0"
+	}
+	return fmt.Sprintf("%d since %s", g.InProgress, g.Since.UTC().Format(time.RFC3339))
+}
+
+// seconds formats a number of seconds; "-" for 0.
+func seconds(s float64) string {
+	if s == 0 {
+		return "-"
+	}
+	return time.Duration(s * float64(time.Second)).Round(time.Millisecond).String()
+}
+
+// closureWords returns what became of entries in words.
+func closureWords(closure string) string {
+	words := map[string]string{
+		"failed_same": "failed the same way", "failed_new": "failed in a new way", "failed": "failed",
+		"taken_over": "taken over by", "in_progress": "under way", "to_go": "not sent", "absent": "not in the run",
+	}
+	return cmp.Or(words[closure], closure)
+}
+
+func newDiff() *cobra.Command {
+	var c client
+	cmd := &cobra.Command{
+		Use: "diff BEFORE AFTER", Short: "Compare what became of the dead letters of two replay runs",
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			diff, err := call(cmd, &c, api.DiffReplays, api.RunsInput{RunInput: api.RunInput{ID: args[0]}, Other: args[1]})
+			if err != nil || c.asJSON {
+				return err
+			}
+			w, row := table(cmd, "ENTRIES\tBEFORE\tAFTER\tFAILURE GROUP")
+			for _, change := range diff.Changes {
+				row(change.Entries, closureWords(change.Before), closureWords(change.After), cmp.Or(change.Fingerprint, "-"))
+			}
+			return w.Flush()
+		},
+	}
+	c.register(cmd)
+	return cmd
+}
+
 // newSteer returns a command for groups of a progressive run.
 func newSteer(verb, short string) *cobra.Command {
 	var c client
@@ -551,16 +629,20 @@ func newReplays() *cobra.Command {
 	}
 	addDefaultList(cmd, list, &c, "runs", "id")
 	for _, verb := range []struct{ name, short string }{
-		{"show", "Show the progress of a replay run"},
+		{"show", "Show the progress of a replay run, and what became of its dead letters"},
 		{"follow", "Follow a replay run until it ends"},
 		{"pause", "Pause a replay run"},
 		{"resume", "Resume a paused replay run"},
 		{"cancel", "Cancel a replay run"},
 	} {
 		var c client
+		var onlyReport bool
 		sub := &cobra.Command{
 			Use: verb.name + " ID", Short: verb.short, Args: cobra.ExactArgs(1),
 			RunE: func(cmd *cobra.Command, args []string) error {
+				if onlyReport {
+					return c.report(cmd, args[0])
+				}
 				var run *replay.Run
 				var err error
 				if in := (api.RunInput{ID: args[0]}); verb.name == "show" || verb.name == "follow" {
@@ -576,12 +658,19 @@ func newReplays() *cobra.Command {
 				if verb.name == "follow" {
 					return c.follow(cmd, run)
 				}
-				return printRun(cmd, run)
+				if err := printRun(cmd, run); err != nil || verb.name != "show" {
+					return err
+				}
+				return c.report(cmd, args[0])
 			},
 		}
 		c.register(sub)
+		if verb.name == "show" {
+			sub.Flags().BoolVar(&onlyReport, "report", false, "show only what became of the dead letters")
+		}
 		cmd.AddCommand(sub)
 	}
+	cmd.AddCommand(newDiff())
 	cmd.AddCommand(newSteer("go-on", "Let groups of a progressive run go on that are held or stopped"),
 		newSteer("back", "Let groups of a progressive run go on with a step as large as the one before"),
 		newSteer("end", "End groups of a progressive run; their other dead letters are skipped"))

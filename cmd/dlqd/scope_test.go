@@ -49,6 +49,8 @@ var commandRequests = []struct {
 	{"reopen-entry", "reopen {entry} --json", "/api/dlq/entries/{entry}/reopen", `{}`, true},
 	{"list-replays", "replays --json", "/api/dlq/replays", "", false},
 	{"get-replay", "replays show {run} --json", "/api/dlq/replays/{run}", "", false},
+	{"get-replay-report", "replays show {run} --report --json", "/api/dlq/replays/{run}/report", "", false},
+	{"diff-replays", "replays diff {run} {run} --json", "/api/dlq/replays/{run}/diff/{run}", "", false},
 	{"follow-replay", "replays follow {run}", "/api/dlq/replays/{run}", "", true}, // polls this path
 	{
 		"start-replay", "replay --queue {queue} --dry-run --json", "/api/dlq/replay",

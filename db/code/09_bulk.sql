@@ -546,13 +546,13 @@ BEGIN
         v_number := 'coalesce((g.value ->> ''number'')::integer, 21)';
         v_join := ' LEFT JOIN jsonb_array_elements($3) g ON g.value ->> ''queue'' = e.queue AND g.value ->> ''fingerprint'' = coalesce(e.fingerprint, '''')';
     END IF;
-    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id, group_number) SELECT $2, e.id, ' || v_number
-        || ' FROM dlq.dead_letter_queue e' || v_join || ' WHERE e.ordering_key IS NULL AND ' || v_where
+    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id, was, group_number) SELECT $2, e.id, e.fingerprint, '
+        || v_number || ' FROM dlq.dead_letter_queue e' || v_join || ' WHERE e.ordering_key IS NULL AND ' || v_where
         -- The inbox may contain the same failure twice.
         || ' ON CONFLICT DO NOTHING' USING v_filter, v_id, v_groups;
     GET DIAGNOSTICS v_total = ROW_COUNT;
-    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id, group_number, behind, leads)
-             SELECT $2, e.id, ' || v_number || ', lag(e.id) OVER k, lead(e.id) OVER k IS NOT NULL
+    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id, was, group_number, behind, leads)
+             SELECT $2, e.id, e.fingerprint, ' || v_number || ', lag(e.id) OVER k, lead(e.id) OVER k IS NOT NULL
              FROM dlq.dead_letter_queue e' || v_join || ' WHERE e.ordering_key IS NOT NULL AND ' || v_where
         || ' WINDOW k AS (PARTITION BY e.queue, e.ordering_key ORDER BY coalesce(e.order_place, dlq.order_place(e.river_job_id, e.job_created_at)) NULLS FIRST, e.job_created_at, e.river_job_id)
              ON CONFLICT DO NOTHING' USING v_filter, v_id, v_groups;
@@ -672,9 +672,15 @@ BEGIN
             behind = NULL,
             outcome = CASE WHEN w.job_id IS NULL THEN 'skipped' END,
             detail = CASE WHEN w.job_id IS NULL THEN w.why END,
-            ended_at = CASE WHEN w.job_id IS NULL THEN now() END
+            ended_at = CASE WHEN w.job_id IS NULL THEN now() END,
+            sent_at = CASE WHEN w.job_id IS NOT NULL THEN clock_timestamp() END,
+            taken_by = CASE WHEN w.moved THEN (SELECT CASE WHEN dlq.is_person(t.actor) THEN t.actor END
+                FROM dlq.dead_letter_transitions t
+                WHERE t.entry_id = r.entry_id AND t.at >= v_run.created_at AND t.from_status <> t.to_status
+                ORDER BY t.at DESC, t.id DESC LIMIT 1) END
         FROM (
             SELECT i.id, CASE WHEN s.verdict IN ('sent', 'follows') THEN s.job_id END AS job_id,
+                   s.verdict IS NULL AND k.id IS NULL AS moved,
                    coalesce(k.why, CASE s.verdict
                        WHEN 'live' THEN 'job ' || s.job_id || ' with the same unique key is live'
                        WHEN 'done' THEN 'job ' || s.job_id

@@ -389,25 +389,43 @@ ORDER BY id DESC LIMIT @most::integer;
 -- each. to_go means that the redelivery is under way, or the entry's turn has not come.
 WITH page AS MATERIALIZED (
     SELECT x.entry_id, coalesce(x.outcome, 'to_go') AS outcome, x.detail, x.job_id, x.ended_at, x.group_number,
-        x.error_class, x.fingerprint
-    FROM dlq.replay_run_entries x
-    WHERE x.run_id = (SELECT r.id FROM dlq.replay_runs r WHERE r.id = @id AND dlq.scope_within(r.scope, dlq.scope()))
+        x.error_class, x.fingerprint, x.was, x.sent_at, x.taken_by,
+        dlq.closure_of(x.outcome, x.job_id, x.was, x.fingerprint, x.taken_by, r.status = 'cancelled') AS closure
+    FROM dlq.replay_runs r JOIN dlq.replay_run_entries x ON x.run_id = r.id
+    WHERE r.id = @id AND dlq.scope_within(r.scope, dlq.scope())
       AND (@outcome::text = '' OR x.outcome = @outcome::text OR @outcome::text = 'to_go' AND x.outcome IS NULL)
       AND (sqlc.narg('before')::uuid IS NULL OR x.entry_id < sqlc.narg('before')::uuid)
     ORDER BY x.entry_id DESC LIMIT @most::integer
 )
 SELECT p.entry_id AS id, p.outcome::text AS outcome, p.job_id, p.ended_at, p.group_number,
        coalesce(p.error_class, '')::text AS error_class, coalesce(p.fingerprint, '')::text AS failed_as,
+       p.closure::text AS closure, p.sent_at, coalesce(p.taken_by, '')::text AS taken_by,
+       coalesce(p.was, '')::text AS was,
        CASE WHEN dlq.hidden_columns() && ARRAY['error_message'] OR m.mask IS NOT NULL AND e.id IS NULL THEN ''
             WHEN m.mask IS NULL THEN coalesce(p.detail, '')
             ELSE coalesce(dlq.masked_text(p.detail, m.mask, dlq.sensitive_values(e.original_event, e.edited_event,
                 e.metadata, e.job_kind, m.mask)), '') END::text AS detail,
-       p.job_id, p.ended_at, coalesce(e.status::text, '')::text AS status, coalesce(e.queue, '')::text AS queue,
+       coalesce(e.status::text, '')::text AS status, coalesce(e.queue, '')::text AS queue,
        coalesce(e.kind, '')::text AS kind, coalesce(e.fingerprint, '')::text AS fingerprint
 FROM page p CROSS JOIN (SELECT dlq.mask(false) AS mask) m
 LEFT JOIN dlq.dead_letter_queue e ON e.id = p.entry_id
     AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(ARRAY(SELECT l.entry_id FROM page l)))
 ORDER BY p.entry_id DESC;
+
+-- name: RunReport :many
+-- RunReport counts the entries of a run by failure group at the start and by what became of them, after
+-- the totals for all groups. since is 1970 if no redelivery is under way.
+SELECT t.is_total::boolean AS is_total, coalesce(t.was, '')::text AS was, t.closure::text AS closure,
+    coalesce(t.what, '')::text AS what, t.entries::bigint AS entries, coalesce(t.since, 'epoch')::timestamptz AS since,
+    t.median::float8 AS median, t.slowest::float8 AS slowest, coalesce(t.queue, '')::text AS queue,
+    coalesce(t.error_type, '')::text AS error_type
+FROM dlq.run_report(@id::uuid, @most::integer) t;
+
+-- name: DiffRuns :many
+-- DiffRuns counts the entries of two runs by failure group at the start, and by what became of them in
+-- each.
+SELECT t.was::text AS was, t.before::text AS before, t.after::text AS after, t.entries::bigint AS entries
+FROM dlq.diff_runs(@a::uuid, @b::uuid, @most::integer) t;
 
 -- name: Replayable :one
 SELECT dlq.replayable(@filter::jsonb)::jsonb AS filter;

@@ -67,7 +67,8 @@ var needs = map[string]need{
 	"resume-replay": {access.Operator, true},
 	"cancel-replay": {access.Operator, true}, "set-replay-rate": {access.Operator, true},
 	"go-on-replay": {access.Operator, true}, "back-replay": {access.Operator, true},
-	"end-replay": {access.Operator, true},
+	"end-replay":        {access.Operator, true},
+	"get-replay-report": {access.Reader, true}, "diff-replays": {access.Reader, true},
 
 	// Approving an operation that requires admin requires admin, too; see decide.
 	"list-approvals": {access.Operator, true}, "get-approval": {access.Operator, true},

@@ -99,6 +99,13 @@ type RunEntriesPage struct {
 	Next    string            `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
 }
 
+// RunsInput names two replay runs.
+type RunsInput struct {
+	RunInput
+
+	Other string `path:"other" format:"uuid" doc:"The later replay run." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
+}
+
 // RunActionInput pauses, resumes or cancels a run.
 type RunActionInput struct {
 	RunInput
@@ -134,6 +141,12 @@ var (
 	GetReplay         = Operation[RunInput, replay.Run]{"get-replay", http.MethodGet, "/api/dlq/replays/{id}"}
 	ListReplayEntries = Operation[RunEntriesInput, RunEntriesPage]{
 		"list-replay-entries", http.MethodGet, "/api/dlq/replays/{id}/entries",
+	}
+	GetReplayReport = Operation[RunInput, replay.RunReport]{
+		"get-replay-report", http.MethodGet, "/api/dlq/replays/{id}/report",
+	}
+	DiffReplays = Operation[RunsInput, replay.RunComparison]{
+		"diff-replays", http.MethodGet, "/api/dlq/replays/{id}/diff/{other}",
 	}
 	SetReplayRate = Operation[RateInput, replay.Run]{
 		"set-replay-rate", http.MethodPost, "/api/dlq/replays/{id}/rate",
@@ -205,10 +218,11 @@ func (s *service) registerReplays(api huma.API) {
 	example(&entries, http.StatusOK,
 		RunEntriesPage{Entries: []replay.RunEntry{{
 			ID: run.ID, Outcome: "failed", Detail: "HTTP 503", Status: "dlq_pending",
-			Queue: "payments", Kind: "payment.captured",
+			Queue: "payments", Kind: "payment.captured", Closure: "failed_same",
 		}}})
 	register(api, ListReplayEntries, entries, s.runEntries)
 
+	s.registerReports(api, tags, run.ID)
 	for _, verb := range []struct{ name, summary string }{
 		{"pause", "Pause a replay run"},
 		{"resume", "Resume a replay run that is paused, or that stopped because too many redeliveries failed"},
@@ -262,6 +276,44 @@ func (s *service) registerReplays(api huma.API) {
 	sse.Register(api, events, map[string]any{"progress": replay.Run{}, "ended": EndedRun{}}, s.followReplay)
 	stream := api.OpenAPI().Paths[events.Path].Get.Responses["200"].Content["text/event-stream"]
 	stream.Example = []any{map[string]any{"event": "progress", "data": run}}
+}
+
+func (s *service) registerReports(api huma.API, tags []string, run uuid.UUID) {
+	report := huma.Operation{
+		Tags: tags, Summary: "Get what became of the dead letters of a replay run, by failure group",
+		Description: "Reads every dead letter of the run.", Errors: []int{404, 422, 503},
+	}
+	counts := replay.RunCounts{Recovered: 90, FailedSame: 7, Skipped: 3}
+	example(&report, http.StatusOK, replay.RunReport{
+		Run: run, Complete: true, Entries: 100, Counts: counts, Groups: []replay.RunGroupReport{{
+			RunCounts: counts, Fingerprint: "c0ffee0123456789abcd", Queue: "payments", ErrorType: "TIMEOUT_ERROR", Entries: 100,
+			Median: 0.2, Slowest: 4.1,
+			Reasons: []replay.RunReason{{Closure: "skipped", What: "its work is out of date", Entries: 3}},
+		}},
+	})
+	register(api, GetReplayReport, report, func(ctx context.Context, in *RunInput) (*replay.RunReport, error) {
+		out, err := s.Replayer.Report(ctx, uuid.MustParse(in.ID))
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		return out, nil
+	})
+	diff := huma.Operation{
+		Tags: tags, Summary: "Compare what became of the dead letters of two replay runs",
+		Description: "Reads every dead letter of both runs.", Errors: []int{404, 422, 503},
+	}
+	example(&diff, http.StatusOK, replay.RunComparison{
+		Before: run, After: run, Changes: []replay.RunChange{{
+			Fingerprint: "c0ffee0123456789abcd", Before: "failed_same", After: "recovered", Entries: 7,
+		}},
+	})
+	register(api, DiffReplays, diff, func(ctx context.Context, in *RunsInput) (*replay.RunComparison, error) {
+		out, err := s.Replayer.Compare(ctx, uuid.MustParse(in.ID), uuid.MustParse(in.Other))
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		return out, nil
+	})
 }
 
 // maxRuns is the maximum number of runs in a list.

@@ -281,7 +281,8 @@ type runDetail struct {
 	Next     string
 	Outcome  string
 	Before   *replayRun
-	Same     bool // Before has the same filter
+	Same     bool              // Before has the same filter
+	Report   *replay.RunReport // as of when the page was opened
 	Since    *int64
 	SinceURL string
 	Copies   []copyText
@@ -348,6 +349,9 @@ func (c *Console) replayRun(in *request) (*view, error) {
 		if err := r.compare(in); err != nil {
 			return nil, err
 		}
+		if r.Report, err = call(in, api.GetReplayReport, input); err != nil {
+			return nil, err
+		}
 	}
 	run := r.ID.String()
 	r.Copies = copies("dlqd replays show "+run, "SELECT "+runColumns+" FROM dlq.replay_runs WHERE id = '"+run+
@@ -358,6 +362,18 @@ func (c *Console) replayRun(in *request) (*view, error) {
 		every = activeRunInterval
 	}
 	return &view{Template: "replay", Title: "Replay " + short(r.ID), Data: r, Interval: every}, nil
+}
+
+// Closures returns the reasons of a group's outcomes as sentences.
+func (r *runDetail) Closures(g replay.RunGroupReport) []string {
+	list := make([]string, len(g.Reasons))
+	for i, why := range g.Reasons {
+		word := map[string]string{
+			"failed_new": "failed in a new way, in group ", "skipped": "skipped: ", "taken_over": "taken over by ",
+		}[why.Closure]
+		list[i] = number(why.Entries) + " " + word + why.What
+	}
+	return list
 }
 
 // reasons groups failures by fingerprint and queue, most frequent first.

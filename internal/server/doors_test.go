@@ -37,6 +37,7 @@ var consoleRequests = map[string][]string{
 	"delete-view":        {"POST /views/none/delete"},
 	"list-replays":       {"GET /replays"},
 	"get-replay":         {"GET /replays/{id}"},
+	"get-replay-report":  {"GET /replays/{id}"},
 	"start-replay":       {"GET /bulk?do=replay&all=1", "GET /replays/new?q=status:manual"},
 	"pause-replay":       {"POST /replays/{id}/steer?do=pause"},
 	"resume-replay":      {"POST /replays/{id}/steer?do=resume"},

@@ -253,6 +253,8 @@ var operations = []operation{
 	{"list-replays", "GET", "/api/dlq/replays", access.Reader, "", "", ""},
 	{"get-replay", "GET", "/api/dlq/replays/{id}", access.Reader, "", "run", ""},
 	{"list-replay-entries", "GET", "/api/dlq/replays/{id}/entries", access.Reader, "", "run", ""},
+	{"get-replay-report", "GET", "/api/dlq/replays/{id}/report", access.Reader, "", "run", ""},
+	{"diff-replays", "GET", "/api/dlq/replays/{id}/diff/{id}", access.Reader, "", "run", ""},
 	{"follow-replay", "GET", "/api/dlq/replays/{id}/events", access.Reader, "", "stream", ""},
 	{"start-replay", "POST", "/api/dlq/replay", access.Operator, `{"filter": {}, "dryRun": true}`, "", ""},
 	{"pause-replay", "POST", "/api/dlq/replays/{id}/pause", access.Operator, "", "run", ""},

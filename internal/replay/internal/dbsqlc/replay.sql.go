@@ -133,6 +133,51 @@ func (q *Queries) CountSent(ctx context.Context, arg CountSentParams) error {
 	return err
 }
 
+const DiffRuns = `-- name: DiffRuns :many
+SELECT t.was::text AS was, t.before::text AS before, t.after::text AS after, t.entries::bigint AS entries
+FROM dlq.diff_runs($1::uuid, $2::uuid, $3::integer) t
+`
+
+type DiffRunsParams struct {
+	A    uuid.UUID
+	B    uuid.UUID
+	Most int32
+}
+
+type DiffRunsRow struct {
+	Was     string
+	Before  string
+	After   string
+	Entries int64
+}
+
+// DiffRuns counts the entries of two runs by failure group at the start, and by what became of them in
+// each.
+func (q *Queries) DiffRuns(ctx context.Context, arg DiffRunsParams) ([]DiffRunsRow, error) {
+	rows, err := q.db.Query(ctx, DiffRuns, arg.A, arg.B, arg.Most)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []DiffRunsRow{}
+	for rows.Next() {
+		var i DiffRunsRow
+		if err := rows.Scan(
+			&i.Was,
+			&i.Before,
+			&i.After,
+			&i.Entries,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const EditEvents = `-- name: EditEvents :exec
 UPDATE dlq.dead_letter_queue e SET edited_event = d.event
 FROM (SELECT unnest($1::uuid[]) AS id, unnest($2::jsonb[]) AS event) d
@@ -239,7 +284,13 @@ func (q *Queries) Expiries(ctx context.Context, ids []uuid.UUID) ([]ExpiriesRow,
 	items := []ExpiriesRow{}
 	for rows.Next() {
 		var i ExpiriesRow
-		if err := rows.Scan(&i.ID, &i.Queue, &i.Kind, &i.DueAt, &i.ExpiresAt); err != nil {
+		if err := rows.Scan(
+			&i.ID,
+			&i.Queue,
+			&i.Kind,
+			&i.DueAt,
+			&i.ExpiresAt,
+		); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -291,9 +342,9 @@ WHERE r.unsettled AND r.status IN ('running', 'paused', 'stopped')
 // InRuns counts the entries that a run has not sent yet, or holds because they failed in it.
 func (q *Queries) InRuns(ctx context.Context, ids []uuid.UUID) (int64, error) {
 	row := q.db.QueryRow(ctx, InRuns, ids)
-	var i int64
-	err := row.Scan(&i)
-	return i, err
+	var count int64
+	err := row.Scan(&count)
+	return count, err
 }
 
 const IsMasked = `-- name: IsMasked :one
@@ -392,7 +443,25 @@ type LockReplayRow struct {
 func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, error) {
 	row := q.db.QueryRow(ctx, LockReplay, id)
 	var i LockReplayRow
-	err := row.Scan(&i.ID, &i.Filter, &i.NewestFirst, &i.BatchSize, &i.Rate, &i.Concurrency, &i.Patch, &i.MergePatch, &i.Checkpoint, &i.StopAt, &i.StopOf, &i.Cursor, &i.Progressive, &i.SkipStale, &i.SkipSuperseded, &i.Ended, &i.Failed)
+	err := row.Scan(
+		&i.ID,
+		&i.Filter,
+		&i.NewestFirst,
+		&i.BatchSize,
+		&i.Rate,
+		&i.Concurrency,
+		&i.Patch,
+		&i.MergePatch,
+		&i.Checkpoint,
+		&i.StopAt,
+		&i.StopOf,
+		&i.Cursor,
+		&i.Progressive,
+		&i.SkipStale,
+		&i.SkipSuperseded,
+		&i.Ended,
+		&i.Failed,
+	)
 	return i, err
 }
 
@@ -485,9 +554,9 @@ type NeedsApprovalParams struct {
 // NeedsApproval returns why a run needs a second person; empty if it does not.
 func (q *Queries) NeedsApproval(ctx context.Context, arg NeedsApprovalParams) (string, error) {
 	row := q.db.QueryRow(ctx, NeedsApproval, arg.Operations, arg.Filter, arg.Queue)
-	var i string
-	err := row.Scan(&i)
-	return i, err
+	var why string
+	err := row.Scan(&why)
+	return why, err
 }
 
 const NextOfGroups = `-- name: NextOfGroups :many
@@ -680,20 +749,23 @@ func (q *Queries) ReleaseFailed(ctx context.Context, arg ReleaseFailedParams) ([
 const ReplayEntries = `-- name: ReplayEntries :many
 WITH page AS MATERIALIZED (
     SELECT x.entry_id, coalesce(x.outcome, 'to_go') AS outcome, x.detail, x.job_id, x.ended_at, x.group_number,
-        x.error_class, x.fingerprint
-    FROM dlq.replay_run_entries x
-    WHERE x.run_id = (SELECT r.id FROM dlq.replay_runs r WHERE r.id = $1 AND dlq.scope_within(r.scope, dlq.scope()))
+        x.error_class, x.fingerprint, x.was, x.sent_at, x.taken_by,
+        dlq.closure_of(x.outcome, x.job_id, x.was, x.fingerprint, x.taken_by, r.status = 'cancelled') AS closure
+    FROM dlq.replay_runs r JOIN dlq.replay_run_entries x ON x.run_id = r.id
+    WHERE r.id = $1 AND dlq.scope_within(r.scope, dlq.scope())
       AND ($2::text = '' OR x.outcome = $2::text OR $2::text = 'to_go' AND x.outcome IS NULL)
       AND ($3::uuid IS NULL OR x.entry_id < $3::uuid)
     ORDER BY x.entry_id DESC LIMIT $4::integer
 )
 SELECT p.entry_id AS id, p.outcome::text AS outcome, p.job_id, p.ended_at, p.group_number,
        coalesce(p.error_class, '')::text AS error_class, coalesce(p.fingerprint, '')::text AS failed_as,
+       p.closure::text AS closure, p.sent_at, coalesce(p.taken_by, '')::text AS taken_by,
+       coalesce(p.was, '')::text AS was,
        CASE WHEN dlq.hidden_columns() && ARRAY['error_message'] OR m.mask IS NOT NULL AND e.id IS NULL THEN ''
             WHEN m.mask IS NULL THEN coalesce(p.detail, '')
             ELSE coalesce(dlq.masked_text(p.detail, m.mask, dlq.sensitive_values(e.original_event, e.edited_event,
                 e.metadata, e.job_kind, m.mask)), '') END::text AS detail,
-       p.job_id, p.ended_at, coalesce(e.status::text, '')::text AS status, coalesce(e.queue, '')::text AS queue,
+       coalesce(e.status::text, '')::text AS status, coalesce(e.queue, '')::text AS queue,
        coalesce(e.kind, '')::text AS kind, coalesce(e.fingerprint, '')::text AS fingerprint
 FROM page p CROSS JOIN (SELECT dlq.mask(false) AS mask) m
 LEFT JOIN dlq.dead_letter_queue e ON e.id = p.entry_id
@@ -716,9 +788,11 @@ type ReplayEntriesRow struct {
 	GroupNumber *int32
 	ErrorClass  string
 	FailedAs    string
+	Closure     string
+	SentAt      *time.Time
+	TakenBy     string
+	Was         string
 	Detail      string
-	JobID_2     *int64
-	EndedAt_2   *time.Time
 	Status      string
 	Queue       string
 	Kind        string
@@ -749,9 +823,11 @@ func (q *Queries) ReplayEntries(ctx context.Context, arg ReplayEntriesParams) ([
 			&i.GroupNumber,
 			&i.ErrorClass,
 			&i.FailedAs,
+			&i.Closure,
+			&i.SentAt,
+			&i.TakenBy,
+			&i.Was,
 			&i.Detail,
-			&i.JobID_2,
-			&i.EndedAt_2,
 			&i.Status,
 			&i.Queue,
 			&i.Kind,
@@ -990,7 +1066,84 @@ func (q *Queries) RunGroups(ctx context.Context, id uuid.UUID) ([]RunGroupsRow, 
 	items := []RunGroupsRow{}
 	for rows.Next() {
 		var i RunGroupsRow
-		if err := rows.Scan(&i.Number, &i.Queue, &i.Fingerprint, &i.ErrorType, &i.Known, &i.State, &i.Reason, &i.Step, &i.Quota, &i.Entries, &i.Sent, &i.Skipped, &i.Succeeded, &i.Failed, &i.FromSucceeded, &i.FromFailed, &i.Quiet); err != nil {
+		if err := rows.Scan(
+			&i.Number,
+			&i.Queue,
+			&i.Fingerprint,
+			&i.ErrorType,
+			&i.Known,
+			&i.State,
+			&i.Reason,
+			&i.Step,
+			&i.Quota,
+			&i.Entries,
+			&i.Sent,
+			&i.Skipped,
+			&i.Succeeded,
+			&i.Failed,
+			&i.FromSucceeded,
+			&i.FromFailed,
+			&i.Quiet,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const RunReport = `-- name: RunReport :many
+SELECT t.is_total::boolean AS is_total, coalesce(t.was, '')::text AS was, t.closure::text AS closure,
+    coalesce(t.what, '')::text AS what, t.entries::bigint AS entries, coalesce(t.since, 'epoch')::timestamptz AS since,
+    t.median::float8 AS median, t.slowest::float8 AS slowest, coalesce(t.queue, '')::text AS queue,
+    coalesce(t.error_type, '')::text AS error_type
+FROM dlq.run_report($1::uuid, $2::integer) t
+`
+
+type RunReportParams struct {
+	ID   uuid.UUID
+	Most int32
+}
+
+type RunReportRow struct {
+	IsTotal   bool
+	Was       string
+	Closure   string
+	What      string
+	Entries   int64
+	Since     time.Time
+	Median    float64
+	Slowest   float64
+	Queue     string
+	ErrorType string
+}
+
+// RunReport counts the entries of a run by failure group at the start and by what became of them, after
+// the totals for all groups. since is 1970 if no redelivery is under way.
+func (q *Queries) RunReport(ctx context.Context, arg RunReportParams) ([]RunReportRow, error) {
+	rows, err := q.db.Query(ctx, RunReport, arg.ID, arg.Most)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []RunReportRow{}
+	for rows.Next() {
+		var i RunReportRow
+		if err := rows.Scan(
+			&i.IsTotal,
+			&i.Was,
+			&i.Closure,
+			&i.What,
+			&i.Entries,
+			&i.Since,
+			&i.Median,
+			&i.Slowest,
+			&i.Queue,
+			&i.ErrorType,
+		); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -1073,7 +1226,39 @@ func (q *Queries) RunsByID(ctx context.Context, arg RunsByIDParams) ([]RunsByIDR
 	items := []RunsByIDRow{}
 	for rows.Next() {
 		var i RunsByIDRow
-		if err := rows.Scan(&i.ID, &i.Status, &i.Held, &i.NewestFirst, &i.BatchSize, &i.Rate, &i.Concurrency, &i.Queue, &i.Destination, &i.Force, &i.Note, &i.Actor, &i.Checkpoint, &i.Details, &i.Reason, &i.Total, &i.Replayed, &i.Skipped, &i.Sending, &i.CreatedAt, &i.UpdatedAt, &i.FinishedAt, &i.Origin, &i.Forecast, &i.Progressive, &i.StepDeadline, &i.SkipStale, &i.SkipSuperseded, &i.NotKnown, &i.Succeeded, &i.Failed); err != nil {
+		if err := rows.Scan(
+			&i.ID,
+			&i.Status,
+			&i.Held,
+			&i.NewestFirst,
+			&i.BatchSize,
+			&i.Rate,
+			&i.Concurrency,
+			&i.Queue,
+			&i.Destination,
+			&i.Force,
+			&i.Note,
+			&i.Actor,
+			&i.Checkpoint,
+			&i.Details,
+			&i.Reason,
+			&i.Total,
+			&i.Replayed,
+			&i.Skipped,
+			&i.Sending,
+			&i.CreatedAt,
+			&i.UpdatedAt,
+			&i.FinishedAt,
+			&i.Origin,
+			&i.Forecast,
+			&i.Progressive,
+			&i.StepDeadline,
+			&i.SkipStale,
+			&i.SkipSuperseded,
+			&i.NotKnown,
+			&i.Succeeded,
+			&i.Failed,
+		); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -1102,11 +1287,11 @@ func (q *Queries) SampleIDs(ctx context.Context, arg SampleIDsParams) ([]uuid.UU
 	defer rows.Close()
 	items := []uuid.UUID{}
 	for rows.Next() {
-		var i uuid.UUID
-		if err := rows.Scan(&i); err != nil {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
 			return nil, err
 		}
-		items = append(items, i)
+		items = append(items, id)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err
@@ -1129,7 +1314,13 @@ type SaveGroupParams struct {
 }
 
 func (q *Queries) SaveGroup(ctx context.Context, arg SaveGroupParams) error {
-	_, err := q.db.Exec(ctx, SaveGroup, arg.Succeeded, arg.Failed, arg.Skipped, arg.ID, arg.Number)
+	_, err := q.db.Exec(ctx, SaveGroup,
+		arg.Succeeded,
+		arg.Failed,
+		arg.Skipped,
+		arg.ID,
+		arg.Number,
+	)
 	return err
 }
 
@@ -1244,10 +1435,31 @@ type StartReplayParams struct {
 }
 
 func (q *Queries) StartReplay(ctx context.Context, arg StartReplayParams) (uuid.UUID, error) {
-	row := q.db.QueryRow(ctx, StartReplay, arg.Filter, arg.Actor, arg.Note, arg.AllEntries, arg.NewestFirst, arg.BatchSize, arg.Rate, arg.Concurrency, arg.Patch, arg.MergePatch, arg.Queue, arg.Force, arg.StopAt, arg.StopOf, arg.Destination, arg.Checkpoint, arg.Progressive, arg.StepDeadline, arg.SkipStale, arg.SkipSuperseded)
-	var i uuid.UUID
-	err := row.Scan(&i)
-	return i, err
+	row := q.db.QueryRow(ctx, StartReplay,
+		arg.Filter,
+		arg.Actor,
+		arg.Note,
+		arg.AllEntries,
+		arg.NewestFirst,
+		arg.BatchSize,
+		arg.Rate,
+		arg.Concurrency,
+		arg.Patch,
+		arg.MergePatch,
+		arg.Queue,
+		arg.Force,
+		arg.StopAt,
+		arg.StopOf,
+		arg.Destination,
+		arg.Checkpoint,
+		arg.Progressive,
+		arg.StepDeadline,
+		arg.SkipStale,
+		arg.SkipSuperseded,
+	)
+	var id uuid.UUID
+	err := row.Scan(&id)
+	return id, err
 }
 
 const SteerReplay = `-- name: SteerReplay :exec
@@ -1299,7 +1511,12 @@ func (q *Queries) Superseded(ctx context.Context, ids []uuid.UUID) ([]Superseded
 	items := []SupersededRow{}
 	for rows.Next() {
 		var i SupersededRow
-		if err := rows.Scan(&i.EntryID, &i.Known, &i.JobID, &i.Same); err != nil {
+		if err := rows.Scan(
+			&i.EntryID,
+			&i.Known,
+			&i.JobID,
+			&i.Same,
+		); err != nil {
 			return nil, err
 		}
 		items = append(items, i)

@@ -1,0 +1,172 @@
+package replay
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
+)
+
+// Closures of entries: see dlq.closure_of.
+const (
+	closureRecovered  = "recovered"
+	closureFailedSame = "failed_same"
+	closureFailedNew  = "failed_new"
+	closureFailed     = "failed"
+	closureSkipped    = "skipped"
+	closureTakenOver  = "taken_over"
+	closureInProgress = "in_progress"
+	closureToGo       = "to_go"
+)
+
+// maxReportRows limits the rows of a report or of a comparison: the combinations of a failure group with what became
+// of its entries, and why.
+const maxReportRows = 1000
+
+// RunReport says what became of each entry of a run.
+type RunReport struct {
+	Run      uuid.UUID        `json:"runId" doc:"The run."`
+	Complete bool             `json:"complete" doc:"Whether the run has ended and each entry has an outcome."`
+	Entries  int64            `json:"entries" doc:"Number of entries."`
+	Counts   RunCounts        `json:"counts" doc:"Number of entries by what became of them."`
+	Groups   []RunGroupReport `json:"groups" doc:"By failure group at the start of the run, the largest first."`
+	More     bool             `json:"more,omitempty" doc:"Whether small groups or rare reasons are left out; counts has all."`
+}
+
+// RunCounts are numbers of entries by what became of them.
+type RunCounts struct {
+	Recovered  int64 `json:"recovered" doc:"Recovered."`
+	FailedSame int64 `json:"failedSame" doc:"Failed in the same failure group as at the start of the run."`
+	FailedNew  int64 `json:"failedNew" doc:"Failed in another failure group."`
+	Failed     int64 `json:"failed" doc:"Failed, and one of the failure groups is not known."`
+	Skipped    int64 `json:"skipped" doc:"Skipped."`
+	TakenOver  int64 `json:"takenOver" doc:"Taken over: a person moved them before their turn."`
+	InProgress int64 `json:"inProgress" doc:"Redeliveries under way."`
+	ToGo       int64 `json:"toGo" doc:"Not sent yet."`
+}
+
+// of returns the count of a closure.
+func (c *RunCounts) of(closure string) *int64 {
+	return map[string]*int64{
+		closureRecovered: &c.Recovered, closureFailedSame: &c.FailedSame, closureFailedNew: &c.FailedNew,
+		closureFailed: &c.Failed, closureSkipped: &c.Skipped, closureTakenOver: &c.TakenOver,
+		closureInProgress: &c.InProgress, closureToGo: &c.ToGo,
+	}[closure]
+}
+
+// RunGroupReport says what became of the entries of a failure group.
+type RunGroupReport struct {
+	RunCounts
+
+	Fingerprint string      `json:"fingerprint,omitempty" doc:"The failure group at the start of the run; absent if it is not known."`
+	Queue       string      `json:"queue,omitempty" doc:"Queue of one of the entries."`
+	ErrorType   string      `json:"errorType,omitempty" doc:"Error type of one of the entries now."`
+	Entries     int64       `json:"entries" doc:"Number of entries."`
+	Since       *time.Time  `json:"since,omitempty" doc:"Time at which the oldest redelivery under way was sent."`
+	Median      float64     `json:"medianSeconds,omitempty" doc:"Median time from the redelivery to the recovery, in seconds."`
+	Slowest     float64     `json:"slowestSeconds,omitempty" doc:"Longest time from the redelivery to the recovery, in seconds."`
+	Reasons     []RunReason `json:"reasons,omitempty" doc:"New failure groups, reasons why entries were skipped, and who took entries over."`
+}
+
+// RunReason is a reason of an outcome.
+type RunReason struct {
+	Closure string `json:"closure" enum:"failed_new,skipped,taken_over" doc:"What became of the entries."`
+	What    string `json:"what" doc:"The new failure group, the reason of the skip (# stands for numbers), or who took them over."`
+	Entries int64  `json:"entries" doc:"Number of entries."`
+}
+
+// Report returns what became of the entries of a run. It reads each of them.
+func (r *Replayer) Report(ctx context.Context, id uuid.UUID) (*RunReport, error) {
+	run, err := r.Get(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := dbsqlc.New(r.Store.DB()).RunReport(ctx, dbsqlc.RunReportParams{ID: id, Most: maxReportRows + 1})
+	if err != nil {
+		return nil, err
+	}
+	report := &RunReport{Run: id, Groups: []RunGroupReport{}}
+	if len(rows) > maxReportRows {
+		rows, report.More = rows[:maxReportRows], true
+	}
+	at := map[string]int{}
+	for i := range rows {
+		row := &rows[i]
+		if row.IsTotal {
+			*report.Counts.of(row.Closure) += row.Entries
+			report.Entries += row.Entries
+			continue
+		}
+		if _, ok := at[row.Was]; !ok {
+			at[row.Was] = len(report.Groups)
+			report.Groups = append(report.Groups, RunGroupReport{
+				Fingerprint: row.Was, Queue: row.Queue, ErrorType: row.ErrorType,
+			})
+		}
+		report.Groups[at[row.Was]].add(row)
+	}
+	slices.SortStableFunc(report.Groups, func(a, b RunGroupReport) int { return cmp.Compare(b.Entries, a.Entries) })
+	ended := run.Status == "completed" || run.Status == "cancelled"
+	report.Complete = ended && report.Counts.InProgress+report.Counts.ToGo == 0
+	return report, nil
+}
+
+func (g *RunGroupReport) add(row *dbsqlc.RunReportRow) {
+	*g.of(row.Closure) += row.Entries
+	g.Entries += row.Entries
+	switch row.Closure {
+	case closureRecovered:
+		g.Median, g.Slowest = row.Median, row.Slowest
+	case closureInProgress:
+		g.Since = &row.Since
+	}
+	if row.What != "" {
+		g.Reasons = append(g.Reasons, RunReason{Closure: row.Closure, What: row.What, Entries: row.Entries})
+	}
+}
+
+// RunComparison compares two runs.
+type RunComparison struct {
+	Before  uuid.UUID   `json:"before" doc:"One run."`
+	After   uuid.UUID   `json:"after" doc:"The other run."`
+	Changes []RunChange `json:"changes" doc:"Numbers of entries by failure group and by what became of them in each run, the largest first."`
+	More    bool        `json:"more,omitempty" doc:"Whether small numbers are left out."`
+}
+
+// RunChange is what became of some entries in two runs.
+type RunChange struct {
+	Fingerprint string `json:"fingerprint,omitempty" doc:"Failure group at the start of the later run, or else of the other one; absent if it is not known."`
+	Before      string `json:"before" enum:"recovered,failed_same,failed_new,failed,skipped,taken_over,in_progress,to_go,absent" doc:"What became of them in the run before; absent if it did not choose them."`
+	After       string `json:"after" enum:"recovered,failed_same,failed_new,failed,skipped,taken_over,in_progress,to_go,absent" doc:"What became of them in the run after."`
+	Entries     int64  `json:"entries" doc:"Number of entries."`
+}
+
+// Compare returns what became of the entries of two runs in each.
+func (r *Replayer) Compare(ctx context.Context, before, after uuid.UUID) (*RunComparison, error) {
+	for _, id := range []uuid.UUID{before, after} {
+		if _, err := r.Get(ctx, id); err != nil {
+			return nil, err
+		}
+	}
+	rows, err := dbsqlc.New(r.Store.DB()).DiffRuns(ctx, dbsqlc.DiffRunsParams{
+		A: before, B: after, Most: maxReportRows + 1,
+	})
+	if err != nil {
+		return nil, err
+	}
+	c := &RunComparison{Before: before, After: after, Changes: []RunChange{}}
+	if len(rows) > maxReportRows {
+		rows, c.More = rows[:maxReportRows], true
+	}
+	for i := range rows {
+		row := &rows[i]
+		c.Changes = append(c.Changes, RunChange{
+			Fingerprint: row.Was, Before: row.Before, After: row.After, Entries: row.Entries,
+		})
+	}
+	return c, nil
+}
