@@ -366,7 +366,7 @@ func urlNames(t *testing.T) (names []string) {
 // kind of dlqd's jobs, and some names of metrics and labels.
 func jobNames(t *testing.T) (names []string) {
 	t.Helper()
-	key := regexp.MustCompile(`\b(?:dlq|river):[a-z_]+\b`)
+	key := regexp.MustCompile(`\b(?:dlqd?|river):[a-z_]+\b`)
 	header := regexp.MustCompile(`^(?:X-Error|Dlqd|Webhook)-[A-Za-z-]*$|^dlqd_[a-z]+$`)
 	names = key.FindAllString(sqlCode(t), -1)
 	literals(t, func(text string) {
