@@ -38,6 +38,7 @@ var tables = map[string][]string{
 	"group_aliases":           {"group"},
 	"group_marks":             {"group", "worker"}, // decided entries are assigned to the owner of their group
 	"job_facts":               {"facts"},
+	"last_acts":               {"replica"},
 	"metrics_sample":          {"metrics"},
 	"ordered_jobs":            {"ingest"},
 	"paces":                   {"metrics"},

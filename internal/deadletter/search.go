@@ -274,7 +274,8 @@ func (s *Store) read(ctx context.Context, until time.Time, run func(db postgres.
 	}
 	left := max(time.Until(until).Milliseconds(), 1)
 	begin := postgres.BeginReadOnlyQuery(fmt.Sprintf("statement_timeout = %d", left), "enable_seqscan = off")
-	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{BeginQuery: begin}, func(tx pgx.Tx) error { return run(tx) })
+	return pgx.BeginTxFunc(ctx, postgres.ReadPool(ctx, s.pool), pgx.TxOptions{BeginQuery: begin},
+		func(tx pgx.Tx) error { return run(tx) })
 }
 
 // isStatementTimeout reports whether the server cancelled a statement because of its timeout.

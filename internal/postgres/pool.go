@@ -109,26 +109,42 @@ func followPrimary(config *pgx.ConnConfig) {
 func openLimited(ctx context.Context, url string, maxConns int32, limit time.Duration,
 	connected func(context.Context, *pgx.Conn),
 ) (*pgxpool.Pool, error) {
+	options := poolOptions{name: "database", maxConns: maxConns, tracer: timeouts{limit}, choose: followPrimary}
+	if connected != nil {
+		options.connected = func(ctx context.Context, conn *pgx.Conn) error {
+			connected(ctx, conn)
+			return nil
+		}
+	}
+	return openPool(ctx, url, options)
+}
+
+// poolOptions configure a pool beyond its URL.
+type poolOptions struct {
+	name     string // of the server, for errors
+	maxConns int32  // 0 means the URL's pool_max_conns, or DefaultMaxConns
+	tracer   pgx.QueryTracer
+	// connected, if not nil, is called with each new connection. Its error refuses the connection.
+	connected func(context.Context, *pgx.Conn) error
+	choose    func(*pgx.ConnConfig) // chooses among several hosts
+}
+
+func openPool(ctx context.Context, url string, options poolOptions) (*pgxpool.Pool, error) {
 	config, err := parse(url)
 	if err != nil {
 		return nil, err
 	}
-	config.MaxConns = cmp.Or(maxConns, config.MaxConns)
-	if maxConns == 0 && !namesMaxConns(url) {
+	config.MaxConns = cmp.Or(options.maxConns, config.MaxConns)
+	if options.maxConns == 0 && !namesMaxConns(url) {
 		config.MaxConns = DefaultMaxConns
 	}
 	if config.ConnConfig.RuntimeParams["application_name"] == "" {
 		config.ConnConfig.RuntimeParams["application_name"] = ApplicationName
 	}
-	followPrimary(config.ConnConfig)
-	config.ConnConfig.Tracer = timeouts{limit}
+	options.choose(config.ConnConfig)
+	config.ConnConfig.Tracer = options.tracer
 	maps.Copy(config.ConnConfig.RuntimeParams, sessionParameters)
-	if connected != nil {
-		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-			connected(ctx, conn)
-			return nil
-		}
-	}
+	config.AfterConnect = options.connected
 	pool, version, err := open(ctx, config)
 	if refusesParameter(err) {
 		maps.DeleteFunc(config.ConnConfig.RuntimeParams, func(name, _ string) bool { return sessionParameters[name] != "" })
@@ -138,11 +154,11 @@ func openLimited(ctx context.Context, url string, maxConns int32, limit time.Dur
 		pool, version, err = open(ctx, config)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("database: %w", err)
+		return nil, fmt.Errorf("%s: %w", options.name, err)
 	}
 	if version < OldestVersion {
 		pool.Close()
-		return nil, fmt.Errorf("database: Postgres %d is too old: dlqd needs %d or newer", version, OldestVersion)
+		return nil, fmt.Errorf("%s: Postgres %d is too old: dlqd needs %d or newer", options.name, version, OldestVersion)
 	}
 	return pool, nil
 }

@@ -78,7 +78,7 @@ func (r rendered) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 // session.
 func (r rendered) in(ctx context.Context) DB {
 	if r.pool != nil && isLimited(ctx) {
-		return singleStatements{r.pool, r.schemas.Render(setScope), scopeArgs(ctx)}
+		return singleStatements{ReadPool(ctx, r.pool), r.schemas.Render(setScope), scopeArgs(ctx)}
 	}
 	return r.db
 }

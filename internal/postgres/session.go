@@ -60,12 +60,37 @@ func IsPooled(pool *pgxpool.Pool) bool {
 	return !has
 }
 
-// Statements returns a pool for single statements, each with dlqd's settings.
-func Statements(pool *pgxpool.Pool) DB {
+// Statements returns a pool for single statements, each with dlqd's settings. Statements whose context reads from a
+// standby ([Standby.Read]) run there.
+func Statements(pool *pgxpool.Pool) DB { return readable{statementsOf(pool)} }
+
+func statementsOf(pool *pgxpool.Pool) DB {
 	if IsPooled(pool) {
 		return singleStatements{pool: pool}
 	}
 	return pool
+}
+
+// readable runs statements on a primary's pool or, if their context says so, on a standby.
+type readable struct{ primary DB }
+
+func (r readable) in(ctx context.Context) DB {
+	if read := standbyReadOf(ctx); read != nil {
+		return read.standby.statements
+	}
+	return r.primary
+}
+
+func (r readable) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	return r.in(ctx).Exec(ctx, sql, args...)
+}
+
+func (r readable) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return r.in(ctx).Query(ctx, sql, args...)
+}
+
+func (r readable) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return r.in(ctx).QueryRow(ctx, sql, args...)
 }
 
 // singleStatements runs each statement in a separate transaction, with that transaction's settings, in one

@@ -22,13 +22,17 @@ import (
 // Replicated is a Postgres server with a streaming standby. Clients reach both through listeners on loopback.
 type Replicated struct {
 	URL string // of a database of Role, with both hosts
+	// PrimaryURL and StandbyURL are of the same database, with one host each.
+	PrimaryURL, StandbyURL string
 
 	tb       testing.TB
 	primary  *postgres.Embedded
 	standby  *postgres.Embedded
 	dir      string
 	stream   *Proxy // from the primary to the standby
+	reads    *Proxy // to the standby, for clients
 	stopping bool   // Lag was called
+	hanging  bool   // Hang was called
 }
 
 // NewReplicated starts the servers, for the length of the test. If synchronous, each commit waits for
@@ -41,6 +45,7 @@ func NewReplicated(tb testing.TB, synchronous bool) *Replicated {
 	r := &Replicated{tb: tb, dir: dir}
 	tb.Cleanup(func() {
 		r.resume()
+		r.Answer()
 		for _, server := range []*postgres.Embedded{r.standby, r.primary} {
 			if server != nil {
 				_ = server.StopWithin(10 * time.Second)
@@ -63,15 +68,66 @@ func NewReplicated(tb testing.TB, synchronous bool) *Replicated {
 		return r.text(r.primary.URL(), "SELECT coalesce(max(sync_state), '') FROM pg_stat_replication") == want
 	}, time.Minute, 10*time.Millisecond, "the standby is %s", want)
 
-	hosts := make([]string, 2)
-	for i, server := range []*postgres.Embedded{r.primary, r.standby} {
-		hosts[i] = parse(NewProxy(tb, server.URL()).URL).Host
+	r.reads = NewProxy(tb, r.standby.URL())
+	primary, standby := parse(NewProxy(tb, r.primary.URL()).URL).Host, parse(r.reads.URL).Host
+	at := func(hosts ...string) string {
+		return (&url.URL{
+			Scheme: "postgres", User: url.User(Role), Host: strings.Join(hosts, ","), Path: "/replicated",
+			RawQuery: "sslmode=disable",
+		}).String()
 	}
-	r.URL = (&url.URL{
-		Scheme: "postgres", User: url.User(Role), Host: strings.Join(hosts, ","), Path: "/replicated",
-		RawQuery: "sslmode=disable",
-	}).String()
+	r.URL, r.PrimaryURL, r.StandbyURL = at(primary, standby), at(primary), at(standby)
 	return r
+}
+
+// Exec runs a statement on the standby, as its superuser.
+func (r *Replicated) Exec(sql string) {
+	r.tb.Helper()
+	r.exec(r.standby.URL(), sql)
+}
+
+// Pause stops the replay on the standby, and Resume continues it.
+func (r *Replicated) Pause() {
+	r.tb.Helper()
+	r.Exec("SELECT pg_wal_replay_pause()")
+	require.Eventually(r.tb, func() bool {
+		return r.text(r.standby.URL(), "SELECT pg_get_wal_replay_pause_state()") == "paused"
+	}, time.Minute, time.Millisecond)
+}
+
+// Resume ends Pause.
+func (r *Replicated) Resume() {
+	r.tb.Helper()
+	r.Exec("SELECT pg_wal_replay_resume()")
+}
+
+// CatchUp waits until the standby has replayed what the primary has written.
+func (r *Replicated) CatchUp() {
+	r.tb.Helper()
+	position := r.text(r.primary.URL(), "SELECT pg_current_wal_flush_lsn()::text")
+	require.Eventually(r.tb, func() bool {
+		return r.text(r.standby.URL(), "SELECT (pg_last_wal_replay_lsn() >= '"+position+"')::text") == "true"
+	}, time.Minute, time.Millisecond)
+}
+
+// Hang makes the standby seem to hang, until Answer. The methods of r still reach it.
+func (r *Replicated) Hang() {
+	r.reads.Hold()
+	r.hanging = true
+}
+
+// Answer ends Hang.
+func (r *Replicated) Answer() {
+	if r.hanging {
+		r.reads.Release()
+		r.hanging = false
+	}
+}
+
+// Promote makes the standby a primary.
+func (r *Replicated) Promote() {
+	r.tb.Helper()
+	require.Equal(r.tb, "true", r.text(r.standby.URL(), "SELECT pg_promote()::text"))
 }
 
 func (r *Replicated) start(name string) *postgres.Embedded {
@@ -132,7 +188,7 @@ func (r *Replicated) Fail() {
 	require.NoError(r.tb, err)
 	require.NoError(r.tb, syscall.Kill(pid, syscall.SIGKILL))
 	<-r.primary.Exited()
-	require.Equal(r.tb, "true", r.text(r.standby.URL(), "SELECT pg_promote()::text"))
+	r.Promote()
 	r.resume() // what the stream held arrives too late
 }
 

@@ -1,0 +1,217 @@
+package postgres
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+const (
+	// standbyAcquire bounds how long a read waits for a connection to a standby. The primary answers the reads that
+	// get none.
+	standbyAcquire = time.Second
+	// standbyLockTimeout bounds how long a statement waits for a lock that the standby holds while it replays a change
+	// of a table. If the replay is paused, it holds the lock for any time.
+	standbyLockTimeout = "1s"
+)
+
+// Server identifies a server and one of its databases.
+type Server struct {
+	System     string // the system identifier, which a server shares with its standbys
+	Database   int64  // the database's oid, which standbys share, too
+	InRecovery bool   // whether the server is a standby
+	Started    string // the start time of the server, which no other server shares
+}
+
+// ServerOf returns the server that db is connected to.
+func ServerOf(ctx context.Context, db DB) (s Server, err error) {
+	err = db.QueryRow(ctx, `SELECT (SELECT c.system_identifier::text FROM pg_control_system() c),
+		(SELECT d.oid::bigint FROM pg_database d WHERE d.datname = current_database()), pg_is_in_recovery(),
+		extract(epoch FROM pg_postmaster_start_time())::text`, pgx.QueryExecModeExec).
+		Scan(&s.System, &s.Database, &s.InRecovery, &s.Started)
+	return s, err
+}
+
+// ErrNotStandby means that a server is no standby of the primary.
+var ErrNotStandby = errors.New("the server is not a standby of the database")
+
+// CheckStandbyOf returns an [ErrNotStandby] if s is no standby of the primary, or another database of one.
+func (s Server) CheckStandbyOf(primary Server) error {
+	switch {
+	case s.System != primary.System:
+		return fmt.Errorf("%w: its system identifier is %s, and the database's is %s", ErrNotStandby, s.System, primary.System)
+	case !s.InRecovery:
+		return fmt.Errorf("%w: it is a primary", ErrNotStandby)
+	case s.Database != primary.Database:
+		return fmt.Errorf("%w: the URL names another database of the server", ErrNotStandby)
+	}
+	return nil
+}
+
+// Standby is a connection pool to a standby. It is for reads only.
+type Standby struct {
+	Pool *pgxpool.Pool
+
+	statements DB
+}
+
+// OpenStandby opens a pool to a standby. check is called with each new connection; its error refuses the connection.
+// Of several hosts in the URL, the pool uses the first standby. The pool has up to maxConns connections; for 0, the
+// URL's pool_max_conns or [DefaultMaxConns].
+func OpenStandby(ctx context.Context, url string, maxConns int32,
+	check func(context.Context, *pgx.Conn) error,
+) (*Standby, error) {
+	pool, err := openPool(ctx, url, poolOptions{
+		name: "replica", maxConns: maxConns, tracer: standbyTracer{timeouts{DefaultTimeout}}, connected: check,
+		choose: followStandby,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &Standby{Pool: pool, statements: statementsOf(pool)}, nil
+}
+
+// followStandby makes connections to several hosts go to a standby.
+func followStandby(config *pgx.ConnConfig) {
+	if config.ValidateConnect == nil && slices.ContainsFunc(config.Fallbacks, func(f *pgconn.FallbackConfig) bool {
+		return f.Host != config.Host || f.Port != config.Port // others differ in TLS
+	}) {
+		config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsStandby
+	}
+	config.ConnectTimeout = cmp.Or(config.ConnectTimeout, hostTimeout)
+	if config.RuntimeParams["lock_timeout"] == "" {
+		config.RuntimeParams["lock_timeout"] = standbyLockTimeout
+	}
+}
+
+// Position returns how far a primary has written its WAL, in bytes.
+func Position(ctx context.Context, db DB) (position int64, err error) {
+	err = db.QueryRow(ctx, "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint", pgx.QueryExecModeExec).
+		Scan(&position)
+	return position, err
+}
+
+// Position returns how far a standby has replayed the primary's WAL, in bytes.
+func (s *Standby) Position(ctx context.Context) (int64, error) {
+	var isStandby bool
+	var position *int64
+	err := s.Pool.QueryRow(ctx, `SELECT pg_is_in_recovery(), pg_wal_lsn_diff(pg_last_wal_replay_lsn(), '0/0')::bigint`,
+		pgx.QueryExecModeExec).Scan(&isStandby, &position)
+	switch {
+	case err != nil:
+		return 0, err
+	case !isStandby || position == nil:
+		return 0, fmt.Errorf("%w: it was promoted", ErrNotStandby)
+	}
+	return *position, nil
+}
+
+// StandbyError is the failure of a standby to answer a read, such as a lost connection, or a statement that was
+// cancelled because it stood in the way of the replay. The primary can answer the read.
+type StandbyError struct{ Err error }
+
+func (e *StandbyError) Error() string { return "the standby: " + e.Err.Error() }
+
+func (e *StandbyError) Unwrap() error { return e.Err }
+
+// Read calls run with a context whose statements run on the standby instead of the pool that they name. It returns
+// run's error, or a [*StandbyError] if the standby failed: then what run has read may be incomplete.
+func (s *Standby) Read(ctx context.Context, run func(context.Context) error) error {
+	r := &standbyRead{standby: s}
+	err := run(context.WithValue(ctx, standbyKey{}, r))
+	if failed := r.failed.Load(); failed != nil {
+		return &StandbyError{*failed}
+	}
+	if cancelled := r.cancelled.Load(); cancelled != nil && err != nil {
+		return &StandbyError{*cancelled}
+	}
+	return err
+}
+
+// StandbyFailed reports whether the standby that ctx reads from has failed.
+func StandbyFailed(ctx context.Context) bool {
+	r := standbyReadOf(ctx)
+	return r != nil && (r.failed.Load() != nil || r.cancelled.Load() != nil)
+}
+
+// ReadPool returns the pool for a transaction that only reads: pool, or the standby's in the context of
+// [Standby.Read].
+func ReadPool(ctx context.Context, pool *pgxpool.Pool) *pgxpool.Pool {
+	if r := standbyReadOf(ctx); r != nil {
+		return r.standby.Pool
+	}
+	return pool
+}
+
+type standbyKey struct{}
+
+// standbyRead is a call of [Standby.Read], with the first errors of its statements.
+type standbyRead struct {
+	standby *Standby
+	failed  atomic.Pointer[error]
+	// cancelled is set if a statement was cancelled. That is no failure if the read set a statement_timeout and handles
+	// it, as searches do.
+	cancelled atomic.Pointer[error]
+}
+
+func standbyReadOf(ctx context.Context) *standbyRead {
+	r, _ := ctx.Value(standbyKey{}).(*standbyRead)
+	return r
+}
+
+// noteFailure records an error of a statement or of a connection. Errors that the primary would return, too, are no
+// failures of the standby: refusals by dlqd's functions, and values that a type does not hold.
+func noteFailure(ctx context.Context, err error) {
+	r := standbyReadOf(ctx)
+	if r == nil || err == nil || errors.Is(err, pgx.ErrNoRows) {
+		return
+	}
+	into := &r.failed
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
+		switch {
+		case strings.HasPrefix(pgErr.Code, "DLQ"), strings.HasPrefix(pgErr.Code, "22"):
+			return
+		case pgErr.Code == "57014":
+			into = &r.cancelled
+		}
+	}
+	into.CompareAndSwap(nil, &err)
+}
+
+// standbyTracer bounds waits as timeouts does, and records failures.
+type standbyTracer struct{ timeouts }
+
+func (t standbyTracer) TraceQueryEnd(ctx context.Context, conn *pgx.Conn, data pgx.TraceQueryEndData) {
+	noteFailure(ctx, data.Err)
+	t.timeouts.TraceQueryEnd(ctx, conn, data)
+}
+
+func (standbyTracer) TraceBatchQuery(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
+	noteFailure(ctx, data.Err)
+}
+
+func (t standbyTracer) TraceBatchEnd(ctx context.Context, conn *pgx.Conn, data pgx.TraceBatchEndData) {
+	noteFailure(ctx, data.Err)
+	t.timeouts.TraceBatchEnd(ctx, conn, data)
+}
+
+func (standbyTracer) TraceAcquireStart(ctx context.Context, _ *pgxpool.Pool,
+	_ pgxpool.TraceAcquireStartData,
+) context.Context {
+	with, cancel := context.WithTimeout(ctx, standbyAcquire)
+	return limited{with, cancel}
+}
+
+func (t standbyTracer) TraceAcquireEnd(ctx context.Context, pool *pgxpool.Pool, data pgxpool.TraceAcquireEndData) {
+	noteFailure(ctx, data.Err)
+	t.timeouts.TraceAcquireEnd(ctx, pool, data)
+}

@@ -1,0 +1,313 @@
+// Package replica lets requests that only read use a streaming standby of the database. It knows how far the standby
+// has replayed, who has changed something that the standby may lack, and when the primary has to answer instead.
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/replica/internal/dbsqlc"
+)
+
+const (
+	// Interval is how often a process compares the positions of the primary and the standby.
+	Interval = time.Second
+	// answerTimeout bounds each statement that compares them. If the standby does not answer in that time, reads that
+	// wait for it are repeated on the primary: a page waits for a standby that hangs for Interval and answerTimeout at
+	// most.
+	answerTimeout = 2 * time.Second
+	// actTimeout bounds the statement that records a change.
+	actTimeout = 2 * time.Second
+	// maxSamples bounds the positions of the primary that the standby has not replayed yet: ten minutes.
+	maxSamples = 600
+	// forgetAfter is how long a change is remembered. By then, a standby has replayed it, or lags too much to be read.
+	forgetAfter    = 24 * time.Hour
+	forgetInterval = time.Hour
+)
+
+// Outcomes of a read: the standby answered, or why the primary did.
+const (
+	// Served means that the standby answered.
+	Served = "replica"
+	// OwnAct means that the standby may lack a change that the viewer made.
+	OwnAct = "own_act"
+	// Lag means that the standby lags more than the policy allows.
+	Lag = "lag"
+	// Away means that the standby does not answer, or is no standby of the database.
+	Away = "away"
+	// Repeated means that the standby failed while it answered, and the primary answered the same read.
+	Repeated = "repeated"
+)
+
+// Outcomes returns all outcomes of a read.
+func Outcomes() []string { return []string{Served, OwnAct, Lag, Away, Repeated} }
+
+// Config configures a [Replica].
+type Config struct {
+	Primary *pgxpool.Pool
+	Schemas postgres.Schemas
+	URL     string               // of the standby
+	MaxLag  func() time.Duration // by the policy in force
+	Logger  *slog.Logger
+	Observe func(outcome string) // called after each read; may be nil
+}
+
+// Replica reads from a standby.
+type Replica struct {
+	config  Config
+	queries *dbsqlc.Queries
+	state   atomic.Pointer[state]
+	started atomic.Pointer[string] // of the server whose position is known: postgres.Server.Started
+
+	// Only the loop's goroutine uses the rest.
+	primary   postgres.Server
+	positions *postgres.Standby // one connection, which reads the standby's position
+	reads     *postgres.Standby // nil until the standby has answered
+	samples   []sample          // of the primary, oldest first; the standby has replayed the first, and no other
+	forgotten time.Time         // when old changes were last deleted
+	up        context.Context   //nolint:containedctx // ends when the standby stops answering
+	down      context.CancelFunc
+}
+
+// sample is a position of the primary.
+type sample struct {
+	at       time.Time
+	position int64
+}
+
+// state is what the last comparison found.
+type state struct {
+	reads    *postgres.Standby // nil if the standby cannot be read
+	up       context.Context   //nolint:containedctx // of reads: ends when the standby stops answering
+	position int64             // what the standby has replayed
+	// asOf is a time of which the standby has everything that was committed before; zero if that is unknown.
+	asOf    time.Time
+	problem error // why the standby cannot be read
+}
+
+// Open returns a Replica. It returns a [postgres.ErrNotStandby] if the server is no standby of the primary. A standby
+// that does not answer is no error: its loop tries again.
+func Open(ctx context.Context, config Config) (*Replica, error) {
+	r := &Replica{config: config, queries: dbsqlc.New(config.Schemas.Rendered(config.Primary)), down: func() {}}
+	var err error
+	if r.primary, err = postgres.ServerOf(ctx, config.Primary); err != nil {
+		return nil, fmt.Errorf("replica: reading the system identifier of the database: %w", err)
+	}
+	if err = r.once(ctx); errors.Is(err, postgres.ErrNotStandby) {
+		r.Close()
+		return nil, err
+	}
+	if err != nil {
+		config.Logger.WarnContext(ctx, "the replica does not answer; the primary answers its reads", "error", err)
+	}
+	return r, nil
+}
+
+// Close closes the connections. The loop must have ended.
+func (r *Replica) Close() {
+	r.down()
+	for _, standby := range []*postgres.Standby{r.reads, r.positions} {
+		if standby != nil {
+			standby.Pool.Close()
+		}
+	}
+}
+
+// Loop returns the loop that compares the positions of the primary and the standby.
+func (r *Replica) Loop() *background.Loop {
+	return background.New(background.Config{
+		Name: "replica", Interval: Interval, Timeout: 3 * answerTimeout,
+		Failing: "the replica cannot be read; the primary answers its reads",
+		Once:    background.Each(r.once),
+	})
+}
+
+// once compares the positions. Errors of the primary are reported by other parts: meanwhile the data of the standby
+// counts as old.
+func (r *Replica) once(ctx context.Context) error {
+	if err := r.sample(ctx); err != nil && ctx.Err() != nil {
+		return err
+	}
+	position, err := r.position(ctx)
+	if err != nil {
+		r.down()
+		r.up, r.down = nil, func() {}
+		if r.reads != nil {
+			r.reads.Pool.Reset() // idle connections are as likely to hang
+		}
+		r.state.Store(&state{problem: err})
+		return err
+	}
+	for len(r.samples) > 1 && r.samples[1].position <= position {
+		r.samples = r.samples[1:]
+	}
+	if r.up == nil {
+		r.up, r.down = context.WithCancel(context.WithoutCancel(ctx))
+	}
+	s := &state{reads: r.reads, up: r.up, position: position}
+	if len(r.samples) > 0 && r.samples[0].position <= position {
+		s.asOf = r.samples[0].at
+	}
+	r.state.Store(s)
+	return nil
+}
+
+// sample records the position of the primary.
+func (r *Replica) sample(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	if time.Since(r.forgotten) > forgetInterval {
+		if err := r.queries.ForgetActs(ctx, forgetAfter); err != nil {
+			return err
+		}
+		r.forgotten = time.Now()
+	}
+	at := time.Now()
+	position, err := postgres.Position(ctx, r.config.Primary)
+	if err == nil && len(r.samples) < maxSamples { // else the standby lags too much to be read
+		r.samples = append(r.samples, sample{at, position})
+	}
+	return err
+}
+
+// position returns the position of the standby, to which it connects if necessary.
+func (r *Replica) position(ctx context.Context) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	var err error
+	if r.positions == nil {
+		if r.positions, err = postgres.OpenStandby(ctx, r.config.URL, 1, r.identify); err != nil {
+			return 0, err
+		}
+	}
+	if r.reads == nil {
+		if r.reads, err = postgres.OpenStandby(ctx, r.config.URL, 0, r.admit); err != nil {
+			return 0, err
+		}
+	}
+	return r.positions.Position(ctx)
+}
+
+// identify checks that a connection leads to a standby of the primary, and remembers to which.
+func (r *Replica) identify(ctx context.Context, conn *pgx.Conn) error {
+	server, err := postgres.ServerOf(ctx, conn)
+	if err == nil {
+		err = server.CheckStandbyOf(r.primary)
+	}
+	if err == nil {
+		r.started.Store(&server.Started)
+	}
+	return err
+}
+
+// admit checks that a connection for reads leads to the server whose position is known.
+func (r *Replica) admit(ctx context.Context, conn *pgx.Conn) error {
+	server, err := postgres.ServerOf(ctx, conn)
+	if err == nil {
+		err = server.CheckStandbyOf(r.primary)
+	}
+	if known := r.started.Load(); err == nil && (known == nil || server.Started != *known) {
+		err = errors.New("the URL of the replica leads to several servers, or the server has just started: name one server")
+	}
+	return err
+}
+
+// Read calls run, with a context whose statements run on the standby if the standby may answer: it lags no more than
+// the policy allows, and has the last changes of the actors, who see the answer. asOf is the time of the data, or zero
+// if the primary answered. If the standby fails, Read calls run a second time, for the primary.
+func (r *Replica) Read(ctx context.Context, actors []string,
+	run func(context.Context) error,
+) (asOf time.Time, err error) {
+	s := r.state.Load()
+	outcome := r.decide(s)
+	if outcome == Served {
+		outcome, err = r.knows(ctx, s, actors)
+	}
+	if err == nil && outcome == Served {
+		reading, cancel := context.WithCancel(ctx)
+		stop := context.AfterFunc(s.up, cancel)
+		err = s.reads.Read(reading, run)
+		stop()
+		cancel()
+		failed, isFailure := errors.AsType[*postgres.StandbyError](err)
+		if !isFailure || ctx.Err() != nil {
+			r.observe(Served)
+			return s.asOf, err
+		}
+		r.config.Logger.WarnContext(ctx, "the replica failed to answer a read; the primary answers it", "error", failed)
+		outcome = Repeated
+	}
+	r.observe(outcome)
+	return time.Time{}, run(ctx)
+}
+
+// decide returns Served, or why the standby may answer no read.
+func (r *Replica) decide(s *state) string {
+	switch {
+	case s.problem != nil:
+		return Away
+	case s.asOf.IsZero() || time.Since(s.asOf) > r.config.MaxLag():
+		return Lag
+	}
+	return Served
+}
+
+// knows returns Served if the standby has replayed the last changes of the actors, and OwnAct if not.
+func (r *Replica) knows(ctx context.Context, s *state, actors []string) (string, error) {
+	ctx, _ = postgres.Counting(ctx) // not a statement of the page
+	position, err := r.queries.LastAct(ctx, actors)
+	if err == nil && position > s.position {
+		return OwnAct, nil
+	}
+	return Served, err
+}
+
+func (r *Replica) observe(outcome string) {
+	if r.config.Observe != nil {
+		r.config.Observe(outcome)
+	}
+}
+
+// Acted records that an actor has changed something. It must be called after the change has committed and before the
+// actor gets the answer.
+func (r *Replica) Acted(ctx context.Context, actor string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), actTimeout) // a client that disconnected may come back
+	defer cancel()
+	if err := r.queries.RecordLastAct(ctx, actor); err != nil {
+		r.config.Logger.WarnContext(ctx, "recording a change failed; the actor's next pages from the replica may lack it",
+			"actor", actor, "error", err)
+	}
+}
+
+// AsOf returns the time of the standby's data; zero if it cannot be read.
+func (r *Replica) AsOf() time.Time { return r.state.Load().asOf }
+
+// Status reports whether the standby may answer reads, and how old its data is, or why not.
+func (r *Replica) Status() (ok bool, detail string) {
+	s := r.state.Load()
+	lag := time.Since(s.asOf).Round(100 * time.Millisecond)
+	switch r.decide(s) {
+	case Away:
+		detail = "does not answer"
+		if errors.Is(s.problem, postgres.ErrNotStandby) {
+			detail = s.problem.Error()
+		}
+	case Lag:
+		detail = "its data is of an unknown time"
+		if !s.asOf.IsZero() {
+			detail = fmt.Sprintf("lags %s, and the policy allows %s", lag, r.config.MaxLag())
+		}
+	default:
+		return true, fmt.Sprintf("its data is at most %s old", lag)
+	}
+	return false, detail + "; the primary answers its reads"
+}

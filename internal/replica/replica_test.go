@@ -1,0 +1,290 @@
+package replica_test
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/replica"
+)
+
+func TestMain(m *testing.M) { postgrestest.Main(m) }
+
+// bundle is a replica of a real streaming standby.
+type bundle struct {
+	*testing.T
+
+	servers *postgrestest.Replicated
+	pool    *pgxpool.Pool // of the primary
+	db      postgres.DB
+	replica *replica.Replica
+	config  replica.Config
+	maxLag  atomic.Int64
+
+	mu       sync.Mutex
+	outcomes map[string]int
+}
+
+func setup(t *testing.T) *bundle {
+	t.Helper()
+	b := &bundle{T: t, servers: postgrestest.NewReplicated(t, false), outcomes: map[string]int{}}
+	var err error
+	b.pool, err = postgres.Open(t.Context(), b.servers.PrimaryURL, 6)
+	require.NoError(t, err)
+	t.Cleanup(b.pool.Close)
+	logger := slog.New(slog.DiscardHandler)
+	schemas := postgres.DefaultSchemas()
+	require.NoError(t, (&postgres.Migrator{Pool: b.pool, Schemas: schemas, Logger: logger}).Up(t.Context()))
+	b.exec("CREATE TABLE reads (n integer)")
+	b.exec("INSERT INTO reads VALUES (1)")
+	b.servers.CatchUp()
+	b.db = schemas.Rendered(b.pool)
+	b.config = replica.Config{
+		Primary: b.pool, Schemas: schemas, URL: b.servers.StandbyURL, Logger: logger,
+		MaxLag: func() time.Duration { return time.Duration(b.maxLag.Load()) },
+		Observe: func(outcome string) {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.outcomes[outcome]++
+		},
+	}
+	b.maxLag.Store(int64(time.Hour))
+	b.replica, err = replica.Open(t.Context(), b.config)
+	require.NoError(t, err)
+	loops := &background.Group{Logger: logger}
+	loops.Add(b.replica.Loop())
+	loops.Start()
+	t.Cleanup(func() {
+		_ = loops.Stop(context.WithoutCancel(t.Context()))
+		b.replica.Close()
+	})
+	return b
+}
+
+func (b *bundle) exec(sql string) {
+	b.Helper()
+	_, err := b.pool.Exec(b.Context(), sql)
+	require.NoError(b, err, sql)
+}
+
+// read reads for an actor, and reports whether the standby answered.
+func (b *bundle) read(actor string) (standby bool, asOf time.Time) {
+	b.Helper()
+	asOf, err := b.replica.Read(b.Context(), []string{actor}, func(ctx context.Context) error {
+		return b.db.QueryRow(ctx, "SELECT pg_is_in_recovery()").Scan(&standby)
+	})
+	require.NoError(b, err)
+	require.Equal(b, standby, !asOf.IsZero(), "an answer from the standby says of when it is")
+	return standby, asOf
+}
+
+// await waits until the standby answers, or does not.
+func (b *bundle) await(standby bool) {
+	b.Helper()
+	require.Eventually(b, func() bool {
+		by, _ := b.read("await")
+		return by == standby
+	}, 2*time.Minute, 20*time.Millisecond)
+}
+
+// answers reports whether the standby answers a read that actors see.
+func answers(t *testing.T, db postgres.DB, r *replica.Replica, actors ...string) (standby bool) {
+	t.Helper()
+	_, err := r.Read(t.Context(), actors, func(ctx context.Context) error {
+		return db.QueryRow(ctx, "SELECT pg_is_in_recovery()").Scan(&standby)
+	})
+	require.NoError(t, err)
+	return standby
+}
+
+func (b *bundle) count(outcome string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.outcomes[outcome]
+}
+
+// repeats runs statement on the standby, does meanwhile once it runs there, and checks that the read is repeated once,
+// on the primary.
+func (b *bundle) repeats(statement string, meanwhile func()) {
+	b.Helper()
+	b.await(true)
+	before := b.count(replica.Repeated)
+	var calls []bool // whether each was on the standby
+	asOf, err := b.replica.Read(b.Context(), []string{"kim"}, func(ctx context.Context) error {
+		standby := false
+		if err := b.db.QueryRow(ctx, "SELECT pg_is_in_recovery()").Scan(&standby); err != nil {
+			return err
+		}
+		calls = append(calls, standby)
+		if !standby {
+			return nil
+		}
+		if meanwhile != nil {
+			go meanwhile()
+		}
+		_, err := b.db.Exec(ctx, statement)
+		return err
+	})
+	require.NoError(b, err)
+	require.True(b, asOf.IsZero())
+	require.Equal(b, []bool{true, false}, calls)
+	require.Equal(b, before+1, b.count(replica.Repeated))
+}
+
+const slow = "SELECT pg_sleep(600), n FROM reads"
+
+// running is a statement that waits until a backend runs slow, and calls a function with its process id.
+func running(does string) string {
+	return "DO $$ BEGIN WHILE (SELECT count(" + does + "(pid)) = 0 FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep(600)%' " +
+		"AND wait_event = 'PgSleep') LOOP PERFORM pg_sleep(0.01), pg_stat_clear_snapshot(); END LOOP; END $$"
+}
+
+// TestReplica_ChoosesServer takes a standby through what can happen to it. The steps share the two servers, and the
+// last one promotes the standby.
+func TestReplica_ChoosesServer(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.await(true)
+
+	t.Log("an idle primary: the data is of now")
+	since := time.Now()
+	require.Eventually(t, func() bool {
+		standby, asOf := b.read("kim")
+		return standby && asOf.After(since)
+	}, time.Minute, 20*time.Millisecond)
+
+	t.Log("an actor's reads have the actor's last change")
+	var another *replica.Replica
+	require.Eventually(t, func() bool {
+		var err error
+		another, err = replica.Open(t.Context(), b.config)
+		require.NoError(t, err)
+		t.Cleanup(another.Close)
+		ok, _ := another.Status()
+		return ok
+	}, time.Minute, 20*time.Millisecond)
+	b.servers.Pause()
+	b.exec("INSERT INTO reads VALUES (2)")
+	b.replica.Acted(t.Context(), "kim")
+	own, other := 0, 0
+	for actor, n := range map[string]*int{"kim": &own, "lee": &other} {
+		_, err := b.replica.Read(t.Context(), []string{actor}, func(ctx context.Context) error {
+			return b.db.QueryRow(ctx, "SELECT count(*) FROM reads").Scan(n)
+		})
+		require.NoError(t, err)
+	}
+	require.Equal(t, 2, own)
+	require.Equal(t, 1, other, "another viewer may see the data before")
+	require.False(t, answers(t, b.db, b.replica, "lee", "kim"), "an answer for both has the changes of both")
+	require.True(t, answers(t, b.db, another, "lee"))
+	require.False(t, answers(t, b.db, another, "kim"), "another process knows of the change, too")
+
+	t.Log("a standby that lags too much")
+	b.maxLag.Store(int64(2 * time.Second))
+	b.await(false)
+	require.Positive(t, b.count(replica.Lag))
+	ok, detail := b.replica.Status()
+	require.False(t, ok)
+	require.Regexp(t, `lags .* and the policy allows 2s; the primary answers`, detail)
+	b.maxLag.Store(int64(time.Hour))
+	b.servers.Resume()
+	b.await(true)
+	require.Eventually(t, func() bool { standby, _ := b.read("kim"); return standby }, time.Minute, 20*time.Millisecond)
+
+	t.Log("statements that the standby cancels or refuses are repeated on the primary")
+	b.servers.Exec("ALTER SYSTEM SET max_standby_streaming_delay = 0")
+	b.servers.Exec("SELECT pg_reload_conf()")
+	b.repeats(slow, func() { // a recovery conflict: 40001
+		b.servers.Exec(running("abs"))
+		_, _ = b.pool.Exec(t.Context(), "TRUNCATE reads; INSERT INTO reads VALUES (3)")
+	})
+	b.repeats(slow, func() { b.servers.Exec(running("pg_cancel_backend")) })    // 57014
+	b.repeats(slow, func() { b.servers.Exec(running("pg_terminate_backend")) }) // 57P01
+	b.repeats("INSERT INTO reads VALUES (4)", nil)                              // 25006: nothing is written there
+
+	t.Log("a lock that a paused replay holds is not waited for")
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "TRUNCATE reads")
+	require.NoError(t, err)
+	b.exec("CREATE TABLE more ()") // its commit flushes the lock's record, too
+	b.servers.CatchUp()
+	b.servers.Pause()
+	require.NoError(t, tx.Commit(t.Context()))
+	b.repeats("SELECT n FROM reads", nil)
+	b.servers.Resume()
+
+	t.Log("a timeout that the read expects is no failure")
+	b.await(true)
+	calls := 0
+	_, err = b.replica.Read(t.Context(), []string{"kim"}, func(ctx context.Context) error {
+		calls++
+		err := pgx.BeginFunc(ctx, postgres.ReadPool(ctx, b.pool), func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "SET LOCAL statement_timeout = 1; SELECT pg_sleep(600)")
+			return err
+		})
+		require.ErrorContains(t, err, "57014")
+		return nil
+	})
+	require.NoError(t, err)
+	require.Equal(t, 1, calls)
+
+	t.Log("a standby that hangs, with a read under way")
+	b.exec("INSERT INTO reads VALUES (5)")
+	b.servers.CatchUp()
+	b.repeats(slow, func() {
+		b.servers.Exec(running("abs"))
+		b.servers.Hang()
+	})
+	b.await(false)
+	_, detail = b.replica.Status()
+	require.Equal(t, "does not answer; the primary answers its reads", detail)
+	b.servers.Answer()
+	b.await(true)
+
+	t.Log("a standby that was promoted")
+	b.servers.Promote()
+	require.Eventually(t, func() bool {
+		ok, detail = b.replica.Status()
+		return !ok && strings.Contains(detail, "not a standby of the database: it was promoted")
+	}, time.Minute, 20*time.Millisecond)
+	require.False(t, answers(t, b.db, b.replica, "kim"))
+}
+
+// TestOpen_RefusesOtherServers checks that a URL of another server, of the primary itself, or of another database is
+// refused. A server that does not answer is not.
+func TestOpen_RefusesOtherServers(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	other := postgrestest.URL(t)
+	for url, why := range map[string]string{
+		other:                "its system identifier is",
+		b.servers.PrimaryURL: "it is a primary",
+		strings.Replace(b.servers.StandbyURL, "/replicated", "/postgres", 1): "another database of the server",
+	} {
+		config := b.config
+		config.URL = url
+		_, err := replica.Open(t.Context(), config)
+		require.ErrorIs(t, err, postgres.ErrNotStandby)
+		require.ErrorContains(t, err, why)
+	}
+	config := b.config
+	config.URL = "postgres://nobody@127.0.0.1:1/none?connect_timeout=1"
+	r, err := replica.Open(t.Context(), config)
+	require.NoError(t, err)
+	defer r.Close()
+	ok, _ := r.Status()
+	require.False(t, ok)
+	require.False(t, answers(t, b.db, r))
+}
