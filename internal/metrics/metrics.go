@@ -26,6 +26,7 @@ import (
 	"github.com/dlqd/dlqd/internal/metrics/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/replica"
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
@@ -66,6 +67,7 @@ type Metrics struct {
 	turns           *prometheus.CounterVec   // loop, outcome
 	turnSeconds     *prometheus.HistogramVec // loop
 	records         *prometheus.CounterVec   // level
+	replicaReads    *prometheus.CounterVec   // outcome
 }
 
 // New returns metrics in a new registry.
@@ -130,6 +132,13 @@ func New() *Metrics {
 			"loop", "outcome"),
 		turnSeconds: histogramBy("loop_turn_seconds", "Time of one turn of a loop of this process.", turns, "loop"),
 		records:     counter("log_records_total", "Log records.", "level"),
+		replicaReads: counter("replica_reads_total", "Reads of the API that the read replica may answer, by outcome: "+
+			"replica (it answered), or why the primary did: own_act (the replica may lack a change of the viewer), lag (it "+
+			"lags more than the policy allows), away (it does not answer, or is not a standby of the database), repeated (it "+
+			"failed while it answered).", "outcome"),
+	}
+	for _, outcome := range replica.Outcomes() {
+		m.replicaReads.WithLabelValues(outcome)
 	}
 	for _, reason := range door.Reasons() {
 		m.refused.WithLabelValues(reason)
@@ -297,6 +306,24 @@ func (m *Metrics) WatchDatabase(db postgres.DB, current func() *policy.Policy, l
 
 // WatchPool publishes the usage of a connection pool.
 func (m *Metrics) WatchPool(pool *pgxpool.Pool) { m.registry.MustRegister(poolState{pool}) }
+
+// ObserveReplica counts a read that the read replica may answer, for replica.Config.Observe.
+func (m *Metrics) ObserveReplica(outcome string) { m.replicaReads.WithLabelValues(outcome).Inc() }
+
+// WatchReplica publishes the age of the read replica's data. asOf returns the time of the data.
+func (m *Metrics) WatchReplica(asOf func() time.Time) {
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Namespace: namespace, Name: "replica_age_seconds",
+		Help: "Age of the read replica's data, to about two seconds: how long ago the primary was where the replica is; " +
+			"-1 if that is unknown. Only with --replica-url.",
+	}, func() float64 {
+		at := asOf()
+		if at.IsZero() {
+			return -1
+		}
+		return time.Since(at).Seconds()
+	}))
+}
 
 // WatchPolicy publishes which policy is active, and whether it matches the files.
 func (m *Metrics) WatchPolicy(current func() *policy.Policy, upToDate func() bool) {

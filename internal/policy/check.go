@@ -90,6 +90,8 @@ func (l *loader) check() {
 			l.addf("worker-pool", "queues."+name, "unknown queue (known: %s)", sortedKeys(p.Queues))
 		}
 	}
+	// The age of a replica's data is known to about two seconds: see replica.Interval.
+	l.checkRange("monitoring", "replica.maxLag", p.Monitoring.Replica.MaxLag, 2*time.Second, time.Hour)
 	l.checkRouting()
 	l.checkAccess()
 	l.checkNames()

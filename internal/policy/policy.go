@@ -336,11 +336,17 @@ type DLQWorkers struct {
 	BatchSize int `json:"batchSize" jsonschema:"minimum=1,maximum=10000,description=Entries per transaction."`
 }
 
-// Monitoring is monitoring.yaml: limits for alerts. dlqd publishes them as metrics, for alerting
-// rules to compare with.
+// Monitoring is monitoring.yaml: limits for alerts, which dlqd publishes as metrics for alerting rules to compare
+// with, and the limits of the read replica.
 type Monitoring struct {
 	Defaults Alert             `json:"defaults" jsonschema:"description=Defaults for every queue."`
 	Queues   map[string]*Alert `json:"queues"   jsonschema:"description=Limits by queue."`
+	Replica  Replica           `json:"replica"  jsonschema:"description=Limits of the read replica (serve --replica-url)."`
+}
+
+// Replica is the limits of the read replica.
+type Replica struct {
+	MaxLag time.Duration `json:"maxLag" jsonschema:"description=How old the replica's data may be; beyond that the primary answers its reads. 2s to 1h."`
 }
 
 // Alert is the limits of a queue.
