@@ -404,7 +404,7 @@ func (s *service) registerAccess(api huma.API) {
 		Name: "kim", Via: access.ViaToken,
 		Grants: []CallerGrant{{Role: access.Operator, Queues: []string{"payments*"}}},
 	})
-	register(api, Whoami, whoami, func(ctx context.Context, _ *None) (*Caller, error) {
+	register(s, api, Whoami, whoami, func(ctx context.Context, _ *None) (*Caller, error) {
 		p := access.From(ctx)
 		out := &Caller{Name: p.Name, Via: p.Via, Grants: []CallerGrant{}}
 		for _, g := range p.Grants {
@@ -424,7 +424,7 @@ func (s *service) registerAccess(api huma.API) {
 		Issuer: "https://login.example.com", ClientID: "dlqd",
 		Scopes: []string{"openid", "profile", "email", "offline_access"},
 	})
-	register(api, GetLogin, login, func(context.Context, *None) (*Login, error) {
+	register(s, api, GetLogin, login, func(context.Context, *None) (*Login, error) {
 		if s.Access != nil {
 			if rules := s.Access.Rules(); slices.Contains(rules.Ways, access.ViaOIDC) {
 				return &Login{

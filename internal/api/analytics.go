@@ -224,7 +224,7 @@ func report[I, T any](s *service, api huma.API, o Operation[I, Report[T]], summa
 ) {
 	op := huma.Operation{Tags: []string{"analytics"}, Summary: summary, Errors: []int{422, 503}}
 	example(&op, http.StatusOK, Report[T]{AsOf: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC), Rows: rows})
-	register(api, o, op, func(ctx context.Context, in *I) (*Report[T], error) {
+	register(s, api, o, op, func(ctx context.Context, in *I) (*Report[T], error) {
 		out := &Report[T]{}
 		var err error
 		if out.AsOf, err = s.Analytics.AsOf(ctx); err == nil {

@@ -38,7 +38,9 @@ import (
 	"github.com/dlqd/dlqd/internal/group"
 	"github.com/dlqd/dlqd/internal/ingest"
 	"github.com/dlqd/dlqd/internal/metrics"
+	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/replay"
+	"github.com/dlqd/dlqd/internal/replica"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/telemetry"
 	"github.com/dlqd/dlqd/internal/worker"
@@ -111,6 +113,7 @@ type Config struct {
 	Groups       *group.Store
 	River        *river.Client[pgx.Tx] // lists and pauses queues, cancels and retries jobs; works none
 	Access       *access.Authenticator // nil: no authentication
+	Replica      *replica.Replica      // nil: every operation reads from the primary
 	Metrics      *metrics.Metrics
 	Tracer       trace.Tracer // nil: requests are not traced
 	Logger       *slog.Logger
@@ -292,6 +295,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerPolicy(api)
 	s.registerSessions(api)
 	describeNeeds(api)
+	describeReads(api)
 	describeStrategies(api.OpenAPI().Components.Schemas)
 
 	mux.Handle("GET /metrics", config.Metrics.Handler())
@@ -364,10 +368,11 @@ func (s *service) observe(api huma.API, ctx huma.Context, next func(huma.Context
 	remote := telemetry.Extract(ctx.Context(), ctx.Header("Traceparent"), tracestate(ctx))
 	traced, span := s.Tracer.Start(remote, operation, trace.WithSpanKind(trace.SpanKindServer))
 	defer span.End()
-	changes := ctx.Method() != http.MethodGet && !slices.Contains(tagsWithoutPages, ctx.Operation().Tags[0])
-	traced = context.WithValue(traced, changesKey{}, &changes)
+	x := &exchange{operation: operation, setHeader: ctx.SetHeader}
+	x.changes = ctx.Method() != http.MethodGet && !slices.Contains(tagsWithoutPages, ctx.Operation().Tags[0])
+	traced = context.WithValue(traced, exchangeKey{}, x)
 	s.handleOperation(api, huma.WithContext(ctx, deadletter.WithOrigin(traced, origin(ctx))), next)
-	if s.console != nil && changes && ctx.Status() < http.StatusBadRequest {
+	if s.console != nil && x.changes && ctx.Status() < http.StatusBadRequest {
 		s.console.Changed(ctx.Operation().Tags[0])
 	}
 	if span.IsRecording() {
@@ -379,16 +384,6 @@ func (s *service) observe(api huma.API, ctx huma.Context, next func(huma.Context
 	}
 	s.Metrics.Requests.WithLabelValues(operation, strconv.Itoa(ctx.Status())).Inc()
 	s.Metrics.RequestSeconds.WithLabelValues(operation).Observe(time.Since(start).Seconds())
-}
-
-type changesKey struct{}
-
-// markUnchanged notes that the request of ctx changes nothing although it is no GET: it is a dry run or
-// a preview. Open pages of the console are not rendered again for it.
-func markUnchanged(ctx context.Context) {
-	if changes, ok := ctx.Value(changesKey{}).(*bool); ok {
-		*changes = false
-	}
 }
 
 // tracestate joins the values of all tracestate headers, of which a request may have several.
@@ -561,7 +556,7 @@ func (s *service) problem(ctx context.Context, err error) error {
 		return huma.NewError(statusClientClosedRequest, "the request was cancelled")
 	}
 	answer := databaseProblem(err)
-	if answer.GetStatus() >= http.StatusInternalServerError {
+	if answer.GetStatus() >= http.StatusInternalServerError && !postgres.StandbyFailed(ctx) { // the primary answers then
 		s.Logger.ErrorContext(ctx, "request failed", "error", err)
 	}
 	return answer

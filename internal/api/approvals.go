@@ -175,7 +175,7 @@ func (s *service) registerApprovals(api huma.API) {
 		Tags: tags, Summary: "List requests for approval", Errors: []int{422, 503},
 	}
 	example(&list, http.StatusOK, map[string]any{"approvals": []approval.Approval{shown}})
-	register(api, ListApprovals, list, func(ctx context.Context, in *ApprovalsInput) (*ApprovalsOutputBody, error) {
+	register(s, api, ListApprovals, list, func(ctx context.Context, in *ApprovalsInput) (*ApprovalsOutputBody, error) {
 		var approvals []*approval.Approval
 		var err error
 		if len(in.Entries) > 0 {
@@ -205,7 +205,7 @@ func (s *service) registerApprovals(api huma.API) {
 		Summary: "Get a request for approval, with its decision and outcome", Errors: []int{404, 422, 503},
 	}
 	example(&get, http.StatusOK, shown)
-	register(api, GetApproval, get, func(ctx context.Context, in *GetApprovalInput) (*approval.Approval, error) {
+	register(s, api, GetApproval, get, func(ctx context.Context, in *GetApprovalInput) (*approval.Approval, error) {
 		a, err := s.approval(ctx, in.ID)
 		if err != nil || !in.Matches || a.State != approval.Requested {
 			return a, err
@@ -225,7 +225,7 @@ func (s *service) registerApprovals(api huma.API) {
 		Errors: []int{400, 403, 404, 409, 422, 503},
 	}
 	example(&approve, http.StatusOK, shown)
-	register(api, Approve, approve, func(ctx context.Context, in *ApproveInput) (*approval.Approval, error) {
+	register(s, api, Approve, approve, func(ctx context.Context, in *ApproveInput) (*approval.Approval, error) {
 		return s.decide(ctx, in.ID, &in.Body.Action, func(ctx context.Context, id uuid.UUID, by approval.Person) error {
 			return s.Approvals.Approve(ctx, id, in.Body.Expect, by)
 		})
@@ -247,7 +247,7 @@ func (s *service) registerApprovals(api huma.API) {
 	} {
 		op := huma.Operation{Tags: tags, Summary: verb.summary, Errors: []int{400, 403, 404, 409, 422, 503}}
 		example(&op, http.StatusOK, shown)
-		register(api, verb.operation, op, func(ctx context.Context, in *DecisionInput) (*approval.Approval, error) {
+		register(s, api, verb.operation, op, func(ctx context.Context, in *DecisionInput) (*approval.Approval, error) {
 			return s.decide(ctx, in.ID, in.Body,
 				func(ctx context.Context, id uuid.UUID, by approval.Person) error { return verb.do(ctx, id, by.Act) })
 		})

@@ -89,7 +89,7 @@ func (s *service) registerAudit(api huma.API) {
 			ID: 7, At: noon, Actor: "kim", DBUser: "dlqd", Origin: &from, EntryID: &id,
 			ToStatus: &archived, Reason: &why, Queue: &queue, Kind: &kind,
 		}}})
-	register(api, SearchAudit, search, s.searchAudit)
+	register(s, api, SearchAudit, search, s.searchAudit)
 
 	erase := huma.Operation{
 		Tags:    tags,
@@ -111,14 +111,14 @@ func (s *service) registerAudit(api huma.API) {
 		Query: "SELECT t.* FROM dlq.rollup_sources t WHERE t.source IN (…)",
 	}}
 	example(&erase, http.StatusOK, EraseAnswer{Erasure: erased})
-	register(api, Erase, erase, s.erase)
+	register(s, api, Erase, erase, s.erase)
 
 	list := huma.Operation{
 		Tags:    tags,
 		Summary: "List the records of erasures", Errors: []int{422, 503},
 	}
 	example(&list, http.StatusOK, map[string]any{"erasures": []deadletter.Erasure{record}})
-	register(api, ListErasures, list, func(ctx context.Context, in *LimitInput) (*ErasuresOutputBody, error) {
+	register(s, api, ListErasures, list, func(ctx context.Context, in *LimitInput) (*ErasuresOutputBody, error) {
 		erasures, err := s.Store.Erasures(ctx, in.Limit)
 		if err != nil {
 			return nil, s.problem(ctx, err)

@@ -84,7 +84,7 @@ func (s *service) registerAutomatic(api huma.API) {
 		Attached: true, Switches: []automatic.Switch{{Scope: automatic.ScopeAll, Source: automatic.FromDefault}},
 		Observed: []automatic.ObservedGroup{group}, Changes: []automatic.SwitchChange{},
 	})
-	register(api, GetAutomatic, get, func(ctx context.Context, _ *None) (*automatic.Overview, error) {
+	register(s, api, GetAutomatic, get, func(ctx context.Context, _ *None) (*automatic.Overview, error) {
 		status, err := automatic.ReadOverview(ctx, s.Store.DB(), s.Planner().Policy())
 		if err != nil {
 			return nil, s.problem(ctx, err)
@@ -106,21 +106,21 @@ func (s *service) registerAutomatic(api huma.API) {
 		}})
 		return op
 	}
-	register(api, SetAutomatic, change("Switch automatic redelivery on or off", "Waiting dead letters are redelivered "+
+	register(s, api, SetAutomatic, change("Switch automatic redelivery on or off", "Waiting dead letters are redelivered "+
 		"at the pace of their queue."), func(ctx context.Context, in *SetAutomaticInput) (*AutomaticChanged, error) {
 		b := &in.Body
 		return s.changeAutomatic(ctx, &b.AutomaticAction, b.Scope, b.Name, &b.Enabled, b.Include)
 	})
-	register(api, ResetAutomatic, change("Remove an operator's switch, so that the policy applies again",
+	register(s, api, ResetAutomatic, change("Remove an operator's switch, so that the policy applies again",
 		"Without such a switch, nothing changes."),
 		func(ctx context.Context, in *ResetAutomaticInput) (*AutomaticChanged, error) {
 			return s.changeAutomatic(ctx, &in.Body.AutomaticAction, in.Body.Scope, in.Body.Name, nil, nil)
 		})
-	register(api, StopAutomatic, change("Stop all automatic redelivery", "Replays and replay runs continue."),
+	register(s, api, StopAutomatic, change("Stop all automatic redelivery", "Replays and replay runs continue."),
 		func(ctx context.Context, in *AutomaticInput) (*AutomaticChanged, error) {
 			return s.changeAutomatic(ctx, in.Body, automatic.ScopeStop, "", new(true), nil)
 		})
-	register(api, ResumeAutomatic, change("Resume automatic redelivery after a stop", "The switches apply again."),
+	register(s, api, ResumeAutomatic, change("Resume automatic redelivery after a stop", "The switches apply again."),
 		func(ctx context.Context, in *AutomaticInput) (*AutomaticChanged, error) {
 			return s.changeAutomatic(ctx, in.Body, automatic.ScopeStop, "", nil, nil)
 		})

@@ -65,7 +65,7 @@ func (s *service) registerBreakers(api huma.API) {
 		Summary: "List all circuit breakers", Errors: []int{503},
 	}
 	example(&list, http.StatusOK, map[string]any{"breakers": []breaker.Status{status}})
-	register(api, ListBreakers, list, func(ctx context.Context, _ *None) (*BreakersOutputBody, error) {
+	register(s, api, ListBreakers, list, func(ctx context.Context, _ *None) (*BreakersOutputBody, error) {
 		return &BreakersOutputBody{slices.DeleteFunc(s.Breakers.List(),
 			func(b breaker.Status) bool { return !hasBreaker(ctx, b.Name) })}, nil
 	})
@@ -79,14 +79,14 @@ func (s *service) registerBreakers(api huma.API) {
 	opened := status
 	opened.State, opened.Forced, opened.ChangedBy = breaker.Open, true, "kim"
 	example(&open, http.StatusOK, opened)
-	register(api, OpenBreaker, open, s.openBreaker)
+	register(s, api, OpenBreaker, open, s.openBreaker)
 
 	reset := huma.Operation{
 		Tags:    tags,
 		Summary: "Close a circuit breaker", Errors: []int{400, 404, 422, 503},
 	}
 	example(&reset, http.StatusOK, status)
-	register(api, ResetBreaker, reset, s.resetBreaker)
+	register(s, api, ResetBreaker, reset, s.resetBreaker)
 }
 
 func (s *service) openBreaker(ctx context.Context, in *OpenBreakerInput) (*breaker.Status, error) {

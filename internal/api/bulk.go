@@ -80,7 +80,7 @@ func (s *service) registerBulk(api huma.API) {
 		Errors: []int{400, 409, 422, 503},
 	}
 	example(&bulk, http.StatusOK, BulkAnswer{Chosen: 812, Changed: 810})
-	register(api, Bulk, bulk, s.bulk)
+	register(s, api, Bulk, bulk, s.bulk)
 
 	export := huma.Operation{
 		Tags:    tags,
@@ -194,13 +194,27 @@ func (s *service) export(ctx context.Context, in *ExportInput) (*huma.StreamResp
 			&Action{Actor: in.Body.Actor, Note: in.Body.Note})
 	}
 	ctx = recorded
+	find := func(after *uuid.UUID) (page []deadletter.Entry, err error) {
+		read := func(ctx context.Context) (err error) {
+			page, err = s.Store.FindEntries(ctx, filter, after)
+			return err
+		}
+		if in.Body.Reveal || in.Body.Approval != nil {
+			err = read(ctx)
+		} else {
+			err = s.carryOut(ctx, read)
+		}
+		return page, err
+	}
 	format := cmp.Or(in.Body.Format, "ndjson")
 	// Read the first page now: after the stream has begun, an invalid filter could not be reported.
-	first, err := s.Store.FindEntries(ctx, filter, nil)
+	first, err := find(nil)
 	if err != nil {
+		s.acted(ctx, nil)
 		return nil, s.problem(ctx, err)
 	}
 	return &huma.StreamResponse{Body: func(out huma.Context) {
+		defer s.acted(ctx, nil) // the record in the audit trail; the client sees the end of the stream after this
 		out.SetHeader("Content-Type", map[string]string{
 			"ndjson": "application/x-ndjson", "csv": "text/csv; charset=utf-8",
 		}[format])
@@ -215,7 +229,7 @@ func (s *service) export(ctx context.Context, in *ExportInput) (*huma.StreamResp
 					return // the client disconnected
 				}
 			}
-			if page, err = s.Store.FindEntries(ctx, filter, &page[len(page)-1].ID); err != nil {
+			if page, err = find(&page[len(page)-1].ID); err != nil {
 				if ctx.Err() == nil { // else the client disconnected
 					s.Logger.Error("export failed", "error", err)
 				}

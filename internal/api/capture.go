@@ -38,7 +38,7 @@ func (s *service) registerCapture(api huma.API) {
 	example(&get, http.StatusOK, reconcile.Capture{
 		Mode: reconcile.ModeOn, Limit: "00:00:00.25", Triggers: reconcile.TriggersEnabled,
 	})
-	register(api, GetCapture, get, func(ctx context.Context, _ *None) (*reconcile.Capture, error) {
+	register(s, api, GetCapture, get, func(ctx context.Context, _ *None) (*reconcile.Capture, error) {
 		status, err := reconcile.ReadCapture(ctx, s.Store.DB())
 		if err != nil {
 			return nil, s.problem(ctx, err)
@@ -57,7 +57,7 @@ func (s *service) registerCapture(api huma.API) {
 		Mode: reconcile.ModeOff, Writing: 2, Recorded: true,
 		Message: "From each session's next statement on, dlqd does nothing in the application's transactions.",
 	})
-	register(api, SetCapture, put, func(ctx context.Context, in *SetCaptureInput) (*reconcile.Switched, error) {
+	register(s, api, SetCapture, put, func(ctx context.Context, in *SetCaptureInput) (*reconcile.Switched, error) {
 		act := in.Body.act(ctx)
 		change := reconcile.Switch{Mode: in.Body.Mode, Actor: act.Actor, Note: act.Note}
 		if in.Body.Limit != "" {

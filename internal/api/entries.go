@@ -238,7 +238,7 @@ func (s *service) registerEntries(api huma.API) {
 		Errors: []int{422, 503},
 	}
 	example(&list, http.StatusOK, map[string]any{"entries": []any{summary}, "next": entryExample})
-	register(api, ListEntries, list, s.listEntries)
+	register(s, api, ListEntries, list, s.listEntries)
 
 	s.registerFilter(api)
 
@@ -262,7 +262,7 @@ func (s *service) registerEntries(api huma.API) {
 		}},
 	})
 	example(&get, http.StatusOK, detail)
-	register(api, GetEntry, get, s.getEntry)
+	register(s, api, GetEntry, get, s.getEntry)
 
 	reveal := huma.Operation{
 		Tags:    tags,
@@ -272,7 +272,7 @@ func (s *service) registerEntries(api huma.API) {
 		Errors: []int{400, 404, 422, 503},
 	}
 	example(&reveal, http.StatusOK, detail)
-	register(api, RevealEntry, reveal, s.revealEntry)
+	register(s, api, RevealEntry, reveal, s.revealEntry)
 
 	revealed := huma.Operation{
 		Tags:    tags,
@@ -282,7 +282,7 @@ func (s *service) registerEntries(api huma.API) {
 		Errors: []int{404, 422, 503},
 	}
 	example(&revealed, http.StatusOK, detail)
-	register(api, GetRevealedEntry, revealed, s.revealedEntry)
+	register(s, api, GetRevealedEntry, revealed, s.revealedEntry)
 
 	replayOp := huma.Operation{
 		Tags:    tags,
@@ -293,7 +293,7 @@ func (s *service) registerEntries(api huma.API) {
 	}
 	example(&replayOp, http.StatusAccepted,
 		Replayed{Moved: Moved{ID: uuid.MustParse(entryExample), Status: deadletter.Processing}, JobID: 57})
-	register(api, ReplayEntry, replayOp, s.replayEntry)
+	register(s, api, ReplayEntry, replayOp, s.replayEntry)
 
 	for _, a := range []struct {
 		name, summary, from string
@@ -321,7 +321,7 @@ func (s *service) registerEntries(api huma.API) {
 			Errors:      []int{400, 404, 409, 422, 503},
 		}
 		example(&op, http.StatusOK, Moved{ID: uuid.MustParse(entryExample), Status: a.to})
-		register(api, MoveEntry(a.name), op, func(ctx context.Context, in *EntryActionInput) (*Moved, error) {
+		register(s, api, MoveEntry(a.name), op, func(ctx context.Context, in *EntryActionInput) (*Moved, error) {
 			// huma has checked the format.
 			id := uuid.MustParse(in.ID)
 			act := in.Body.act(ctx)
@@ -350,7 +350,7 @@ func (s *service) registerEntries(api huma.API) {
 			Entries: 3,
 		}},
 	})
-	register(api, GetStats, stats, s.stats)
+	register(s, api, GetStats, stats, s.stats)
 }
 
 func (s *service) listEntries(ctx context.Context, in *ListInput) (*EntryPage, error) {

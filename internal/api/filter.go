@@ -118,7 +118,7 @@ func (s *service) registerFilter(api huma.API) {
 		Completions: []Completion{{Insert: "status:", Name: "status", Doc: "State. open and closed select all open and all " +
 			"closed states."}},
 	})
-	register(api, CompleteFilter, complete, s.completeFilter)
+	register(s, api, CompleteFilter, complete, s.completeFilter)
 }
 
 func (s *service) completeFilter(ctx context.Context, in *CompleteInput) (*FilterReading, error) {

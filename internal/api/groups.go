@@ -113,7 +113,7 @@ func (s *service) registerGroups(api huma.API) {
 		Errors:      []int{403, 422, 503},
 	}
 	example(&list, http.StatusOK, GroupPage{AsOf: seen.Add(2 * time.Hour), Groups: []group.Group{shown}})
-	register(api, ListGroups, list, s.listGroups)
+	register(s, api, ListGroups, list, s.listGroups)
 
 	get := huma.Operation{
 		Tags:    tags,
@@ -124,7 +124,7 @@ func (s *service) registerGroups(api huma.API) {
 			Group: shown, Shares: []group.Share{{By: "host", Name: "app-2", Entries: 120, Share: 0.8}},
 			Entries: []deadletter.Summary{},
 		})
-	register(api, GetGroup, get, s.getGroup)
+	register(s, api, GetGroup, get, s.getGroup)
 
 	set := huma.Operation{
 		Tags:    tags,
@@ -134,7 +134,7 @@ func (s *service) registerGroups(api huma.API) {
 		Errors: []int{400, 403, 404, 422, 503},
 	}
 	example(&set, http.StatusOK, GroupChanged{Group: shown, Assigned: 150})
-	register(api, SetGroup, set, s.setGroup)
+	register(s, api, SetGroup, set, s.setGroup)
 }
 
 func (s *service) listGroups(ctx context.Context, in *GroupsInput) (*GroupPage, error) {

@@ -83,7 +83,7 @@ func (s *service) registerJobs(api huma.API) {
 		Errors: []int{422, 503},
 	}
 	example(&list, http.StatusOK, JobPage{Jobs: []delivery.Job{job}, Next: "1795262460000000-41"})
-	register(api, ListJobs, list, s.listJobs)
+	register(s, api, ListJobs, list, s.listJobs)
 
 	detail := JobDetail{Job: job, Errors: []delivery.Failure{{At: &noon, Attempt: 1, Error: job.Error}}}
 	get := huma.Operation{
@@ -92,7 +92,7 @@ func (s *service) registerJobs(api huma.API) {
 		Errors: []int{404, 422, 503},
 	}
 	example(&get, http.StatusOK, detail)
-	register(api, GetJob, get, s.getJob)
+	register(s, api, GetJob, get, s.getJob)
 
 	for _, verb := range []struct {
 		operation                  Operation[JobActionInput, JobDetail]
@@ -130,7 +130,7 @@ func (s *service) registerJobs(api huma.API) {
 			Errors: []int{400, 404, 409, 422, 503},
 		}
 		example(&op, http.StatusOK, detail)
-		register(api, verb.operation, op, func(ctx context.Context, in *JobActionInput) (*JobDetail, error) {
+		register(s, api, verb.operation, op, func(ctx context.Context, in *JobActionInput) (*JobDetail, error) {
 			before, err := s.getJob(ctx, &in.JobInput)
 			if err != nil {
 				return nil, err

@@ -45,7 +45,7 @@ func (s *service) registerLogLevel(api huma.API) {
 		Summary: "Get the log level of this process",
 	}
 	example(&get, http.StatusOK, LogLevel{"info"})
-	register(api, GetLogLevel, get, func(context.Context, *None) (*LogLevel, error) { return now(), nil })
+	register(s, api, GetLogLevel, get, func(context.Context, *None) (*LogLevel, error) { return now(), nil })
 
 	put := huma.Operation{
 		Tags:    tags,
@@ -55,7 +55,7 @@ func (s *service) registerLogLevel(api huma.API) {
 		Errors: []int{409, 422},
 	}
 	example(&put, http.StatusOK, LogLevel{"debug"})
-	register(api, SetLogLevel, put, func(ctx context.Context, in *SetLogLevelInput) (*LogLevel, error) {
+	register(s, api, SetLogLevel, put, func(ctx context.Context, in *SetLogLevelInput) (*LogLevel, error) {
 		if s.LogLevel == nil {
 			return nil, huma.Error409Conflict("the log level of this process cannot be changed")
 		}

@@ -135,7 +135,7 @@ func (s *service) registerMessages(api huma.API) {
 		DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes, SkipValidateBody: true,
 	}
 	example(&submit, http.StatusAccepted, Accepted{MessageID: messageExample, JobID: 41})
-	register(api, SubmitMessage, submit, s.submit)
+	register(s, api, SubmitMessage, submit, s.submit)
 	describeResponse(api, SubmitMessage.Path, http.StatusOK, http.StatusAccepted, "The same message was submitted before",
 		Accepted{
 			MessageID: messageExample, JobID: 41, Duplicate: true,
@@ -154,7 +154,7 @@ func (s *service) registerMessages(api huma.API) {
 		MaxBodyBytes: s.MaxBodyBytes * maxBatchBodies, SkipValidateBody: true,
 	}
 	example(&batch, http.StatusAccepted, map[string]any{"messages": []Accepted{{MessageID: messageExample, JobID: 41}}})
-	register(api, SubmitBatch, batch, s.submitBatch)
+	register(s, api, SubmitBatch, batch, s.submitBatch)
 	describeResponse(api, SubmitBatch.Path, http.StatusOK, http.StatusAccepted, "All messages were submitted before",
 		map[string]any{"messages": []Accepted{{
 			MessageID: messageExample, JobID: 41, Duplicate: true,
@@ -173,7 +173,7 @@ func (s *service) registerMessages(api huma.API) {
 	example(&get, http.StatusOK, ingest.Position{
 		MessageID: messageExample, State: ingest.Completed, JobID: 41, Attempt: 1, MaxAttempts: 3,
 	})
-	register(api, GetMessage, get, s.getMessage)
+	register(s, api, GetMessage, get, s.getMessage)
 }
 
 func (s *service) submit(ctx context.Context, in *SubmitInput) (*Accepted, error) {

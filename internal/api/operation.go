@@ -176,12 +176,16 @@ type output[Out any] struct {
 type withStatus interface{ status() int }
 
 // register registers the function that carries out an operation.
-func register[In, Out any](api huma.API, o Operation[In, Out], described huma.Operation,
+func register[In, Out any](s *service, api huma.API, o Operation[In, Out], described huma.Operation,
 	carryOut func(context.Context, *In) (*Out, error),
 ) {
 	described = o.describe(described)
 	huma.Register(api, described, func(ctx context.Context, in *In) (*output[Out], error) {
-		out, err := carryOut(ctx, in)
+		var out *Out
+		err := s.carryOut(ctx, func(ctx context.Context) (err error) {
+			out, err = carryOut(ctx, in)
+			return err
+		})
 		if err != nil {
 			return nil, err
 		}

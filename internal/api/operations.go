@@ -57,7 +57,7 @@ func (s *service) registerOperations(api huma.API) {
 			Queue: "payment-processing", Status: "down", Reasons: []string{"size 127 exceeds 100"},
 			Warnings: []string{}, Open: 127, OldestSeconds: 840, MaxOpen: 100, MaxAgeSeconds: 1800,
 		}}})
-	register(api, GetHealth, health, func(ctx context.Context, _ *None) (*Health, error) {
+	register(s, api, GetHealth, health, func(ctx context.Context, _ *None) (*Health, error) {
 		out := &Health{OK: true, Parts: s.Health(ctx), Queues: s.Queues(ctx)}
 		for _, part := range out.Parts {
 			out.OK = out.OK && part.OK
@@ -74,7 +74,7 @@ func (s *service) registerOperations(api huma.API) {
 	}
 	example(&examine, http.StatusOK,
 		Examination{OK: true, Findings: []doctor.Finding{{Name: "triggers", OK: true, Detail: "are there, and enabled"}}})
-	register(api, Examine, examine, func(ctx context.Context, _ *None) (*Examination, error) {
+	register(s, api, Examine, examine, func(ctx context.Context, _ *None) (*Examination, error) {
 		if !s.examining.TryLock() {
 			return nil, huma.Error409Conflict("another run of the checks is in progress; try again")
 		}
@@ -92,7 +92,7 @@ func (s *service) registerOperations(api huma.API) {
 		Errors:  []int{http.StatusUnprocessableEntity, http.StatusServiceUnavailable},
 	}
 	example(&live, http.StatusOK, map[string]string{"status": "ok"})
-	register(api, Livez, live, func(context.Context, *None) (*StatusOutputBody, error) {
+	register(s, api, Livez, live, func(context.Context, *None) (*StatusOutputBody, error) {
 		return &StatusOutputBody{"ok"}, nil
 	})
 
@@ -103,7 +103,7 @@ func (s *service) registerOperations(api huma.API) {
 		Errors: []int{http.StatusUnprocessableEntity, http.StatusServiceUnavailable},
 	}
 	example(&ready, http.StatusOK, map[string]string{"status": "ok"})
-	register(api, Readyz, ready, func(ctx context.Context, _ *None) (*StatusOutputBody, error) {
+	register(s, api, Readyz, ready, func(ctx context.Context, _ *None) (*StatusOutputBody, error) {
 		err := s.Ready()
 		if err == nil {
 			err = s.Reach(ctx)

@@ -131,7 +131,7 @@ func (s *service) registerPolicy(api huma.API) {
 		}},
 		Settings: []PolicySetting{{File: "retry-policies", Path: "defaults.timeout", Value: "10s", From: "built in"}},
 	})
-	register(api, GetPolicy, get, func(ctx context.Context, _ *None) (*PolicyInForce, error) {
+	register(s, api, GetPolicy, get, func(ctx context.Context, _ *None) (*PolicyInForce, error) {
 		return policyInForce(s.Planner().Policy(), access.ScopeOf(ctx)), nil
 	})
 
@@ -142,7 +142,7 @@ func (s *service) registerPolicy(api huma.API) {
 		Class: "outage", Rule: "bank-down", Strategy: "conditional",
 		Times: []time.Time{time.Date(2026, 3, 2, 8, 1, 0, 0, time.UTC)},
 	})
-	register(api, TestPolicy, test, func(_ context.Context, in *SampleInput) (*SampleJudgement, error) {
+	register(s, api, TestPolicy, test, func(_ context.Context, in *SampleInput) (*SampleJudgement, error) {
 		return classify(s.Planner(), &in.Body, time.Now()), nil
 	})
 
@@ -161,7 +161,7 @@ func (s *service) registerPolicy(api huma.API) {
 			To:   worker.Judgement{Class: "unknown", Rule: "none", Strategy: "immediate"}, Also: []string{}, Entries: 31,
 		}},
 	})
-	register(api, PreviewPolicy, preview, s.previewPolicy)
+	register(s, api, PreviewPolicy, preview, s.previewPolicy)
 }
 
 func (s *service) previewPolicy(ctx context.Context, in *DraftInput) (*PolicyPreview, error) {

@@ -81,7 +81,7 @@ func (s *service) registerQueues(api huma.API) {
 		Summary: "List all queues, with their live jobs and open dead letters", Errors: []int{503},
 	}
 	example(&list, http.StatusOK, map[string]any{"queues": []Queue{queue}})
-	register(api, ListQueues, list, func(ctx context.Context, in *QueuesInput) (*QueuesOutputBody, error) {
+	register(s, api, ListQueues, list, func(ctx context.Context, in *QueuesInput) (*QueuesOutputBody, error) {
 		queues, err := s.queues(ctx, !in.WithoutJobs)
 		if err != nil {
 			return nil, s.problem(ctx, err)
@@ -108,7 +108,7 @@ func (s *service) registerQueues(api huma.API) {
 	} {
 		op := huma.Operation{Tags: tags, Summary: verb.summary, Errors: []int{404, 422, 503}}
 		example(&op, http.StatusOK, queue)
-		register(api, verb.operation, op, func(ctx context.Context, in *QueueActionInput) (*Queue, error) {
+		register(s, api, verb.operation, op, func(ctx context.Context, in *QueueActionInput) (*Queue, error) {
 			unknown := huma.Error404NotFound(fmt.Sprintf("queue %q does not exist in River; GET /api/queues lists the queues",
 				in.Name))
 			if !access.ScopeOf(ctx).HasQueue(in.Name) {

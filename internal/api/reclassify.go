@@ -40,7 +40,7 @@ func (s *service) registerReclassify(api huma.API) {
 	example(&reclassify, http.StatusOK, worker.Reclassified{
 		DryRun: true, Looked: 4021, Changed: []worker.Rejudged{judged},
 	})
-	register(api, Reclassify, reclassify, s.reclassify)
+	register(s, api, Reclassify, reclassify, s.reclassify)
 }
 
 func (s *service) reclassify(ctx context.Context, in *ReclassifyInput) (*worker.Reclassified, error) {

@@ -181,7 +181,7 @@ func (s *service) registerReplays(api huma.API) {
 		Errors: []int{400, 409, 413, 422, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes,
 	}
 	example(&start, http.StatusAccepted, ReplayAnswer{Run: &run})
-	register(api, StartReplay, start, s.startReplay)
+	register(s, api, StartReplay, start, s.startReplay)
 	describeResponse(api, StartReplay.Path, http.StatusOK, http.StatusAccepted, "The result of a dry run",
 		ReplayAnswer{Preview: &replay.Preview{
 			Total: 4200, ByErrorType: map[string]int64{"TIMEOUT_ERROR": 4200},
@@ -194,7 +194,7 @@ func (s *service) registerReplays(api huma.API) {
 		Tags: tags, Summary: "List the newest replay runs", Errors: []int{503},
 	}
 	example(&list, http.StatusOK, map[string]any{"runs": []replay.Run{run}})
-	register(api, ListReplays, list, func(ctx context.Context, _ *None) (*RunsOutputBody, error) {
+	register(s, api, ListReplays, list, func(ctx context.Context, _ *None) (*RunsOutputBody, error) {
 		runs, err := s.Replayer.List(ctx, maxRuns)
 		if err != nil {
 			return nil, s.problem(ctx, err)
@@ -207,7 +207,7 @@ func (s *service) registerReplays(api huma.API) {
 		Summary: "Get a replay run, with its progress or report", Errors: []int{404, 422, 503},
 	}
 	example(&get, http.StatusOK, run)
-	register(api, GetReplay, get, func(ctx context.Context, in *RunInput) (*replay.Run, error) {
+	register(s, api, GetReplay, get, func(ctx context.Context, in *RunInput) (*replay.Run, error) {
 		return s.run(ctx, in.ID, nil)
 	})
 
@@ -220,7 +220,7 @@ func (s *service) registerReplays(api huma.API) {
 			ID: run.ID, Outcome: "failed", Detail: "HTTP 503", Status: "dlq_pending",
 			Queue: "payments", Kind: "payment.captured", Closure: "failed_same",
 		}}})
-	register(api, ListReplayEntries, entries, s.runEntries)
+	register(s, api, ListReplayEntries, entries, s.runEntries)
 
 	s.registerReports(api, tags, run.ID)
 	for _, verb := range []struct{ name, summary string }{
@@ -230,7 +230,7 @@ func (s *service) registerReplays(api huma.API) {
 	} {
 		op := huma.Operation{Tags: tags, Summary: verb.summary, Errors: []int{400, 404, 409, 422, 503}}
 		example(&op, http.StatusOK, run)
-		register(api, ControlReplay(verb.name), op, func(ctx context.Context, in *RunActionInput) (*replay.Run, error) {
+		register(s, api, ControlReplay(verb.name), op, func(ctx context.Context, in *RunActionInput) (*replay.Run, error) {
 			return s.run(ctx, in.ID, func(id uuid.UUID) error {
 				return s.Replayer.Control(ctx, id, verb.name,
 					in.Body.act(ctx).Actor)
@@ -244,7 +244,7 @@ func (s *service) registerReplays(api huma.API) {
 	} {
 		op := huma.Operation{Tags: tags, Summary: verb.summary, Errors: []int{400, 404, 409, 422, 503}}
 		example(&op, http.StatusOK, run)
-		register(api, SteerReplay(verb.name), op, func(ctx context.Context, in *RunGroupsInput) (*replay.Run, error) {
+		register(s, api, SteerReplay(verb.name), op, func(ctx context.Context, in *RunGroupsInput) (*replay.Run, error) {
 			body := in.Body
 			if body == nil {
 				body = &RunGroupsAction{}
@@ -259,7 +259,7 @@ func (s *service) registerReplays(api huma.API) {
 		Summary: "Change the rate of a replay run", Errors: []int{400, 404, 422, 503},
 	}
 	example(&rate, http.StatusOK, run)
-	register(api, SetReplayRate, rate, func(ctx context.Context, in *RateInput) (*replay.Run, error) {
+	register(s, api, SetReplayRate, rate, func(ctx context.Context, in *RateInput) (*replay.Run, error) {
 		return s.run(ctx, in.ID, func(id uuid.UUID) error {
 			return s.Replayer.SetRate(ctx, id, in.Body.Rate,
 				in.Body.act(ctx).Actor)

@@ -54,7 +54,7 @@ func (s *service) registerRestored(api huma.API) {
 		Errors:  []int{503},
 	}
 	example(&get, http.StatusOK, held)
-	register(api, GetRestored, get, func(ctx context.Context, _ *None) (*Restored, error) {
+	register(s, api, GetRestored, get, func(ctx context.Context, _ *None) (*Restored, error) {
 		state, err := readRestored(ctx, s.Store.DB())
 		if err != nil {
 			return nil, s.problem(ctx, err)
@@ -71,7 +71,7 @@ func (s *service) registerRestored(api huma.API) {
 		Errors: []int{400, 409, 422, 503},
 	}
 	example(&resume, http.StatusOK, RestoredResumed{DryRun: true, Restored: held})
-	register(api, ResumeRestored, resume, func(ctx context.Context, in *AutomaticInput) (*RestoredResumed, error) {
+	register(s, api, ResumeRestored, resume, func(ctx context.Context, in *AutomaticInput) (*RestoredResumed, error) {
 		action := in.Body
 		if action == nil {
 			action = &AutomaticAction{}

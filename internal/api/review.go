@@ -47,7 +47,7 @@ func (s *service) registerReview(api huma.API) {
 	}
 	id := uuid.MustParse(entryExample)
 	example(&next, http.StatusOK, HandedOut{ID: &id})
-	register(api, ReviewNext, next, s.reviewNext)
+	register(s, api, ReviewNext, next, s.reviewNext)
 }
 
 func (s *service) reviewNext(ctx context.Context, in *ReviewInput) (*HandedOut, error) {

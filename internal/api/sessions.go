@@ -74,7 +74,7 @@ func (s *service) registerSessions(api huma.API) {
 		Agent: "Mozilla/5.0", CreatedAt: at, SeenAt: at.Add(time.Hour), ExpiresAt: at.Add(13 * time.Hour),
 	}}}}
 	example(&list, http.StatusOK, shown)
-	register(api, ListSessions, list, s.listSessions)
+	register(s, api, ListSessions, list, s.listSessions)
 
 	end := huma.Operation{
 		Tags: tags, Summary: "End a session",
@@ -83,7 +83,7 @@ func (s *service) registerSessions(api huma.API) {
 		Errors: []int{404, 422, 503},
 	}
 	example(&end, http.StatusOK, EndedSessions{1})
-	register(api, EndSession, end, func(ctx context.Context, in *EndSessionInput) (*EndedSessions, error) {
+	register(s, api, EndSession, end, func(ctx context.Context, in *EndSessionInput) (*EndedSessions, error) {
 		e := access.Ending{ID: in.ID, Note: in.Note}
 		if p := access.From(ctx); !p.MayEverywhere(access.Admin) {
 			e.Name = p.Name
@@ -104,7 +104,7 @@ func (s *service) registerSessions(api huma.API) {
 		Errors:      []int{400, 403, 422, 503},
 	}
 	example(&endAll, http.StatusOK, EndedSessions{3})
-	register(api, EndAllSessions, endAll, func(ctx context.Context, in *EndAllSessionsInput) (*EndedSessions, error) {
+	register(s, api, EndAllSessions, endAll, func(ctx context.Context, in *EndAllSessionsInput) (*EndedSessions, error) {
 		p := access.From(ctx)
 		e := access.Ending{Name: p.Name}
 		if in.Body != nil {

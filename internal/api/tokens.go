@@ -86,7 +86,7 @@ func (s *service) registerTokens(api huma.API) {
 		Tags: tags, Summary: "List tokens, without their secrets", Errors: []int{503},
 	}
 	example(&list, http.StatusOK, map[string]any{"tokens": []Token{shown}})
-	register(api, ListTokens, list, func(ctx context.Context, _ *None) (*TokensOutputBody, error) {
+	register(s, api, ListTokens, list, func(ctx context.Context, _ *None) (*TokensOutputBody, error) {
 		tokens, err := s.Access.Tokens.List(ctx)
 		if err != nil {
 			return nil, s.problem(ctx, err)
@@ -106,14 +106,14 @@ func (s *service) registerTokens(api huma.API) {
 		Errors: []int{400, 403, 422, 503},
 	}
 	example(&create, http.StatusCreated, MadeToken{shown, "dlqd_…"})
-	register(api, CreateToken, create, s.createToken)
+	register(s, api, CreateToken, create, s.createToken)
 
 	revoke := huma.Operation{
 		Tags: tags, Summary: "Revoke a token",
 		Description: "Every process rejects the token within five seconds.", Errors: []int{404, 422, 503},
 	}
 	example(&revoke, http.StatusOK, map[string]string{"revoked": entryExample})
-	register(api, RevokeToken, revoke, func(ctx context.Context, in *RevokeTokenInput) (*RevokedOutputBody, error) {
+	register(s, api, RevokeToken, revoke, func(ctx context.Context, in *RevokeTokenInput) (*RevokedOutputBody, error) {
 		err := s.Access.Tokens.From(deadletter.Origin(ctx)).Revoke(ctx, in.ID, (*Action)(nil).person(ctx).Actor, in.Note)
 		if errors.Is(err, access.ErrNoToken) {
 			return nil, huma.Error404NotFound(err.Error())

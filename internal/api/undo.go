@@ -60,7 +60,7 @@ func (s *service) registerUndo(api huma.API) {
 		ID: id, Action: "discard", Filter: []byte(`{"queue":["payments"]}`), Actor: "kim", DBUser: "dlqd", StartedAt: at,
 		LastAt: at, Looked: 812, Changed: 810, Unchanged: map[string]int64{"cannot discard from dlq_processing": 2},
 	}, Entries: []deadletter.Touched{{ID: id, Changed: true, Reason: "discarded"}}})
-	register(api, GetOperation, get, func(ctx context.Context, in *GetOperationInput) (*OperationDetail, error) {
+	register(s, api, GetOperation, get, func(ctx context.Context, in *GetOperationInput) (*OperationDetail, error) {
 		var after *uuid.UUID
 		if in.Cursor != "" {
 			// huma has checked the format.
@@ -90,7 +90,7 @@ func (s *service) registerUndo(api huma.API) {
 	example(&undo, http.StatusOK, deadletter.Undone{
 		Operation: id, Looked: 810, Changed: 808, Became: map[string]int64{"dlq_manual": 808},
 	})
-	register(api, Undo, undo, func(ctx context.Context, in *UndoInput) (*deadletter.Undone, error) {
+	register(s, api, Undo, undo, func(ctx context.Context, in *UndoInput) (*deadletter.Undone, error) {
 		undone, err := s.Store.Undo(ctx, uuid.MustParse(in.ID), in.Body.act(ctx))
 		if err != nil {
 			return nil, s.problem(ctx, err)

@@ -91,7 +91,7 @@ func (s *service) registerViews(api huma.API) {
 		Summary: "List the caller's saved views, and those that others share", Errors: []int{422, 503},
 	}
 	example(&list, http.StatusOK, map[string]any{"views": []deadletter.SavedView{shown}})
-	register(api, ListViews, list, func(ctx context.Context, in *ViewsInput) (out *ViewsOutputBody, err error) {
+	register(s, api, ListViews, list, func(ctx context.Context, in *ViewsInput) (out *ViewsOutputBody, err error) {
 		out = &ViewsOutputBody{}
 		if out.Views, err = s.Store.SavedViews(ctx, (&Action{Actor: in.Actor}).person(ctx).Actor); err != nil {
 			return nil, s.problem(ctx, err)
@@ -103,7 +103,7 @@ func (s *service) registerViews(api huma.API) {
 		Tags: tags, Summary: "Get a saved view", Errors: []int{404, 422, 503},
 	}
 	example(&get, http.StatusOK, shown)
-	register(api, GetView, get, func(ctx context.Context, in *GetViewInput) (*deadletter.SavedView, error) {
+	register(s, api, GetView, get, func(ctx context.Context, in *GetViewInput) (*deadletter.SavedView, error) {
 		return s.view(ctx, in.Name, in.Actor)
 	})
 
@@ -113,7 +113,7 @@ func (s *service) registerViews(api huma.API) {
 		Errors:      []int{400, 403, 409, 422, 503},
 	}
 	example(&save, http.StatusOK, shown)
-	register(api, SaveView, save, func(ctx context.Context, in *SaveViewInput) (*deadletter.SavedView, error) {
+	register(s, api, SaveView, save, func(ctx context.Context, in *SaveViewInput) (*deadletter.SavedView, error) {
 		if in.Body.Shared {
 			var err error
 			if ctx, err = s.limitTo(ctx, need{access.Operator, true}); err != nil {
@@ -138,7 +138,7 @@ func (s *service) registerViews(api huma.API) {
 		Description: "A shared view has the same place for all users who see it.", Errors: []int{400, 403, 422, 503},
 	}
 	example(&order, http.StatusOK, map[string]any{"views": []deadletter.SavedView{shown}})
-	register(api, OrderViews, order, func(ctx context.Context, in *OrderViewsInput) (out *ViewsOutputBody, err error) {
+	register(s, api, OrderViews, order, func(ctx context.Context, in *OrderViewsInput) (out *ViewsOutputBody, err error) {
 		actor := (&Action{Actor: in.Body.Actor}).person(ctx).Actor
 		if err := s.Store.OrderViews(ctx, in.Body.Names, actor); err != nil {
 			return nil, s.problem(ctx, err)
@@ -162,7 +162,9 @@ func (s *service) registerViews(api huma.API) {
 				return nil, err
 			}
 		}
-		if err := s.Store.DeleteView(ctx, in.Name, in.Owner, actor); err != nil {
+		if err := s.carryOut(ctx, func(ctx context.Context) error {
+			return s.Store.DeleteView(ctx, in.Name, in.Owner, actor)
+		}); err != nil {
 			return nil, s.problem(ctx, err)
 		}
 		return nil, nil //nolint:nilnil // no content
