@@ -40,6 +40,7 @@ func call[In, Out any](in *request, operation api.Operation[In, Out], input In) 
 	if err != nil {
 		return nil, err
 	}
+	in.frame.noteAsOf(answer.header)
 	if answer.status >= http.StatusMultipleChoices && answer.status < http.StatusBadRequest {
 		return nil, &api.Problem{Status: http.StatusNotFound, Detail: "there is no " + r.Path}
 	}

@@ -279,8 +279,14 @@ func (c *Console) answer(w http.ResponseWriter, in *request, v *view, err error)
 	shared, isShared := isLive(in.Context())
 	if isShared {
 		shared.interval = v.Interval
+		if shared.asOf = in.frame.AsOf(); !shared.asOf.IsZero() {
+			if err = c.templates.source(&page, in.frame); err == nil {
+				shared.source = page.String()
+				page.Reset()
+			}
+		}
 		in.frame.loadSidebar(in)
-		err = c.templates.live(&page, in.frame)
+		err = cmp.Or(err, c.templates.live(&page, in.frame))
 	} else {
 		markSeen(w, in.Request, v.Seen)
 		in.frame.Flash = takeFlash(w, in.Request)

@@ -68,6 +68,29 @@ type frame struct {
 	Flash       flash
 	Assets      map[string]string
 	Bare        bool // no navigation: the visitor is not signed in
+
+	mu   sync.Mutex
+	asOf time.Time // see AsOf
+}
+
+// AsOf returns the time of the oldest data on the page that came from the read replica; zero if none did.
+func (f *frame) AsOf() time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.asOf
+}
+
+// noteAsOf notes the time of the data of an answer of the API.
+func (f *frame) noteAsOf(header http.Header) {
+	at, err := time.Parse(time.RFC3339Nano, header.Get(api.AsOfHeader))
+	if err != nil || f == nil { // the primary answered, or the navigation reads
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.asOf.IsZero() || at.Before(f.asOf) {
+		f.asOf = at
+	}
 }
 
 // warning is a current problem, with a link to more about it.

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,7 +50,7 @@ var errUnreachable = errors.New("the database does not answer")
 // live renders the live sections of open pages. Viewers of the same page with the same permissions
 // share one rendering, so two hundred open pages cost the database the same as one.
 type live struct {
-	render func(ctx context.Context, from *http.Request, address string) (html []byte, every time.Duration, err error)
+	render func(ctx context.Context, from *http.Request, address string) (rendering, error)
 	ping   func(ctx context.Context) error // returns an error if the database does not answer; nil: not checked
 
 	mu          sync.Mutex
@@ -63,6 +64,7 @@ type live struct {
 type topic struct {
 	path     string // of the page, without its parameters
 	watchers map[chan event]watcher
+	changed  time.Time // when an action in this process last changed what the page shows; zero for never
 	cancel   context.CancelFunc
 	wake     chan struct{} // of capacity one: requests a rendering now
 }
@@ -71,15 +73,26 @@ type topic struct {
 // page, and is not sent to it.
 type watcher struct {
 	user  string
+	actor string // the user's name in the audit trail
 	since time.Time
+}
+
+// rendering is the live sections of a page.
+type rendering struct {
+	html []byte
+	// asOf is the time of the data; zero for the time of the rendering. source is the section that tells viewers.
+	asOf   time.Time
+	source string
+	every  time.Duration // the render interval
 }
 
 // event is a rendering of a page.
 type event struct {
-	at   time.Time // when the rendering began
-	html []byte
-	sum  uint64
-	err  error
+	rendering
+
+	at  time.Time // when the rendering began
+	sum uint64
+	err error
 }
 
 // watch subscribes a user to the renderings of a page until done is called. It returns false if the
@@ -121,7 +134,7 @@ func (l *live) watch(ctx context.Context, from *http.Request, user, key,
 		l.pinging = true
 		go l.pingDatabase(context.WithoutCancel(ctx))
 	}
-	t.watchers[events] = watcher{user: user, since: time.Now()}
+	t.watchers[events] = watcher{user: user, actor: access.From(ctx).Name, since: time.Now()}
 	t.wakeUp()
 	return events, func() {
 		l.mu.Lock()
@@ -149,17 +162,21 @@ func (l *live) run(ctx context.Context, t *topic, from *http.Request, address st
 		case <-t.wake:
 		default:
 		}
+		actors, changed := t.audience(&l.mu)
 		began := time.Now()
-		timed, cancel := context.WithTimeout(ctx, renderTimeout)
-		html, every, err := l.render(timed, from, address)
+		timed, cancel := context.WithTimeout(api.WithViewers(ctx, actors), renderTimeout)
+		made, err := l.render(timed, from, address)
 		cancel()
 		<-l.renderSlots
 		took := time.Since(began)
-		t.send(&l.mu, event{at: began, html: html, sum: maphash.Bytes(seed, html), err: err})
+		t.send(&l.mu, event{rendering: made, at: began, sum: maphash.Bytes(seed, made.html), err: err})
+		if !made.asOf.IsZero() && made.asOf.Before(changed) { // the replica may lack what an action changed
+			made.every = max(minInterval, took)
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(min(max(every, minInterval), maxInterval)):
+		case <-time.After(min(max(made.every, minInterval), maxInterval)):
 		case <-t.wake:
 			select {
 			case <-ctx.Done():
@@ -186,6 +203,17 @@ func (t *topic) send(mu *sync.Mutex, now event) {
 	}
 }
 
+// audience returns the names of those who watch the page, and when an action last changed it.
+func (t *topic) audience(mu *sync.Mutex) (actors []string, changed time.Time) {
+	mu.Lock()
+	defer mu.Unlock()
+	for _, who := range t.watchers {
+		actors = append(actors, who.actor)
+	}
+	slices.Sort(actors)
+	return slices.Compact(actors), t.changed
+}
+
 func (t *topic) wakeUp() {
 	select {
 	case t.wake <- struct{}{}:
@@ -201,6 +229,7 @@ func (l *live) wake(paths ...string) {
 		if len(paths) == 0 || slices.ContainsFunc(paths, func(path string) bool {
 			return t.path == path || strings.HasPrefix(t.path, path+"/")
 		}) {
+			t.changed = time.Now()
 			t.wakeUp()
 		}
 	}
@@ -273,8 +302,9 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	var shown uint64
-	var failed error // of the latest rendering
-	var told string  // the viewer's own sections
+	var failed error              // of the latest rendering
+	var told string               // the viewer's own sections
+	var source, toldSource string // see rendering.source
 	beat := time.NewTicker(beatInterval)
 	defer beat.Stop()
 	for {
@@ -316,6 +346,13 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 			shown = fresh.sum
 			_, err := fmt.Fprintf(w, "id: %s\n", fresh.at.UTC().Format(time.RFC3339))
 			sent = err == nil && send("page", string(fresh.html))
+		}
+		if fresh != nil && fresh.err == nil && (fresh.source != "" || source != "") {
+			source = cmp.Or(fresh.source, primarySource)
+		}
+		if sent && source != toldSource {
+			toldSource = source
+			sent = send("source", source)
 		}
 		if sections := c.ownSections(r); sent && sections != told {
 			told = sections
@@ -374,20 +411,21 @@ func viewerKey(address string, p *access.Principal) string {
 	return p.Via + " " + p.Name
 }
 
+// primarySource removes the section that tells viewers of the replica.
+const primarySource = `<div id="source" data-live></div>`
+
 // renderLive renders the live sections of the page at an address for the principal in ctx. A panic
 // becomes an error: a rendering runs outside of net/http, which would recover it.
-func (c *Console) renderLive(ctx context.Context, from *http.Request,
-	address string,
-) (html []byte, every time.Duration, err error) {
+func (c *Console) renderLive(ctx context.Context, from *http.Request, address string) (made rendering, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			c.Logger.Error("console: rendering a live page panicked", "path", address, "error", background.Panicked(p))
-			html, every, err = nil, maxInterval, errors.New("rendering the page failed")
+			made, err = rendering{every: maxInterval}, errors.New("rendering the page failed")
 		}
 	}()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil) //nolint:gosec // a handler of this process serves it
 	if err != nil {
-		return nil, maxInterval, err
+		return rendering{every: maxInterval}, err
 	}
 	r.RemoteAddr, r.Host = from.RemoteAddr, from.Host
 	r.Header.Set("User-Agent", from.UserAgent())
@@ -396,9 +434,10 @@ func (c *Console) renderLive(ctx context.Context, from *http.Request,
 	ctx, statements := postgres.Counting(ctx)
 	c.mux.ServeHTTP(w, r.WithContext(context.WithValue(ctx, liveKey{}, w)))
 	if w.status >= http.StatusBadRequest {
-		return nil, maxInterval, fmt.Errorf("the page responds with status %d", w.status)
+		return rendering{every: maxInterval}, fmt.Errorf("the page responds with status %d", w.status)
 	}
-	return w.Bytes(), max(w.interval, time.Duration(statements.Load())*intervalPerStatement), nil
+	every := max(w.interval, time.Duration(statements.Load())*intervalPerStatement)
+	return rendering{html: w.Bytes(), asOf: w.asOf, source: w.source, every: every}, nil
 }
 
 type liveKey struct{}
@@ -408,6 +447,8 @@ type liveResponse struct {
 	response
 
 	interval time.Duration
+	asOf     time.Time // see rendering
+	source   string
 }
 
 // isLive reports whether the request is for the live sections of a page only.

@@ -135,6 +135,9 @@ var parsed = sync.OnceValue(func() *templates {
 func (t *templates) page(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "frame") }
 func (t *templates) live(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "live") }
 
+// source renders the section that tells viewers of which time the data of a page is.
+func (t *templates) source(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "source") }
+
 func (t *templates) own(out *bytes.Buffer, o own) error {
 	page, err := t.of("approvals", time.UTC) // it shows no times
 	if err != nil {

@@ -49,9 +49,9 @@ func TestLive_LimitsStatementsPerSecond(t *testing.T) {
 		"/page": 2 * time.Second, "/page?statement=1": 2 * time.Second,
 		"/page?statement=1&statement=2&statement=3": 3 * intervalPerStatement,
 	} {
-		_, every, err := c.renderLive(t.Context(), from, address)
+		made, err := c.renderLive(t.Context(), from, address)
 		require.NoError(t, err)
-		require.Equal(t, want, every, address)
+		require.Equal(t, want, made.every, address)
 	}
 	require.Greater(t, intervalPerStatement, time.Second)
 }
@@ -74,8 +74,8 @@ func TestLive_RecoversPanics(t *testing.T) {
 // page. Parameters that a page does not read make no page of their own.
 func TestLive_LimitsPagesPerUser(t *testing.T) {
 	t.Parallel()
-	l := &live{render: func(ctx context.Context, _ *http.Request, _ string) ([]byte, time.Duration, error) {
-		return nil, time.Minute, ctx.Err()
+	l := &live{render: func(ctx context.Context, _ *http.Request, _ string) (rendering, error) {
+		return rendering{every: time.Minute}, ctx.Err()
 	}}
 	from := httptest.NewRequest(http.MethodGet, "/events", nil)
 	watch := func(person, address string) (func(), bool) {
@@ -120,7 +120,7 @@ func TestLive_SendsNewViewersNothingOlder(t *testing.T) {
 	t.Parallel()
 	var made atomic.Int64
 	going := make(chan struct{})
-	l := &live{render: func(ctx context.Context, _ *http.Request, _ string) ([]byte, time.Duration, error) {
+	l := &live{render: func(ctx context.Context, _ *http.Request, _ string) (rendering, error) {
 		n := made.Add(1)
 		if n == 2 { // under way while the third viewer comes
 			select {
@@ -128,7 +128,7 @@ func TestLive_SendsNewViewersNothingOlder(t *testing.T) {
 			case <-ctx.Done():
 			}
 		}
-		return []byte(strconv.FormatInt(n, 10)), time.Hour, nil
+		return rendering{html: []byte(strconv.FormatInt(n, 10)), every: time.Hour}, nil
 	}}
 	from := httptest.NewRequest(http.MethodGet, "/events", nil)
 	watch := func(person string) chan event {
@@ -165,8 +165,8 @@ func TestLive_RendersAfterActions(t *testing.T) {
 	t.Parallel()
 	var made atomic.Int64
 	c := &Console{Config: Config{Logger: slog.New(slog.DiscardHandler)}}
-	c.live.render = func(context.Context, *http.Request, string) ([]byte, time.Duration, error) {
-		return []byte(strconv.FormatInt(made.Add(1), 10)), time.Hour, nil
+	c.live.render = func(context.Context, *http.Request, string) (rendering, error) {
+		return rendering{html: []byte(strconv.FormatInt(made.Add(1), 10)), every: time.Hour}, nil
 	}
 	events := pages(t, c, "/page")[0]
 	require.Equal(t, "1", string((<-events).html))
@@ -203,13 +203,13 @@ func TestLive_LimitsConcurrentRenderings(t *testing.T) {
 	t.Parallel()
 	var making, most, made atomic.Int64
 	c := &Console{Config: Config{Logger: slog.New(slog.DiscardHandler)}}
-	c.live.render = func(context.Context, *http.Request, string) ([]byte, time.Duration, error) {
+	c.live.render = func(context.Context, *http.Request, string) (rendering, error) {
 		now := making.Add(1)
 		defer making.Add(-1)
 		for before := most.Load(); now > before && !most.CompareAndSwap(before, now); before = most.Load() {
 		}
 		time.Sleep(10 * time.Millisecond)
-		return []byte(strconv.FormatInt(made.Add(1), 10)), time.Hour, nil
+		return rendering{html: []byte(strconv.FormatInt(made.Add(1), 10)), every: time.Hour}, nil
 	}
 	var addresses []string
 	for i := range 5 * maxRenderings {
@@ -232,8 +232,8 @@ func TestLive_ReportsProblems(t *testing.T) {
 	var lost, out atomic.Bool
 	ended := make(chan struct{})
 	c := &Console{Config: Config{Logger: slog.New(slog.DiscardHandler)}, mux: http.NewServeMux()}
-	c.live.render = func(context.Context, *http.Request, string) ([]byte, time.Duration, error) {
-		return []byte("the page"), time.Hour, nil
+	c.live.render = func(context.Context, *http.Request, string) (rendering, error) {
+		return rendering{html: []byte("the page"), every: time.Hour}, nil
 	}
 	c.live.ping = func(context.Context) error {
 		if lost.Load() {

@@ -378,6 +378,7 @@ function follow(address) {
 	stream.addEventListener("page", (event) => { alive(); shownAt = event.lastEventId; show(event.data); });
 	stream.addEventListener("same", (event) => { alive(); shownAt = event.data; });
 	stream.addEventListener("own", (event) => show(event.data, "own")); // sections of this viewer only
+	stream.addEventListener("source", (event) => show(event.data, "source")); // of which time the data is
 	stream.addEventListener("beat", alive);
 	// The viewer is signed out or has other permissions, or the server does not know: reconnect() finds out.
 	// A page that signs out itself is left meanwhile.
