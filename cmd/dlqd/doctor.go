@@ -14,17 +14,21 @@ import (
 func newDoctor() *cobra.Command {
 	var database databaseFlags
 	var source policyFlags
+	var replica replicaFlags
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check the database and the policy for problems, and print what to do about them",
 		Long: "Doctor checks the schema and its objects, triggers, partitions, long transactions, replication slots, dead\n" +
-			"rows, River's state, redeliveries, clocks and the policy. It changes nothing. It fails if it finds a problem.",
+			"rows, River's state, redeliveries, clocks, the read replica and the policy. It changes nothing. It fails if it finds a problem.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := replica.check(cmd); err != nil {
+				return err
+			}
 			var findings []doctor.Finding
 			err := database.withMigrator(cmd, func(m *postgres.Migrator) error {
-				findings = doctor.Examine(cmd.Context(), m)
+				findings = append(doctor.Examine(cmd.Context(), m), doctor.Replica(cmd.Context(), m.Pool, replica.url)...)
 				return nil
 			})
 			if err != nil {
@@ -56,6 +60,7 @@ func newDoctor() *cobra.Command {
 		},
 	}
 	database.register(cmd)
+	replica.register(cmd)
 	source.register(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd

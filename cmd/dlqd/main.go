@@ -174,22 +174,57 @@ func (f *databaseFlags) register(cmd *cobra.Command) {
 }
 
 func (f *databaseFlags) registerURL(cmd *cobra.Command) {
-	flags := cmd.Flags()
-	flags.StringVar(&f.url, "database-url",
-		cmp.Or(os.Getenv("DLQD_DATABASE_URL"), os.Getenv("DATABASE_URL"), credential("database-url")),
+	registerURL(cmd, &f.url, "database-url", cmp.Or(os.Getenv("DLQD_DATABASE_URL"), os.Getenv("DATABASE_URL")),
 		"URL of the Postgres database; if empty, dlqd starts an embedded server. Other users of this machine can read a "+
-			"password in this flag, but not in $DLQD_DATABASE_URL, --database-url-file, $PGPASSWORD or ~/.pgpass")
-	flags.Lookup("database-url").DefValue = "$DLQD_DATABASE_URL or $DATABASE_URL" // help must not print a password
-	flags.Func("database-url-file", "file with the URL of the Postgres database", func(path string) error {
+			"password in this flag, but not in $DLQD_DATABASE_URL, --database-url-file, $PGPASSWORD or ~/.pgpass",
+		"$DLQD_DATABASE_URL or $DATABASE_URL", "URL of the Postgres database")
+}
+
+// registerURL registers a flag for the URL of a database, and another for a file with it. Without the flags, url is
+// fromEnvironment or a credential of systemd.
+func registerURL(cmd *cobra.Command, url *string, name, fromEnvironment, usage, shown, content string) {
+	flags := cmd.Flags()
+	flags.StringVar(url, name, cmp.Or(fromEnvironment, credential(name)), usage)
+	flags.Lookup(name).DefValue = shown // help must not print a password
+	flags.Func(name+"-file", "file with the "+content, func(path string) error {
 		raw, err := os.ReadFile(path)
 		if err != nil {
 			return err
 		}
-		if f.url = strings.TrimSpace(string(raw)); f.url == "" {
+		if *url = strings.TrimSpace(string(raw)); *url == "" {
 			return errors.New("is empty")
 		}
 		return nil
 	})
+}
+
+// checkURL rejects a URL that is given by its flag and by its file, and warns of a password in the flag. environment is
+// where the password is safe.
+func checkURL(cmd *cobra.Command, url, name, environment string) error {
+	if !cmd.Flags().Changed(name) {
+		return nil
+	}
+	if err := rejectFlags(cmd, "with --"+name, name+"-file"); err != nil {
+		return err
+	}
+	if _, password, err := postgres.ForPsql(url); err != nil || password != "" {
+		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "dlqd: warning: other users of this machine can read the password in --%[1]s "+
+			"(ps shows it); use %[2]s or --%[1]s-file instead\n", name, environment)
+	}
+	return nil
+}
+
+// replicaFlags are the flags that name a read replica.
+type replicaFlags struct{ url string }
+
+func (f *replicaFlags) register(cmd *cobra.Command) {
+	registerURL(cmd, &f.url, "replica-url", os.Getenv("DLQD_REPLICA_URL"),
+		"URL of a streaming standby of the database, which answers lists, searches, analytics and exports; none if empty",
+		"$DLQD_REPLICA_URL", "URL of the standby")
+}
+
+func (f *replicaFlags) check(cmd *cobra.Command) error {
+	return checkURL(cmd, f.url, "replica-url", "DLQD_REPLICA_URL")
 }
 
 // credential returns a credential that systemd passes to the service (LoadCredential=), or "".
@@ -248,15 +283,8 @@ func (f *databaseFlags) check(cmd *cobra.Command) error {
 	if f.url == "" {
 		return nil
 	}
-	if cmd.Flags().Changed("database-url") {
-		if err := rejectFlags(cmd, "with --database-url", "database-url-file"); err != nil {
-			return err
-		}
-		if _, password, err := postgres.ForPsql(f.url); err != nil || password != "" {
-			_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "dlqd: warning: other users of this machine can read the password in "+
-				"--database-url "+
-				"(ps shows it); use DLQD_DATABASE_URL or --database-url-file instead")
-		}
+	if err := checkURL(cmd, f.url, "database-url", "DLQD_DATABASE_URL"); err != nil {
+		return err
 	}
 	for _, name := range []string{"data-dir", "postgres-bin"} {
 		if slices.Contains(f.allowedWithURL, name) {

@@ -27,6 +27,7 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // one fl
 	var config server.Config
 	var source policyFlags
 	var archive archiveFlag
+	var replica replicaFlags
 	var logLevel, logFormat, rateLimit string
 	cmd := &cobra.Command{
 		Use:   "serve",
@@ -42,7 +43,7 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // one fl
 			if archive.value == "" {
 				database.allowedWithURL = []string{"data-dir"} // locates the archive
 			}
-			if err := database.check(cmd); err != nil {
+			if err := errors.Join(database.check(cmd), replica.check(cmd)); err != nil {
 				return err
 			}
 			ignoreClosedPipes()
@@ -63,7 +64,7 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // one fl
 			}
 			config.DatabaseURL, config.DataDir, config.PostgresBin, config.Schemas = database.url, database.dataDir,
 				database.postgresBin, database.schemas
-			config.Archive = archive.location(&database)
+			config.Archive, config.ReplicaURL = archive.location(&database), replica.url
 			if !config.API && !config.Process && !config.DLQWorkers {
 				config.API, config.Process, config.DLQWorkers = true, true, true
 			}
@@ -77,12 +78,14 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // one fl
 				missing string
 				flags   []string
 			}{
-				{config.API, "without --api", []string{"max-body-bytes"}},
+				{config.API, "without --api", []string{"max-body-bytes", "replica-url", "replica-url-file"}},
 				{listens, "without --api or --listen", []string{
 					"insecure", "allowed-host", "allowed-origin", "rate-limit",
 					"max-requests", "max-connections", "tls-cert", "tls-key", "tls-client-ca",
 				}},
-				{config.DatabaseURL != "", "with an embedded Postgres", []string{"database-wait"}},
+				{config.DatabaseURL != "", "with an embedded Postgres", []string{
+					"database-wait", "replica-url", "replica-url-file",
+				}},
 				{config.DLQWorkers, "without --dlq-workers", []string{"poll-interval"}},
 				{config.Process || config.DLQWorkers, "without --process and --dlq-workers", []string{"poll-only"}},
 			} {
@@ -133,6 +136,7 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // one fl
 		},
 	}
 	database.register(cmd)
+	replica.register(cmd)
 	flags := cmd.Flags()
 	flags.BoolVar(&config.API, "api", false, "serve the API")
 	flags.BoolVar(&config.Process, "process", false, "deliver messages")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/dlqd/dlqd/internal/postgres"
 )
@@ -280,6 +281,60 @@ func Examine(ctx context.Context, m *postgres.Migrator) []Finding {
 		findings = append(findings, c.run(ctx, m))
 	}
 	return append(findings, objects(ctx, m))
+}
+
+// replicaTimeout bounds the check of the read replica.
+const replicaTimeout = 5 * time.Second
+
+// Replica checks the read replica at url: that it is a standby of the pool's database, and how much it lags. It returns
+// no finding for an empty url.
+func Replica(ctx context.Context, pool *pgxpool.Pool, url string) []Finding {
+	if url == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, replicaTimeout)
+	defer cancel()
+	f := Finding{Name: "replica"}
+	lag, err := replicaLag(ctx, pool, url)
+	switch {
+	case errors.Is(err, postgres.ErrNotStandby):
+		f.Detail, f.Do = err.Error(), "correct --replica-url: the primary answers its reads"
+	case err != nil:
+		f.Detail, f.Do = checkFailed+err.Error(), "check that the replica is available; the primary answers its reads"
+	case lag > maxSlotLag:
+		f.Detail = fmt.Sprintf("is %d bytes of WAL behind the primary, which answers its reads", lag)
+		f.Do = "on the replica, see pg_stat_wal_receiver, and pg_get_wal_replay_pause_state(); a long query delays the " +
+			"replay for max_standby_streaming_delay"
+	default:
+		f.OK, f.Detail = true, fmt.Sprintf("is a standby of this database, %d bytes of WAL behind it", lag)
+	}
+	return []Finding{f}
+}
+
+// replicaLag returns how many bytes of WAL the replica at url is behind the primary.
+func replicaLag(ctx context.Context, pool *pgxpool.Pool, url string) (int64, error) {
+	primary, err := postgres.ServerOf(ctx, pool)
+	if err != nil {
+		return 0, err
+	}
+	standby, err := postgres.OpenStandby(ctx, url, 1, func(ctx context.Context, conn *pgx.Conn) error {
+		server, err := postgres.ServerOf(ctx, conn)
+		if err != nil {
+			return err
+		}
+		return server.CheckStandbyOf(primary)
+	})
+	if err != nil {
+		return 0, err
+	}
+	defer standby.Pool.Close()
+	// The standby first: what it has replayed by then, the primary has written.
+	replayed, err := standby.Position(ctx)
+	if err != nil {
+		return 0, err
+	}
+	written, err := postgres.Position(ctx, pool)
+	return max(written-replayed, 0), err
 }
 
 func (c *check) run(ctx context.Context, m *postgres.Migrator) Finding {

@@ -149,6 +149,9 @@ func (s *Server) health(ctx context.Context) []api.Part {
 	for _, status := range s.loops.Statuses() {
 		parts = append(parts, loopPart(&status))
 	}
+	if i := slices.IndexFunc(parts, func(p api.Part) bool { return p.Name == "replica" }); i >= 0 && s.replica != nil {
+		parts[i].OK, parts[i].Detail = s.replica.Status()
+	}
 	s.checkAges(ctx, parts)
 	return parts
 }

@@ -42,6 +42,7 @@ import (
 	"github.com/dlqd/dlqd/internal/process"
 	"github.com/dlqd/dlqd/internal/reconcile"
 	"github.com/dlqd/dlqd/internal/replay"
+	"github.com/dlqd/dlqd/internal/replica"
 	"github.com/dlqd/dlqd/internal/restored"
 	"github.com/dlqd/dlqd/internal/retention"
 	"github.com/dlqd/dlqd/internal/riverdlq"
@@ -75,6 +76,8 @@ const (
 type Config struct {
 	// DatabaseURL is the URL of a Postgres database; empty starts an embedded server in DataDir.
 	DatabaseURL string
+	// ReplicaURL is the URL of a streaming standby of the database, for reads of the API; empty for none.
+	ReplicaURL string
 	// DatabaseWait is how long a start waits for a database that does not answer; 0 means that it does not.
 	DatabaseWait time.Duration
 	DataDir      string
@@ -154,6 +157,7 @@ type Server struct {
 	store     *deadletter.Store
 	archive   *archive.Archive
 	ingester  *ingest.Ingester
+	replica   *replica.Replica // nil without a ReplicaURL or without the API
 	breakers  *breaker.Breakers
 	delivery  *delivery.Worker
 	river     *delivery.Client
@@ -247,6 +251,9 @@ func (s *Server) start(ctx context.Context) error {
 	}
 
 	if err := s.startPolicyAndBreakers(ctx); err != nil {
+		return err
+	}
+	if err := s.openReplica(ctx); err != nil {
 		return err
 	}
 	s.publishPolicy(ctx)
@@ -373,6 +380,23 @@ func (s *Server) openPool(ctx context.Context, url string) error {
 		case <-time.After(pause):
 		}
 	}
+}
+
+// openReplica opens the read replica, if there is one.
+func (s *Server) openReplica(ctx context.Context) (err error) {
+	if s.config.ReplicaURL == "" || !s.config.API {
+		return nil
+	}
+	if s.replica, err = replica.Open(ctx, replica.Config{
+		Primary: s.pool, Schemas: s.config.Schemas, URL: s.config.ReplicaURL, Logger: s.logger.With("part", "replica"),
+		MaxLag:  func() time.Duration { return s.policy().Monitoring.Replica.MaxLag },
+		Observe: s.metrics.ObserveReplica,
+	}); err != nil {
+		return err
+	}
+	s.metrics.WatchReplica(s.replica.AsOf)
+	s.loops.Add(s.replica.Loop())
+	return nil
 }
 
 func (s *Server) startProcessing(ctx context.Context) error {
@@ -658,7 +682,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 		Open: s.config.Insecure || exposedAddress(s.config.Listen) == "", Logger: s.logger,
 	}
 	handler := api.New(api.Config{
-		Access: s.access, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Groups: s.groups,
+		Access: s.access, Replica: s.replica, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Groups: s.groups,
 		Archive: s.archive, Planner: s.planner.Load,
 		Breakers: s.breakers, River: riverAdmin, Metrics: s.metrics, Logger: s.logger,
 		MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
@@ -668,7 +692,9 @@ func (s *Server) startAPI(ctx context.Context) error {
 		Parked:    s.notifyParked, Health: s.health, Queues: s.queueHealth, Ready: s.ready,
 		Reach: s.reach, Idle: s.idle, LogLevel: s.config.LogLevel, StatusOnly: !s.config.API,
 		Draft: s.draft, DraftFiles: s.config.Source.DraftFiles(),
-		Examine: func(ctx context.Context) []doctor.Finding { return doctor.Examine(ctx, s.migrator()) },
+		Examine: func(ctx context.Context) []doctor.Finding {
+			return append(doctor.Examine(ctx, s.migrator()), doctor.Replica(ctx, s.pool, s.config.ReplicaURL)...)
+		},
 		Console: func(operations, notServed http.Handler) api.Console {
 			return console.New(console.Config{
 				API: operations, NotServed: notServed, Policy: s.policy, Environment: s.config.Source.Env,

@@ -80,7 +80,7 @@ func setup(t *testing.T, o options) *bundle {
 	stopped := make(chan error, 1)
 	go func() { stopped <- s.Wait(ctx, context.Background()) }()
 	once := false
-	b := &bundle{T: t, server: s, url: url, pool: postgrestest.Open(t, url)}
+	b := &bundle{T: t, server: s, url: config.DatabaseURL, pool: postgrestest.Open(t, config.DatabaseURL)}
 	if len(s.Addresses()) > 0 {
 		b.base = s.Addresses()[0]
 	}

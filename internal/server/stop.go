@@ -89,6 +89,9 @@ func (s *Server) stop(hard context.Context) error {
 			if s.presencePool != nil {
 				s.presencePool.Close()
 			}
+			if s.replica != nil {
+				s.replica.Close()
+			}
 			// Close waits for connections in use, and for the server to close its end.
 			s.pool.Close()
 		}()

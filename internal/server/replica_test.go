@@ -1,0 +1,249 @@
+package server_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/doctor"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/server"
+)
+
+// replicated starts a dlqd whose database has a streaming standby, which answers reads. It returns its configuration, too.
+func replicated(t *testing.T) (*scopeBundle, *postgrestest.Replicated, server.Config) {
+	t.Helper()
+	servers := postgrestest.NewReplicated(t, false)
+	pool, err := postgres.Open(t.Context(), servers.PrimaryURL, 2)
+	require.NoError(t, err)
+	defer pool.Close()
+	require.NoError(t, (&postgres.Migrator{
+		Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler),
+	}).Up(t.Context()))
+	servers.CatchUp()
+	var config server.Config
+	b := scopeSetup(t, func(c *server.Config) {
+		c.DatabaseURL, c.ReplicaURL = servers.PrimaryURL, servers.StandbyURL
+		c.Policy.Monitoring.Replica.MaxLag = time.Hour // a busy machine delays the loop
+		config = *c
+	})
+	return b, servers, config
+}
+
+// get sends a request with a token, and returns the answer and the time of its data; "" if the primary answered.
+func (b *scopeBundle) get(token, method, path, body string) (status int, out, asOf string) {
+	b.Helper()
+	request, err := http.NewRequestWithContext(b.Context(), method, b.base+path, strings.NewReader(body))
+	require.NoError(b, err)
+	request.Header.Set("Authorization", "Bearer "+token)
+	request.Header.Set("Content-Type", "application/json")
+	answer, err := http.DefaultClient.Do(request)
+	require.NoError(b, err)
+	defer answer.Body.Close()
+	var text strings.Builder
+	_, err = bufio.NewReader(answer.Body).WriteTo(&text)
+	require.NoError(b, err)
+	return answer.StatusCode, text.String(), answer.Header.Get(api.AsOfHeader)
+}
+
+// fromReplica waits until the replica answers the token's reads: it has replayed the holder's last change.
+func (b *scopeBundle) fromReplica(token string) {
+	b.Helper()
+	require.Eventually(b, func() bool {
+		_, _, asOf := b.get(token, "GET", "/api/dlq/entries", "")
+		return asOf != ""
+	}, 2*time.Minute, 20*time.Millisecond)
+}
+
+// reads returns the number of reads with an outcome.
+func (b *scopeBundle) reads(token, outcome string) int {
+	b.Helper()
+	_, out, _ := b.get(token, "GET", "/metrics", "")
+	found := regexp.MustCompile(`dlqd_replica_reads_total\{outcome="` + outcome + `"\} (\d+)`).FindStringSubmatch(out)
+	require.NotNil(b, found, out)
+	n, err := strconv.Atoi(found[1])
+	require.NoError(b, err)
+	return n
+}
+
+// TestReplica_AnswersListedOperations runs each operation and each page on a real standby. The operations that the API's
+// document marks read from the standby without failing there; no other does.
+func TestReplica_AnswersListedOperations(t *testing.T) {
+	t.Parallel()
+	b, servers, config := replicated(t)
+	_, document, err := api.OpenAPI()
+	require.NoError(t, err)
+	var described struct {
+		Paths map[string]map[string]struct {
+			OperationID string `json:"operationId"`
+			Responses   map[string]struct{ Headers map[string]any }
+		}
+	}
+	require.NoError(t, json.Unmarshal(document, &described))
+	var listed []string
+	for _, item := range described.Paths {
+		for _, o := range item {
+			if o.Responses["200"].Headers[api.AsOfHeader] != nil {
+				listed = append(listed, o.OperationID)
+			}
+		}
+	}
+	require.Subset(t, listed, []string{"list-entries", "search-audit", "export", "get-analytics-flow"})
+	admin := b.token(access.Admin, nil)
+	targets := map[string]string{
+		"entry": b.ids["pay_eu/order.paid"], "job": b.jobs["pay_eu/order.paid"], "queue": "pay_eu", "run": b.runs["pay_eu"],
+		"operation": b.done["pay_eu"], "approval": b.approvals["pay_eu"], "none": "none",
+	}
+	tried := 0
+	for _, o := range operations {
+		isListed := slices.Contains(listed, o.id)
+		if !isListed && (o.method != "GET" || o.targetType == "stream") {
+			continue
+		}
+		b.fromReplica(admin)
+		status, out, asOf := b.get(admin, o.method, strings.Replace(o.path, "{id}", targets[o.targetType], 1), o.body)
+		if !isListed {
+			require.Empty(t, asOf, "%s is not in the list", o.id)
+			continue
+		}
+		tried++
+		require.Equal(t, http.StatusOK, status, "%s: %s", o.id, out)
+		at, err := time.Parse(time.RFC3339Nano, asOf)
+		require.NoError(t, err, "%s: the standby did not answer", o.id)
+		require.WithinDuration(t, time.Now(), at, time.Hour)
+	}
+	require.Equal(t, len(listed), tried)
+	for _, scope := range []access.Scope{{{Queues: []string{"pay_eu"}}}, {{Kinds: []string{"order.*"}}}} {
+		limited := b.token(access.Reader, scope) // a transaction with settings for each statement
+		b.fromReplica(limited)
+		for _, path := range []string{"/api/dlq/entries?count=true&q=timeout", "/api/dlq/audit", "/api/dlq/filter?q=queue:"} {
+			status, out, asOf := b.get(limited, "GET", path, "")
+			require.Equal(t, http.StatusOK, status, out)
+			require.NotEmpty(t, asOf, path)
+		}
+	}
+
+	tellsOf := map[string]bool{ // whether the page reads from the replica
+		"/": true, "/dead-letters": true, "/dead-letters?q=timeout": true, "/dead-letters/" + targets["entry"]: false,
+		"/dead-letters/export": true, "/groups": true, "/groups/pay_eu/same": true, "/review": false, "/queues": true,
+		"/jobs?queue=pay_eu&state=discarded": true, "/replays": false, "/replays/" + b.runs["pay_eu"]: true,
+		"/operations/" + b.done["pay_eu"]: true, "/approvals": false, "/audit": true, "/access": false, "/policy": false,
+		"/system": false, "/docs": false, "/search?q=order": true,
+	}
+	for path, tells := range tellsOf {
+		b.fromReplica(admin)
+		status, page := b.browse(admin, path)
+		require.Equal(t, http.StatusOK, status, path)
+		if tells {
+			require.Contains(t, page, "From the read replica, as of", path)
+		} else if !strings.HasPrefix(path, "/dead-letters/") && path != "/review" && path != "/policy" {
+			require.NotContains(t, page, "From the read replica", path)
+		}
+	}
+	require.Zero(t, b.reads(admin, "repeated"), "a listed read failed on the standby")
+	require.Positive(t, b.reads(admin, "replica"))
+
+	_, out, _ := b.get(admin, "GET", "/api/health", "")
+	require.Regexp(t, `"name":"replica","ok":true,"detail":"its data is at most`, out)
+	_, out, _ = b.get(admin, "POST", "/api/doctor", "")
+	require.Regexp(t, `"name":"replica","ok":true,"detail":"is a standby of this database, \d+ bytes`, out)
+	found := doctor.Replica(t.Context(), b.pool, servers.PrimaryURL)
+	require.Contains(t, found[0].Detail, "is not a standby of the database: it is a primary")
+	require.False(t, found[0].OK)
+	config.ReplicaURL = postgrestest.URL(t)
+	_, err = server.Start(t.Context(), config)
+	require.ErrorIs(t, err, postgres.ErrNotStandby, "a start with another server's URL is refused")
+}
+
+// TestReplica_ShowsOwnActs checks that an actor sees the actor's own change although the standby does not have it: in the
+// process that made the change and in another one, in lists, on pages, and on pages that are open. Other viewers see the
+// data before it, with its time.
+func TestReplica_ShowsOwnActs(t *testing.T) {
+	t.Parallel()
+	b, servers, config := replicated(t)
+	s, err := server.Start(t.Context(), config)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	stopped := make(chan error, 1)
+	go func() { stopped <- s.Wait(ctx, context.WithoutCancel(t.Context())) }()
+	defer func() {
+		cancel()
+		require.NoError(t, <-stopped)
+	}()
+	other := &scopeBundle{bundle: &bundle{T: t, base: s.Addresses()[0]}}
+	kim, lee := b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root")
+	for _, process := range []*scopeBundle{b, other} {
+		process.fromReplica(kim)
+		process.fromReplica(lee)
+	}
+	open := func(token string) <-chan string { // the live sections of the list
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.base+"/events?page=/dead-letters", http.NoBody)
+		require.NoError(t, err)
+		request.Header.Set("Authorization", "Bearer "+token)
+		answer, err := http.DefaultClient.Do(request)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = answer.Body.Close() })
+		events := make(chan string, 1000)
+		go func() {
+			defer close(events)
+			lines := bufio.NewScanner(answer.Body)
+			lines.Buffer(nil, 8<<20)
+			for lines.Scan() {
+				events <- lines.Text()
+			}
+		}()
+		return events
+	}
+	open(lee) // lee's request renders the page that both watch
+	watched := open(kim)
+	awaitLine := func(text string) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			select {
+			case line := <-watched:
+				return strings.Contains(line, text)
+			default:
+				return false
+			}
+		}, 2*time.Minute, time.Millisecond, text)
+	}
+	awaitLine("From the read replica, as of")
+	servers.Pause()
+	id := b.ids["pay_eu/order.paid"]
+	status, out, _ := b.get(kim, "POST", "/api/dlq/bulk", `{"do": "assign", "assignee": "mallory", "filter": {"ids": ["`+id+`"]}}`)
+	require.Equal(t, http.StatusOK, status, out)
+	for name, process := range map[string]*scopeBundle{"the same": b, "another": other} {
+		_, out, asOf := process.get(kim, "GET", "/api/dlq/entries", "")
+		require.Contains(t, out, "mallory", "%s process", name)
+		require.Empty(t, asOf)
+		_, out, asOf = process.get(lee, "GET", "/api/dlq/entries", "")
+		require.NotContains(t, out, "mallory", "%s process", name)
+		require.NotEmpty(t, asOf)
+		_, page := process.browse(kim, "/dead-letters?q=assigned:mallory")
+		require.Contains(t, page, id)
+		require.NotContains(t, page, "From the read replica")
+		_, page = process.browse(lee, "/dead-letters?q=assigned:mallory")
+		require.NotContains(t, page, id)
+		require.Contains(t, page, "From the read replica, as of")
+	}
+	awaitLine("mallory")
+	servers.Resume()
+	for _, process := range []*scopeBundle{b, other} {
+		process.fromReplica(kim)
+		_, out, _ := process.get(kim, "GET", "/api/dlq/entries", "")
+		require.Contains(t, out, "mallory")
+	}
+}
