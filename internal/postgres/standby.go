@@ -48,7 +48,8 @@ var ErrNotStandby = errors.New("the server is not a standby of the database")
 func (s Server) CheckStandbyOf(primary Server) error {
 	switch {
 	case s.System != primary.System:
-		return fmt.Errorf("%w: its system identifier is %s, and the database's is %s", ErrNotStandby, s.System, primary.System)
+		return fmt.Errorf("%w: its system identifier is %s, and the database's is %s", ErrNotStandby, s.System,
+			primary.System)
 	case !s.InRecovery:
 		return fmt.Errorf("%w: it is a primary", ErrNotStandby)
 	case s.Database != primary.Database:

@@ -67,5 +67,6 @@ securityContext:
   secret:
     secretName: {{ .Values.database.secret }}
     defaultMode: 0440
-    items: [{key: {{ .Values.database.key | quote }}, path: url}]
+    items: [{key: {{ .Values.database.key | quote }}, path: url}
+      {{- with .Values.database.replicaKey }}, {key: {{ . | quote }}, path: replica-url}{{ end }}]
 {{- end }}
