@@ -291,7 +291,7 @@ func (s *service) registerReports(api huma.API, tags []string, run uuid.UUID) {
 			Reasons: []replay.RunReason{{Closure: "skipped", What: "its work is out of date", Entries: 3}},
 		}},
 	})
-	register(api, GetReplayReport, report, func(ctx context.Context, in *RunInput) (*replay.RunReport, error) {
+	register(s, api, GetReplayReport, report, func(ctx context.Context, in *RunInput) (*replay.RunReport, error) {
 		out, err := s.Replayer.Report(ctx, uuid.MustParse(in.ID))
 		if err != nil {
 			return nil, s.problem(ctx, err)
@@ -307,7 +307,7 @@ func (s *service) registerReports(api huma.API, tags []string, run uuid.UUID) {
 			Fingerprint: "c0ffee0123456789abcd", Before: "failed_same", After: "recovered", Entries: 7,
 		}},
 	})
-	register(api, DiffReplays, diff, func(ctx context.Context, in *RunsInput) (*replay.RunComparison, error) {
+	register(s, api, DiffReplays, diff, func(ctx context.Context, in *RunsInput) (*replay.RunComparison, error) {
 		out, err := s.Replayer.Compare(ctx, uuid.MustParse(in.ID), uuid.MustParse(in.Other))
 		if err != nil {
 			return nil, s.problem(ctx, err)
