@@ -55,7 +55,7 @@ func setup(t *testing.T, url, queue string) *bundle {
 	return setupWithRules(t, url, queue, "")
 }
 
-func setupWithRules(t *testing.T, url, queue, routing string) *bundle {
+func setupWithRules(t *testing.T, url, queue, routing string, changes ...func(*delivery.Config)) *bundle {
 	t.Helper()
 	pool := postgrestest.Pool(t)
 	rules := policytest.Load(t, policytest.Files{
@@ -71,12 +71,16 @@ func setupWithRules(t *testing.T, url, queue, routing string) *bundle {
 		Pool: pool, Schemas: postgres.DefaultSchemas(), Policy: planner.Policy, Logger: logger,
 	})
 	require.NoError(t, err)
-	worker := delivery.NewWorker(delivery.Config{
+	config := delivery.Config{
 		Planner: func() *strategy.Planner { return planner }, DB: pool,
 		Observe:  func(d delivery.Delivered) { b.outcomes <- d.Outcome },
 		Breakers: breaker.New(breaker.Config{DB: pool, Policy: planner.Policy, Actor: "test", Logger: logger}),
 		Logger:   logger,
-	})
+	}
+	for _, change := range changes {
+		change(&config)
+	}
+	worker := delivery.NewWorker(config)
 	workers := river.NewWorkers()
 	river.AddWorker(workers, worker)
 	b.client, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
@@ -347,6 +351,20 @@ func TestDeliver_CompletesJobIfReleasingNextFails(t *testing.T) {
 	job := b.deliver(`, "orderingKey": "a"`, rivertype.JobStateCompleted, rivertype.JobStateRetryable)
 	require.Equal(t, rivertype.JobStateCompleted, job.State)
 	require.EqualValues(t, 1, taken.Load())
+}
+
+// A message that a restored database already had may have been delivered since, so it is held.
+func TestDeliver_HoldsMessagesOfARestoredDatabase(t *testing.T) {
+	t.Parallel()
+	var taken atomic.Int64
+	url := answering(t, func(http.ResponseWriter, *http.Request) { taken.Add(1) })
+	b := setupWithRules(t, url, "", "", func(c *delivery.Config) {
+		c.Holds = func(createdAt time.Time) bool { return !createdAt.IsZero() }
+	})
+	job := b.deliver("", rivertype.JobStateScheduled, rivertype.JobStateCompleted)
+	require.Equal(t, rivertype.JobStateScheduled, job.State)
+	require.Contains(t, string(job.Metadata), `"dlq:held": "`+delivery.HeldForRestored+`"`)
+	require.Zero(t, taken.Load())
 }
 
 // A Retry-After delays the next attempt by an hour at most; the error records the full value for

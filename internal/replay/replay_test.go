@@ -777,3 +777,22 @@ func TestRun_EndsIfFollowedJobGivesNoFailure(t *testing.T) {
 		})
 	}
 }
+
+// In a restored database a run sends nothing: neither one that may not send, nor one whose turn begins afterwards.
+func TestRun_WaitsInARestoredDatabase(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(2, "default", "x")
+	run := b.start(replay.Request{All: true})
+	refused := replay.NewRunner(b.store, b.replayer.Planner, slog.New(slog.DiscardHandler),
+		func(context.Context, postgres.DB) (bool, error) { return false, nil })
+	_, err := refused.RunOnce(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, b.get(run).Replayed)
+	b.exec("SELECT dlq.hold_restored('ann', 'the snapshot of 04:00')")
+	b.runOnce()
+	require.Zero(t, b.get(run).Replayed)
+	b.exec("SELECT dlq.resume_restored('ann', 'compared')")
+	b.runOnce()
+	require.EqualValues(t, 2, b.get(run).Replayed)
+}
