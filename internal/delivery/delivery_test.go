@@ -338,6 +338,31 @@ func TestDeliver_RetryAfterDoesNotShortenBackoff(t *testing.T) {
 	}
 }
 
+// The transaction that completes an ordered message removes its place and releases the next message of its key.
+func TestDeliver_CompletionReleasesNextOfKey(t *testing.T) {
+	t.Parallel()
+	answer := make(chan struct{})
+	url := answering(t, func(_ http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Webhook-Id") == "msg-1" {
+			<-answer
+		}
+	})
+	b := setup(t, url, "ordering: true")
+	first := b.deliver(`, "orderingKey": "a"`, rivertype.JobStateRunning)
+	b.deliver(`, "orderingKey": "a", "messageId": "msg-2"`, rivertype.JobStateScheduled)
+	close(answer)
+	var held, places int
+	require.Eventually(t, func() bool {
+		var completed bool
+		require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM river_job WHERE id = $1
+			AND state = 'completed'), (SELECT count(*) FROM river_job WHERE metadata ? 'dlq:held'),
+			(SELECT count(*) FROM dlq.ordered_jobs WHERE job_id = $1)`, first.ID).Scan(&completed, &held, &places))
+		return completed
+	}, 5*time.Minute, time.Millisecond)
+	require.Zero(t, held)
+	require.Zero(t, places)
+}
+
 // A delivered message is completed even if releasing the next message of its key fails.
 func TestDeliver_CompletesJobIfReleasingNextFails(t *testing.T) {
 	t.Parallel()

@@ -101,6 +101,7 @@ func TestRescue_WorksInBatchesAndSkipsLockedJobs(t *testing.T) {
 	b.exec("UPDATE dlq.processes SET seen_at = now() - interval '31 seconds'")
 	tx, err := b.db.Begin(t.Context())
 	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
 	_, err = tx.Exec(t.Context(), "SELECT FROM river_job WHERE id = $1 FOR UPDATE", ids[0])
 	require.NoError(t, err)
 	retried, _ := b.rescue(3)
