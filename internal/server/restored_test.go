@@ -429,7 +429,8 @@ func TestRestored_DetectsAndReportsARestore(t *testing.T) {
 			code, health := b.wholeHealth()
 			require.Equal(t, http.StatusServiceUnavailable, code)
 			require.Contains(t, fmt.Sprint(health["parts"]), "the database was restored: replay runs")
-			logged := regexp.MustCompile(`level=ERROR msg="the database was restored: .* reason=".*` + regexp.QuoteMeta(becomes.note))
+			logged := regexp.MustCompile(`level=ERROR msg="the database was restored: .* reason=".*` +
+				regexp.QuoteMeta(becomes.note))
 			require.Eventually(t, func() bool { return logged.MatchString(log.String()) }, 5*time.Minute, 10*time.Millisecond)
 			_, page, _ := b.call("GET", "/queues", "")
 			require.Contains(t, page["text"], "database restored: deliveries are held", "every page says so")
