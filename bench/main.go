@@ -14,8 +14,8 @@
 //	go run ./bench console      each page of the console at 10,000,000 entries, and the database load of open pages
 //	go run ./bench metrics      cost of a scrape and a sample, with counters of years and up to 1,000,000 open entries
 //	go run ./bench outage       ten minutes of outage of one of three destinations; -scale 0.1 for one minute
-//	go run ./bench incident     20,000 messages that died for five causes: what an ordinary and a progressive run of all repeat
-//	                            for nothing; each round after the first has other sizes
+//	go run ./bench incident     20,000 messages that died for five causes: what an ordinary and a progressive run of all
+//	                            repeat for nothing; each round after the first has other sizes
 //	go run ./bench filing       failures filed and decided per second, and the time from a job's commit to the decision
 //	go run ./bench indexes      what each list index of the open partition costs filing; times of its lists without it
 //	go run ./bench production   connections, WAL, disk, processor time and memory of 1, 2 and 4 processes
