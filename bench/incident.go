@@ -65,7 +65,9 @@ type incidentReceiver struct {
 
 func (r *incidentReceiver) ServeHTTP(w http.ResponseWriter, in *http.Request) {
 	raw, err := io.ReadAll(in.Body)
-	var message struct{ Cause string }
+	var message struct {
+		Cause string `json:"cause"`
+	}
 	if err != nil || json.Unmarshal(raw, &message) != nil {
 		w.WriteHeader(http.StatusBadRequest)
 		return
@@ -138,7 +140,7 @@ func incidentBench(b *bench, scale float64) error {
 	fmt.Printf("The operator asks for %d/s. The weak destination takes %d requests a second, and then fails for %s.\n\n",
 		askedRate, weakLimit, weakOutage)
 	for round := range b.rounds {
-		sizes := incidentSizes(uint64(round), int(20_000*scale)) //nolint:gosec // rounds are few
+		sizes := incidentSizes(uint64(round), int(20_000*scale))
 		b.newTable("seed", "replay", "dead letters", "recovered", "in", "wasted: data", "weak", "superseded", "stale",
 			"peak/s at weak", "live failed", "groups held or stopped", "acts of the operator")
 		for _, progressive := range []bool{false, true} {
@@ -158,7 +160,7 @@ func incidentSizes(seed uint64, total int) map[string]int {
 		causeBug: 0.4, causeWeak: 0.2, causeData: 0.2, causeSuperseded: 0.1, causeStale: 0.1,
 	}
 	if seed > 0 {
-		random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // no secret
+		random := rand.New(rand.NewPCG(seed, 1))
 		sum := 0.0
 		for _, cause := range causes {
 			shares[cause] = random.ExpFloat64()

@@ -212,7 +212,6 @@ func TestCheckpoint_ComesFromLastJob(t *testing.T) {
 	_, _, err := o.replayer.Replay(t.Context(), id, deadletter.Replay{Payload: json.RawMessage(`{"amount": 13}`)},
 		replay.Patch{})
 	require.ErrorContains(t, err, "have a checkpoint")
-
 }
 
 // A job that completed in its second attempt has a checkpoint, too. It is run again from the start.

@@ -299,7 +299,7 @@ func TestDecide_ParksRepeatedlyRescuedJobs(t *testing.T) {
 		d := p.Decide(&Entry{Facts: stuck, Rescues: rescues, LastFailedAt: now}, now)
 		require.Equal(t, "transient", string(d.Class), rescues)
 		require.Equal(t, want.rule, d.Rule, rescues)
-		require.EqualValues(t, want.strategy, d.Strategy, rescues)
+		require.Equal(t, want.strategy, d.Strategy, rescues)
 	}
 }
 
