@@ -52,10 +52,13 @@ func commitOf(dir string) (commit string, clean bool) {
 	if dir == "" {
 		return "", false
 	}
-	at := "."
-	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		// Git removes a directory with its last file, so run Git in the parent directory if this one does not exist.
-		dir, at = filepath.Dir(filepath.Clean(dir)), filepath.Base(dir)
+	dir, at := filepath.Clean(dir), "."
+	for parent := filepath.Dir(dir); parent != dir; parent = filepath.Dir(dir) {
+		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		// Git removes a directory with its last file, and its parents if they have no other: run Git in one that exists.
+		dir, at = parent, filepath.Join(filepath.Base(dir), at)
 	}
 	commit, err := git(dir, "rev-parse", "--short=12", "HEAD")
 	if err != nil {

@@ -446,12 +446,24 @@ func TestReload_AppliesThePolicyAsAWhole(t *testing.T) {
 func TestReload_AcceptsACommittedRemoval(t *testing.T) {
 	t.Parallel()
 	for name, kept := range map[string]bool{"file beside others": true, "only file": false} {
-		for _, folder := range []string{"", "policy"} {
+		for _, folder := range []string{"", "policy", "deploy/policy"} {
 			t.Run(name+" "+folder, func(t *testing.T) {
 				t.Parallel()
 				testCommittedRemoval(t, folder, kept)
 			})
 		}
+	}
+}
+
+// gitIn returns a function that runs git in a directory.
+func gitIn(t *testing.T, dir string) func(args ...string) {
+	t.Helper()
+	return func(args ...string) {
+		t.Helper()
+		out, err := exec.CommandContext(t.Context(), "git", append([]string{
+			"-C", dir, "-c", "user.name=t", "-c", "user.email=t@example.com",
+		}, args...)...).CombinedOutput()
+		require.NoError(t, err, string(out))
 	}
 }
 
@@ -461,13 +473,7 @@ func testCommittedRemoval(t *testing.T, folder string, keep bool) {
 	t.Helper()
 	repository := t.TempDir()
 	dir := filepath.Join(repository, folder)
-	git := func(args ...string) {
-		t.Helper()
-		out, err := exec.CommandContext(t.Context(), "git", append([]string{
-			"-C", repository, "-c", "user.name=t", "-c", "user.email=t@example.com",
-		}, args...)...).CombinedOutput()
-		require.NoError(t, err, string(out))
-	}
+	git := gitIn(t, repository)
 	commit := func(name, text string) {
 		require.NoError(t, os.MkdirAll(dir, 0o700))
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
@@ -502,6 +508,30 @@ func testCommittedRemoval(t *testing.T, folder string, keep bool) {
 	await(true, false) // until it is committed
 	git("commit", "--quiet", "-m", "remove")
 	await(false, true)
+}
+
+// A commit that removes the environment in use is refused, once.
+func TestReload_RefusesTheRemovalOfItsEnvironment(t *testing.T) {
+	t.Parallel()
+	repository := t.TempDir()
+	dir := filepath.Join(repository, "policy")
+	git := gitIn(t, repository)
+	prod := filepath.Join(dir, policy.EnvironmentsDir, "prod")
+	require.NoError(t, os.MkdirAll(prod, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(prod, "worker-pool.yaml"), []byte("{}"), 0o600))
+	git("init", "--quiet")
+	git("commit", "--quiet", "--allow-empty", "-m", "first")
+	git("add", ".")
+	git("commit", "--quiet", "-m", "prod")
+	source := policy.Source{Dir: dir, Env: "prod", Destination: "http://127.0.0.1:9/"}
+	loaded, err := policy.Load(source)
+	require.NoError(t, err)
+	b := setup(t, options{config: func(c *server.Config) { c.Source, c.Policy = source, loaded }})
+	git("revert", "--no-edit", "HEAD")
+	require.Eventually(t, func() bool { _, ok := b.policyPart(); return !ok }, 5*time.Minute, 50*time.Millisecond)
+	require.NoError(t, b.server.ReloadCommitted(t.Context()), "it is refused and logged again")
+	git("revert", "--no-edit", "HEAD")
+	require.Eventually(t, func() bool { _, ok := b.policyPart(); return ok }, 5*time.Minute, 50*time.Millisecond)
 }
 
 // If files of the policy are missing, the policy in force stays: the built-in defaults do not replace it. dlqd notices

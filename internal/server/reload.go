@@ -98,7 +98,7 @@ func (s *Server) reloadCommitted(ctx context.Context) error {
 	removed := false
 	if err := s.reloadErr.Load(); err != nil {
 		_, missing := errors.AsType[*missingFilesError](*err)
-		if !missing {
+		if !missing && s.config.Source.Env == "" { // without its directory, an environment is unknown
 			_, err := os.Stat(s.config.Source.Dir)
 			missing = errors.Is(err, fs.ErrNotExist)
 		}
