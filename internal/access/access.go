@@ -192,14 +192,18 @@ func WithReauthentication(ctx context.Context, again func() (*Principal, error),
 }
 
 // StillAuthenticated reports whether the caller would be authenticated now with the same grants as at the start
-// of the request. Long-running requests check it. Without [WithReauthentication] it returns true.
-func StillAuthenticated(ctx context.Context) bool {
+// of the request. Long-running requests check it. It returns an error if the check failed, for example because the
+// database does not answer. Without [WithReauthentication] it returns true.
+func StillAuthenticated(ctx context.Context) (bool, error) {
 	r, ok := ctx.Value(reauthenticationKey{}).(reauthentication)
 	if !ok {
-		return true
+		return true, nil
 	}
 	p, err := r.again()
-	return err == nil && reflect.DeepEqual(p, From(ctx))
+	if err != nil && !IsRefusal(err) {
+		return false, err
+	}
+	return err == nil && reflect.DeepEqual(p, From(ctx)), nil
 }
 
 // SessionsEnded returns a channel that the next [Authenticator.EndSessions] of this process closes,

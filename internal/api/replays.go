@@ -19,9 +19,10 @@ import (
 // progressInterval is the time between two events of a progress stream.
 const progressInterval = time.Second
 
-// heartbeatInterval is the longest time without an event. Proxies close streams that are silent for longer
-// (nginx: 60 s).
-const heartbeatInterval = 15 * time.Second
+// readTimeout limits reading a run for its stream, which then sends the last state again. With it and the check of
+// the caller, a stream sends an event at least every 15 s. Proxies close streams that are silent for longer (nginx:
+// 60 s).
+const readTimeout = 10 * time.Second
 
 // ReplayRequest asks for a replay run.
 type ReplayRequest struct {
@@ -445,16 +446,19 @@ func (s *service) followReplay(ctx context.Context, in *RunInput, send sse.Sende
 	ticker := time.NewTicker(progressInterval)
 	defer ticker.Stop()
 	var run *replay.Run
+	var unchecked error // why the caller could not be checked; then the last state is sent again
 	for {
-		timed, cancel := context.WithTimeout(ctx, heartbeatInterval)
-		latest, err := s.Replayer.Get(timed, id)
-		late := timed.Err() != nil && ctx.Err() == nil
-		cancel()
-		switch {
-		case err == nil:
-			run = latest
-		case run == nil || !late: // late: the database does not answer, and the last state is sent again
-			return
+		if unchecked == nil {
+			timed, cancel := context.WithTimeout(ctx, readTimeout)
+			latest, err := s.Replayer.Get(timed, id)
+			late := timed.Err() != nil && ctx.Err() == nil
+			cancel()
+			switch {
+			case err == nil:
+				run = latest
+			case run == nil || !late: // late: the database does not answer, and the last state is sent again
+				return
+			}
 		}
 		if run.Status != "running" && run.Status != "paused" {
 			_ = send.Data(EndedRun{*run}) // a client that disconnected gets no report
@@ -469,7 +473,9 @@ func (s *service) followReplay(ctx context.Context, in *RunInput, send sse.Sende
 		case <-access.SessionsEnded(ctx):
 		case <-ticker.C:
 		}
-		if s.Ready() != nil || !access.StillAuthenticated(ctx) { // an open stream must not delay the stop of the process
+		var still bool
+		still, unchecked = access.StillAuthenticated(ctx)
+		if s.Ready() != nil || unchecked == nil && !still { // an open stream must not delay the stop of the process
 			return
 		}
 	}

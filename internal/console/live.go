@@ -301,6 +301,7 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	var fresh *event // a rendering that is not sent yet
 	var shown uint64
 	var failed error              // of the latest rendering
 	var told string               // the viewer's own sections
@@ -308,7 +309,6 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	beat := time.NewTicker(beatInterval)
 	defer beat.Stop()
 	for {
-		var fresh *event
 		select {
 		case <-r.Context().Done():
 			return
@@ -320,16 +320,19 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 		if c.Ready != nil && c.Ready() != nil {
 			return
 		}
-		// Without the database, access.StillAuthenticated would return false for every viewer.
-		if err := c.live.databaseError(); err != nil && fresh == nil {
-			if !send("trouble", err.Error()) {
+		err := c.live.databaseError()
+		if err == nil {
+			var still bool
+			if still, err = access.StillAuthenticated(r.Context()); err == nil && !still {
+				send("ended", "")
+				return
+			}
+		}
+		if err != nil { // also of a viewer whose session cannot be checked
+			if !send("trouble", errUnreachable.Error()) {
 				return
 			}
 			continue
-		}
-		if !access.StillAuthenticated(r.Context()) {
-			send("ended", "")
-			return
 		}
 		if fresh != nil {
 			failed = fresh.err
@@ -344,7 +347,7 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 			sent = send("same", fresh.at.UTC().Format(time.RFC3339))
 		default:
 			shown = fresh.sum
-			_, err := fmt.Fprintf(w, "id: %s\n", fresh.at.UTC().Format(time.RFC3339))
+			_, err = fmt.Fprintf(w, "id: %s\n", fresh.at.UTC().Format(time.RFC3339))
 			sent = err == nil && send("page", string(fresh.html))
 		}
 		if fresh != nil && fresh.err == nil && (fresh.source != "" || source != "") {
@@ -354,6 +357,7 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 			toldSource = source
 			sent = send("source", source)
 		}
+		fresh = nil
 		if sections := c.ownSections(r); sent && sections != told {
 			told = sections
 			sent = send("own", told)

@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"bufio"
+	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -9,6 +10,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 	"github.com/dlqd/dlqd/internal/server"
 )
@@ -21,8 +25,9 @@ type stream struct {
 	lines  *bufio.Scanner
 }
 
-// streams opens every event stream of a server: a live page, and a replay run that is paused.
-func (b *bundle) streams() map[string]*stream {
+// streams opens every event stream of a server: a live page, and a replay run that is paused. The cookie is that of a
+// session, or "".
+func (b *bundle) streams(cookie string) map[string]*stream {
 	b.Helper()
 	const run = "0198a0b0-0000-7000-8000-000000000000"
 	b.exec("INSERT INTO dlq.replay_runs (id, filter, actor, total, status) " +
@@ -31,6 +36,8 @@ func (b *bundle) streams() map[string]*stream {
 	for _, path := range []string{"/events?page=/groups", "/api/dlq/replays/" + run + "/events"} {
 		request, err := http.NewRequestWithContext(b.Context(), http.MethodGet, b.base+path, http.NoBody)
 		require.NoError(b, err)
+		request.Header.Set("Sec-Fetch-Site", "same-origin")
+		request.Header.Set("Cookie", cookie)
 		response, err := http.DefaultClient.Do(request)
 		require.NoError(b, err)
 		b.Cleanup(func() { _ = response.Body.Close() })
@@ -44,6 +51,7 @@ func (b *bundle) streams() map[string]*stream {
 func (s *stream) next(why string) {
 	s.Helper()
 	for s.lines.Scan() {
+		require.NotEqual(s, "event: ended", s.lines.Text(), why)
 		if strings.HasPrefix(s.lines.Text(), "data:") {
 			return
 		}
@@ -54,32 +62,56 @@ func (s *stream) next(why string) {
 // nginx buffers answers unless they forbid it: the events would come in bursts, minutes late.
 func TestStreams_AreNotBufferedByProxies(t *testing.T) {
 	t.Parallel()
-	for path, s := range setup(t, options{}).streams() {
+	for path, s := range setup(t, options{}).streams("") {
 		require.Equal(t, "text/event-stream", s.header.Get("Content-Type"), path)
 		require.Equal(t, "no", s.header.Get("X-Accel-Buffering"), path)
 		s.next(path)
 	}
 }
 
-// A proxy closes a stream that sends nothing, so dlqd sends events even while the database does not answer.
+// A proxy closes a stream that sends nothing, so dlqd sends events even while the database does not answer. The
+// stream of a signed-in viewer goes on, too, although the session cannot be checked then.
 func TestStreams_GoOnWithoutDatabase(t *testing.T) {
 	t.Parallel()
-	var database *postgrestest.Proxy
-	b := setup(t, options{config: func(c *server.Config) {
-		database = postgrestest.NewProxy(t, c.DatabaseURL)
-		c.DatabaseURL = database.URL
-	}})
-	streams := b.streams()
-	for path, s := range streams {
-		s.next(path)
+	for _, signedIn := range []bool{false, true} {
+		t.Run(fmt.Sprintf("signed in %t", signedIn), func(t *testing.T) {
+			t.Parallel()
+			var database *postgrestest.Proxy
+			b := setup(t, options{config: func(c *server.Config) {
+				database = postgrestest.NewProxy(t, c.DatabaseURL)
+				c.DatabaseURL = database.URL
+				if signedIn {
+					c.Source = policy.Source{
+						Dir:         policytest.Dir(t, policytest.Files{"access": "authentication: [tokens]"}),
+						Destination: policytest.Destination,
+					}
+					var err error
+					c.Policy, err = policy.Load(c.Source)
+					require.NoError(t, err)
+				}
+			}})
+			cookie := ""
+			if signedIn {
+				cookie = b.signIn("kim", access.Reader).cookie
+			}
+			streams := b.streams(cookie)
+			for path, s := range streams {
+				s.next(path)
+			}
+			database.Hold()
+			release := sync.OnceFunc(database.Release)
+			defer release()
+			for path, s := range streams {
+				for range 3 { // the first ones may have been sent before
+					s.next(path)
+				}
+			}
+			release()
+			for path, s := range streams {
+				for range 3 {
+					s.next(path)
+				}
+			}
+		})
 	}
-	database.Hold()
-	release := sync.OnceFunc(database.Release)
-	defer release()
-	for path, s := range streams {
-		for range 3 { // the first ones may have been sent before
-			s.next(path)
-		}
-	}
-	release()
 }
