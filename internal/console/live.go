@@ -169,6 +169,9 @@ func (l *live) run(ctx context.Context, t *topic, from *http.Request, address st
 		cancel()
 		<-l.renderSlots
 		took := time.Since(began)
+		if err != nil && l.databaseError() != nil {
+			took = 0 // the database held it up, not the page
+		}
 		t.send(&l.mu, event{rendering: made, at: began, sum: maphash.Bytes(seed, made.html), err: err})
 		if !made.asOf.IsZero() && made.asOf.Before(changed) { // the replica may lack what an action changed
 			made.every = max(minInterval, took)
@@ -438,6 +441,9 @@ func (c *Console) renderLive(ctx context.Context, from *http.Request, address st
 	ctx, statements := postgres.Counting(ctx)
 	c.mux.ServeHTTP(w, r.WithContext(context.WithValue(ctx, liveKey{}, w)))
 	if w.status >= http.StatusBadRequest {
+		if ctx.Err() != nil {
+			return rendering{every: maxInterval}, fmt.Errorf("the page took longer than %s", renderTimeout)
+		}
 		return rendering{every: maxInterval}, fmt.Errorf("the page responds with status %d", w.status)
 	}
 	every := max(w.interval, time.Duration(statements.Load())*intervalPerStatement)

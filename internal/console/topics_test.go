@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -223,6 +224,36 @@ func TestLive_LimitsConcurrentRenderings(t *testing.T) {
 		c.Changed("queues")
 	}
 	require.LessOrEqual(t, most.Load(), int64(maxRenderings))
+}
+
+// TestLive_RendersSoonAfterAnOutage checks that a page whose rendering the database held up is rendered once the
+// database answers: the time of that rendering was none of the page's.
+func TestLive_RendersSoonAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		t.Cleanup(func() { time.Sleep(pingTimeout + pingInterval) }) // until the ping ends, once no page is live
+		var lost atomic.Bool
+		query := func(ctx context.Context) error {
+			if lost.Load() {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		}
+		c := &Console{Config: Config{Logger: slog.New(slog.DiscardHandler)}}
+		c.live.ping = query
+		c.live.render = func(ctx context.Context, _ *http.Request, _ string) ([]byte, time.Duration, error) {
+			return nil, time.Hour, query(ctx)
+		}
+		events := pages(t, c, "/page")[0]
+		require.NoError(t, (<-events).err)
+		lost.Store(true)
+		c.Changed("dead letters")
+		require.Error(t, (<-events).err)
+		lost.Store(false)
+		recovered := time.Now()
+		require.NoError(t, (<-events).err)
+		require.Less(t, time.Since(recovered), renderTimeout)
+	})
 }
 
 // TestLive_ReportsProblems checks that a stream reports an unreachable database, its recovery and
