@@ -162,7 +162,7 @@ func TestFlags_OtherCommandsHaveKnownFlags(t *testing.T) {
 		// TestFlags_ServeRejectsFlagsWithoutEffect, main_test.go
 		"serve": database + " " + policy + " allowed-host allowed-origin api archive database-wait dlq-workers insecure listen " +
 			"log-format log-level max-body-bytes max-connections max-conns max-requests otlp-endpoint poll-interval poll-only " +
-			"process rate-limit river-ui stop-timeout tls-cert tls-client-ca tls-key",
+			"process rate-limit replica-url replica-url-file river-ui stop-timeout tls-cert tls-client-ca tls-key",
 		"demo":            "alerts postgres-bin",
 		"receiver":        "listen troubles",
 		"alerts render":   "console-url runbook-url", // alerts_test.go
@@ -185,7 +185,7 @@ func TestFlags_OtherCommandsHaveKnownFlags(t *testing.T) {
 		"capture on":      database + " actor limit note",
 		"capture off":     database + " actor note",
 		"capture strict":  database + " actor limit note",
-		"doctor":          database + " " + policy + " json", // doctor_test.go
+		"doctor":          database + " " + policy + " json replica-url replica-url-file", // doctor_test.go
 		"psql":            database,
 		"openapi":         "json",
 		"version":         "json",                                                       // version_test.go
@@ -331,6 +331,11 @@ func TestFlags_ServeRejectsFlagsWithoutEffect(t *testing.T) {
 		"serve", url, "--otlp-endpoint", "http://a:b@localhost:4318")
 	requireRejected(t, "--database-url-file has no effect with --database-url", "serve", url,
 		"--database-url-file", os.Args[0])
+	replica := "--replica-url=postgres://127.0.0.1:1/y"
+	requireRejected(t, "--replica-url has no effect without --api", "serve", url, "--process", replica)
+	requireRejected(t, "--replica-url has no effect with an embedded Postgres", "serve", "--database-url=", replica)
+	requireRejected(t, "--replica-url-file has no effect with --replica-url", "serve", url, replica,
+		"--replica-url-file", os.Args[0])
 	requireRejected(t, "--poll-interval has no effect without --dlq-workers", "serve", url, "--api", "--process",
 		"--poll-interval", "7s")
 	requireRejected(t, "--poll-only has no effect without --process and --dlq-workers", "serve", url,
