@@ -62,7 +62,7 @@ func installations() map[string]values {
 		},
 		"roles": {
 			"archive": "s3://b?region=r", "existingPolicy": "policy", "environment": "prod", "logFormat": "text",
-			"database": values{"mode": "attached", "schema": "dead", "riverSchema": "river"},
+			"database": values{"mode": "attached", "schema": "dead", "riverSchema": "river", "replicaKey": "replica"},
 			"roles": values{
 				"api": values{}, "process": values{"replicas": 3, "maxConnections": 10},
 				"dlq-workers": values{"replicas": 0, "resources": values{"limits": values{"memory": "1Gi"}}},
@@ -294,6 +294,9 @@ func TestChart_DeploysByRole(t *testing.T) {
 	require.Contains(t, arguments("dlqd-prod-api"), "--allowed-host=dlqd.example.com")
 	require.Contains(t, arguments("dlqd-prod-api"), "--allowed-host=dlqd-prod.dlqd.svc")
 	require.Contains(t, arguments("dlqd-prod-process"), "--max-conns=10")
+	const replica = "--replica-url-file=/run/secrets/dlqd-database/replica-url"
+	require.Contains(t, arguments("dlqd-prod-api"), replica)
+	require.NotContains(t, arguments("dlqd-prod-process"), replica, "it has no API")
 	require.EqualValues(t, 2, *found["dlqd-prod-api"].Spec.Replicas)
 	require.EqualValues(t, 3, *found["dlqd-prod-process"].Spec.Replicas)
 	require.EqualValues(t, 0, *found["dlqd-prod-dlq-workers"].Spec.Replicas)
