@@ -241,8 +241,8 @@ func TestLive_RendersSoonAfterAnOutage(t *testing.T) {
 		}
 		c := &Console{Config: Config{Logger: slog.New(slog.DiscardHandler)}}
 		c.live.ping = query
-		c.live.render = func(ctx context.Context, _ *http.Request, _ string) ([]byte, time.Duration, error) {
-			return nil, time.Hour, query(ctx)
+		c.live.render = func(ctx context.Context, _ *http.Request, _ string) (rendering, error) {
+			return rendering{every: time.Hour}, query(ctx)
 		}
 		events := pages(t, c, "/page")[0]
 		require.NoError(t, (<-events).err)
