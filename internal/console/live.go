@@ -271,6 +271,14 @@ func (l *live) databaseError() error {
 	return l.unreachable
 }
 
+// mayWatch reports whether the viewer is still authenticated. It returns an error if the database does not answer.
+func (c *Console) mayWatch(ctx context.Context) (bool, error) {
+	if err := c.live.databaseError(); err != nil {
+		return false, err
+	}
+	return access.StillAuthenticated(ctx)
+}
+
 // events streams the live sections of a page as they change. A rendering shows what the viewer
 // would see on loading the page. Without a page, the stream only tells when the viewer is signed out.
 func (c *Console) events(w http.ResponseWriter, r *http.Request) {
@@ -323,13 +331,10 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 		if c.Ready != nil && c.Ready() != nil {
 			return
 		}
-		err := c.live.databaseError()
-		if err == nil {
-			var still bool
-			if still, err = access.StillAuthenticated(r.Context()); err == nil && !still {
-				send("ended", "")
-				return
-			}
+		still, err := c.mayWatch(r.Context())
+		if err == nil && !still {
+			send("ended", "")
+			return
 		}
 		if err != nil { // also of a viewer whose session cannot be checked
 			if !send("trouble", errUnreachable.Error()) {
