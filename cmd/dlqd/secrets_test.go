@@ -113,7 +113,8 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 		output, _ := cmd.CombinedOutput()
 		_, _ = fmt.Fprintf(&out, "dlqd\n%s\n", output)
 	}
-	s := serve(t, "--database-url-file", urlFile, "--config-dir", dir, "--log-level", "debug")
+	s := serve(t, "--database-url-file", urlFile, "--config-dir", dir, "--log-level", "debug", "--replica-url-file",
+		write(t.TempDir(), "replica", "postgres://u:"+secret("replica's password", "pAssw0rd-replica")+"@127.0.0.1:1/x"))
 	arguments, err := exec.CommandContext(t.Context(), "ps", "-o", "args=", "-p",
 		fmt.Sprint(s.cmd.Process.Pid)).CombinedOutput()
 	require.NoError(t, err, string(arguments))
@@ -220,6 +221,7 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 		"postgres//u:" + password + "@127.0.0.1/x", "postgres://u:" + password + "@[bad/x",
 	} {
 		runs("migrate", "status", "--database-url", at)
+		runs("doctor", "--config-dir", dir, "--replica-url", at)
 		runs("serve", "--archive", "none", "--database-wait", "1500ms", "--database-url-file",
 			write(t.TempDir(), "database", at))
 	}
