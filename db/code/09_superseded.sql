@@ -7,7 +7,7 @@ RETURN EXISTS (
     JOIN pg_class c ON c.oid = i.indexrelid
     JOIN pg_am m ON m.oid = c.relam
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
-    WHERE i.indrelid = 'river.river_job'::regclass AND i.indisvalid AND i.indpred IS NULL AND m.amname = p_method
+    WHERE i.indrelid = dlq.job_table() AND i.indisvalid AND i.indpred IS NULL AND m.amname = p_method
         AND a.attname = p_column);
 COMMENT ON FUNCTION dlq.has_job_index IS
     'Whether river_job has a valid index of a method (btree, gin) that begins with a column.';
