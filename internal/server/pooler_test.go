@@ -61,16 +61,16 @@ func pooledSessions(t *testing.T, pooled string, servers int) []pooledSession {
 func TestServe_LeavesNoStateInPooledSessions(t *testing.T) {
 	t.Parallel()
 	const servers = 4
-	var pooled string
+	var direct, pooled string
 	var before []pooledSession
 	b := setup(t, options{receiver: answering(http.StatusNotFound), config: func(c *server.Config) {
 		postgrestest.Alter(t, c.DatabaseURL, "SET default_transaction_isolation = 'serializable'")
-		pooled = postgrestest.Pooler(t, c.DatabaseURL, servers)
+		direct, pooled = c.DatabaseURL, postgrestest.Pooler(t, c.DatabaseURL, servers)
 		before = pooledSessions(t, pooled, servers)
 		c.DatabaseURL, c.PollInterval = pooled, 50*time.Millisecond
 	}})
 	// Locks of a committed serializable transaction's reads remain while an older transaction runs.
-	application, err := pgx.Connect(t.Context(), postgrestest.WithUser(b.url, postgrestest.Role))
+	application, err := pgx.Connect(t.Context(), postgrestest.WithUser(direct, postgrestest.Role))
 	require.NoError(t, err)
 	defer func() { _ = application.Close(context.WithoutCancel(t.Context())) }()
 	tx, err := application.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})

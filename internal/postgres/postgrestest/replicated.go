@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -29,10 +30,10 @@ type Replicated struct {
 	primary  *postgres.Embedded
 	standby  *postgres.Embedded
 	dir      string
-	stream   *Proxy // from the primary to the standby
-	reads    *Proxy // to the standby, for clients
-	stopping bool   // Lag was called
-	hanging  bool   // Hang was called
+	stream   *Proxy      // from the primary to the standby
+	reads    *Proxy      // to the standby, for clients
+	stopping bool        // Lag was called
+	hanging  atomic.Bool // Hang was called
 }
 
 // NewReplicated starts the servers, for the length of the test. If synchronous, each commit waits for
@@ -113,14 +114,13 @@ func (r *Replicated) CatchUp() {
 // Hang makes the standby seem to hang, until Answer. The methods of r still reach it.
 func (r *Replicated) Hang() {
 	r.reads.Hold()
-	r.hanging = true
+	r.hanging.Store(true)
 }
 
 // Answer ends Hang.
 func (r *Replicated) Answer() {
-	if r.hanging {
+	if r.hanging.Swap(false) {
 		r.reads.Release()
-		r.hanging = false
 	}
 }
 
