@@ -282,7 +282,7 @@ func (i *incident) submit(cause string, n int) error {
 		}
 		group.Go(func() error {
 			return i.call(http.MethodPost, "/api/messages",
-				fmt.Sprintf(`{"queue": %q, "kind": "incident", "payload": {"cause": %q}%s}`, queue, cause, more), nil)
+				fmt.Sprintf(`{"queue": %q, "kind": "incident", "payload": {"cause": %q, "n": %d}%s}`, queue, cause, k, more), nil)
 		})
 	}
 	return group.Wait()
