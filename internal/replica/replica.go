@@ -229,10 +229,10 @@ func (r *Replica) Read(ctx context.Context, actors []string,
 ) (asOf time.Time, err error) {
 	s := r.state.Load()
 	outcome := r.decide(s)
-	if outcome == Served {
-		outcome, err = r.knows(ctx, s, actors)
+	if outcome == Served && !r.knows(ctx, s, actors) {
+		outcome = OwnAct
 	}
-	if err == nil && outcome == Served {
+	if outcome == Served {
 		reading, cancel := context.WithCancel(ctx)
 		stop := context.AfterFunc(s.up, cancel)
 		err = s.reads.Read(reading, run)
@@ -261,14 +261,11 @@ func (r *Replica) decide(s *state) string {
 	return Served
 }
 
-// knows returns Served if the standby has replayed the last changes of the actors, and OwnAct if not.
-func (r *Replica) knows(ctx context.Context, s *state, actors []string) (string, error) {
+// knows reports whether the standby has replayed the last changes of the actors. It does not if they cannot be read.
+func (r *Replica) knows(ctx context.Context, s *state, actors []string) bool {
 	ctx, _ = postgres.Counting(ctx) // not a statement of the page
 	position, err := r.queries.LastAct(ctx, actors)
-	if err == nil && position > s.position {
-		return OwnAct, nil
-	}
-	return Served, err
+	return err == nil && position <= s.position
 }
 
 func (r *Replica) observe(outcome string) {
