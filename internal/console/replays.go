@@ -283,7 +283,7 @@ type runDetail struct {
 	Before   *replayRun
 	Same     bool              // Before has the same filter
 	Report   *replay.RunReport // as of when the page was opened
-	Since    *int64
+	Since    *api.Count
 	SinceURL string
 	Copies   []copyText
 }
@@ -419,13 +419,11 @@ func (r *runDetail) compare(in *request) error {
 		return nil //nolint:nilerr // no later entry can match the filter, or the viewer may not count them
 	}
 	chosen.After = r.CreatedAt.Format(time.RFC3339Nano)
-	answer, err := call(in, api.StartReplay, api.StartReplayInput{Body: api.ReplayRequest{
-		DryRun: true, All: true, Filter: api.EntryFilter{Filter: chosen},
-	}})
-	if err != nil || answer.Preview == nil {
+	page, err := call(in, api.ListEntries, api.ListInput{Q: chosen.Print(), Limit: 1, Count: true})
+	if err != nil {
 		return nil //nolint:nilerr // the page omits the comparison
 	}
-	r.Since, r.SinceURL = &answer.Preview.Total, "/dead-letters?"+url.Values{"q": {chosen.Print()}}.Encode()
+	r.Since, r.SinceURL = page.Count, "/dead-letters?"+url.Values{"q": {chosen.Print()}}.Encode()
 	return nil
 }
 
