@@ -382,7 +382,7 @@ func (b *tab) script(on bool) {
 	b.scriptOff = !on
 }
 
-// open opens a page, again while it is a list whose search took too long to find its first row.
+// open opens a page. If the page is a list whose search stopped before it found a row, open tries again.
 func (b *tab) open(path string) {
 	b.Helper()
 	b.await("the rows of "+path, func() bool {

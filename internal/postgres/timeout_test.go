@@ -25,7 +25,7 @@ func TestOpen_LimitsStatementTime(t *testing.T) {
 	require.NoError(t, err)
 
 	var pool *pgxpool.Pool
-	require.Eventually(t, func() bool { // on a busy machine, it takes longer to connect
+	require.Eventually(t, func() bool { // on a busy machine, connecting may take longer than the timeout
 		pool, err = postgres.OpenLimited(t.Context(), url, 1, 200*time.Millisecond, nil)
 		return err == nil
 	}, 5*time.Minute, time.Millisecond)

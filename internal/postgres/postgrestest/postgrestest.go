@@ -235,7 +235,7 @@ func migrated(tb testing.TB) string {
 	})
 }
 
-// ExecUndisturbed executes a statement that takes several locks, again until it deadlocks with no other session.
+// ExecUndisturbed executes a statement that takes several locks. It repeats the statement after a deadlock.
 func ExecUndisturbed(tb testing.TB, pool *pgxpool.Pool, sql string) {
 	tb.Helper()
 	var err error
