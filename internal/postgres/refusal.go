@@ -69,3 +69,10 @@ func IsAway(err error) bool {
 	return errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errStandby)
 }
+
+// IsUnanswered reports whether a statement failed because the server is away, or because the statement or a lock took
+// too long.
+func IsUnanswered(err error) bool {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	return IsAway(err) || IsLocked(err) || ok && pgErr.Code == "57014"
+}

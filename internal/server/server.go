@@ -205,23 +205,55 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 	if !config.API && !config.Process && !config.DLQWorkers {
 		return nil, errors.New("no part is enabled: use --api, --process or --dlq-workers")
 	}
-	s := &Server{config: config, metrics: metrics.New(), failed: make(chan error, 8), began: time.Now()}
-	var err error
-	s.telemetry, err = telemetry.Start(ctx, telemetry.Config{
-		Endpoint: config.OTLPEndpoint, Version: version.String(), Instance: postgres.ProcessName(),
-		Gatherer: s.metrics.Gatherer(), Logger: slog.New(s.metrics.Logged(config.Logger.Handler())),
-	})
+	s, err := startParts(ctx, config)
 	if err != nil {
 		return nil, err
 	}
-	s.logger = s.telemetry.Logger
-	s.loops.Logger, s.loops.Observe = s.logger, s.metrics.ObserveTurn
-	if err := s.start(ctx); err != nil {
-		return nil, errors.Join(err, s.stop(context.WithoutCancel(ctx)))
+	if s.listens() {
+		if err := s.startAPI(ctx); err != nil {
+			return nil, errors.Join(err, s.stop(context.WithoutCancel(ctx)))
+		}
 	}
 	return s, nil
 }
 
+// startParts starts all parts but the API. If the database does not answer, it stops them and tries again, until
+// DatabaseWait is over.
+func startParts(ctx context.Context, config Config) (*Server, error) {
+	deadline := time.Now().Add(config.DatabaseWait)
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		s := &Server{config: config, metrics: metrics.New(), failed: make(chan error, 8), began: time.Now()}
+		var err error
+		s.telemetry, err = telemetry.Start(ctx, telemetry.Config{
+			Endpoint: config.OTLPEndpoint, Version: version.String(), Instance: postgres.ProcessName(),
+			Gatherer: s.metrics.Gatherer(), Logger: slog.New(s.metrics.Logged(config.Logger.Handler())),
+		})
+		if err != nil {
+			return nil, err
+		}
+		s.logger = s.telemetry.Logger
+		s.loops.Logger, s.loops.Observe = s.logger, s.metrics.ObserveTurn
+		if err = s.start(ctx); err == nil {
+			return s, nil
+		}
+		waits := config.DatabaseURL != "" && ctx.Err() == nil && postgres.IsUnanswered(err) &&
+			time.Now().Add(pause).Before(deadline)
+		if waits {
+			s.logger.WarnContext(ctx, "waiting for the database, which does not answer", "error", err,
+				"until", deadline.Format(time.RFC3339))
+		}
+		if stopErr := s.stop(context.WithoutCancel(ctx)); !waits {
+			return nil, errors.Join(err, stopErr)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(pause):
+		}
+	}
+}
+
+// start starts all parts but the API.
 func (s *Server) start(ctx context.Context) error {
 	if err := s.openDatabase(ctx); err != nil {
 		return err
@@ -282,9 +314,6 @@ func (s *Server) start(ctx context.Context) error {
 	s.metrics.WatchLoops(s.loops.Statuses)
 	s.loops.Start()
 	s.logMode(ctx)
-	if s.listens() {
-		return s.startAPI(ctx)
-	}
 	return nil
 }
 
@@ -348,7 +377,8 @@ func (s *Server) openDatabase(ctx context.Context) error {
 		url = embedded.URL()
 		s.logger.Info("embedded Postgres started", "data_dir", s.config.DataDir)
 	}
-	if err := s.openPool(ctx, url); err != nil {
+	var err error
+	if s.pool, err = postgres.OpenWith(ctx, url, s.config.MaxConns, s.checkRestored); err != nil {
 		return err
 	}
 	if postgres.IsPooled(s.pool) && !s.config.PollOnly && !s.config.Listens {
@@ -361,25 +391,6 @@ func (s *Server) openDatabase(ctx context.Context) error {
 		return s.migrator().Up(ctx)
 	}
 	return s.migrator().Check(ctx)
-}
-
-// openPool opens the connection pool, and waits for a database that is away.
-func (s *Server) openPool(ctx context.Context, url string) error {
-	deadline := time.Now().Add(s.config.DatabaseWait)
-	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		var err error
-		s.pool, err = postgres.OpenWith(ctx, url, s.config.MaxConns, s.checkRestored)
-		if err == nil || ctx.Err() != nil || !postgres.IsAway(err) || time.Now().Add(pause).After(deadline) {
-			return err
-		}
-		s.logger.WarnContext(ctx, "waiting for the database, which does not answer", "error", err,
-			"until", deadline.Format(time.RFC3339))
-		select {
-		case <-ctx.Done():
-			return err
-		case <-time.After(pause):
-		}
-	}
 }
 
 // openReplica opens the read replica, if there is one.

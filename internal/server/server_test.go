@@ -636,34 +636,54 @@ func TestStart_RefusesAnOldSchema(t *testing.T) {
 	require.ErrorContains(t, err, "dlqd migrate up")
 }
 
-// A start waits for a database that takes no connections yet, and not for one that refuses the user.
-func TestStart_WaitsForTheDatabase(t *testing.T) {
-	t.Parallel()
-	url := postgrestest.URL(t)
-	postgrestest.Alter(t, url, "CONNECTION LIMIT 0")
-	var log lockedBuffer
-	config := server.Config{
-		DatabaseURL: url, DatabaseWait: time.Minute, Schemas: postgres.DefaultSchemas(), API: true,
-		Listen: []string{"127.0.0.1:0"}, Policy: &policy.Policy{}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
-	}
-	started := make(chan error, 1)
+// startLater starts a server in the background, and stops it. It returns what the server logged and its error.
+func startLater(t *testing.T, url string) (log *lockedBuffer, started <-chan error) {
+	t.Helper()
+	log = new(lockedBuffer)
+	done := make(chan error, 1)
 	go func() {
-		s, err := server.Start(t.Context(), config)
+		s, err := server.Start(t.Context(), server.Config{
+			DatabaseURL: url, DatabaseWait: time.Hour, Schemas: postgres.DefaultSchemas(), API: true,
+			Listen: []string{"127.0.0.1:0"}, Policy: &policy.Policy{}, Logger: slog.New(slog.NewTextHandler(log, nil)),
+		})
 		if err == nil {
 			ctx, cancel := context.WithCancel(context.Background())
 			cancel()
 			err = s.Wait(ctx, context.Background())
 		}
-		started <- err
+		done <- err
 	}()
+	return log, done
+}
+
+// A start waits for a database that takes no connections yet, and not for one that refuses the user.
+func TestStart_WaitsForTheDatabase(t *testing.T) {
+	t.Parallel()
+	url := postgrestest.URL(t)
+	postgrestest.Alter(t, url, "CONNECTION LIMIT 0")
+	log, started := startLater(t, url)
 	require.Eventually(t, func() bool { return strings.Contains(log.String(), "waiting for the database") }, time.Minute,
 		10*time.Millisecond)
 	postgrestest.Alter(t, url, "CONNECTION LIMIT -1")
 	require.NoError(t, <-started)
 
-	config.DatabaseURL, config.DatabaseWait = postgrestest.WithUser(url, "absent_role"), time.Hour
-	_, err := server.Start(t.Context(), config)
-	require.ErrorContains(t, err, "absent_role")
+	_, started = startLater(t, postgrestest.WithUser(url, "absent_role"))
+	require.ErrorContains(t, <-started, "absent_role")
+}
+
+// A start tries again if the database accepts connections and a later statement is not answered in time.
+func TestStart_TriesAgainAfterATimeout(t *testing.T) {
+	t.Parallel()
+	url := postgrestest.URL(t)
+	tx, err := postgrestest.Open(t, url).Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "LOCK TABLE dlq.processes")
+	require.NoError(t, err)
+	log, started := startLater(t, url)
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), "waiting for the database") },
+		2*time.Minute, 10*time.Millisecond)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(t, <-started)
 }
 
 // An application may run an older version of River's schema. Dead letters work, deliveries may not.
