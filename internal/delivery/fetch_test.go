@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFetch_PutsBackWhatWasLost breaks the connections of a client. A job is running in its name that no fetch
+// TestFetch_PutsBackWhatWasLost breaks the connection of a client's fetch. A job is running in its name that no fetch
 // returned, as after a fetch whose answer was lost. It is delivered, and the job that the client delivers meanwhile is
 // not put back.
 func TestFetch_PutsBackWhatWasLost(t *testing.T) {
@@ -23,16 +23,21 @@ func TestFetch_PutsBackWhatWasLost(t *testing.T) {
 		FROM river_job`)
 	require.NoError(t, err)
 
+	tx, err := l.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "LOCK TABLE river_job")
+	require.NoError(t, err)
 	require.Eventually(t, func() bool {
-		select {
-		case attempt := <-l.arrived:
-			return attempt == "1" // the lost fetch does not count as an attempt
-		default:
-			_, _ = l.pool.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-				WHERE datname = current_database() AND pid <> pg_backend_pid()`)
-			return false
-		}
-	}, 5*time.Minute, 50*time.Millisecond, "the job waits for River's rescuer")
+		return l.count(`SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%JobGetAvailable%'`) > 0
+	}, 5*time.Minute, 10*time.Millisecond)
+	require.NoError(t, tx.Rollback(t.Context()))
+	select {
+	case attempt := <-l.arrived:
+		require.Equal(t, "1", attempt, "the lost fetch counts as an attempt")
+	case <-time.After(5 * time.Minute):
+		require.Fail(t, "the job waits for River's rescuer")
+	}
 	require.Equal(t, 2, l.count("SELECT count(*) FROM river_job WHERE state = 'running' AND attempt = 1"))
 	l.answers["1"] <- http.StatusOK
 	l.answers["1"] <- http.StatusOK
