@@ -28,6 +28,10 @@ func TestServe_WorksWithOneConnection(t *testing.T) {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'") == n
 	}, 5*time.Minute, 50*time.Millisecond)
 	id := b.text("SELECT id FROM dlq.dead_letter_open WHERE event_id = 'm0'")
+	require.Eventually(t, func() bool { // each loop has had the connection
+		status, _, _ := b.call("GET", "/api/health", "")
+		return status == http.StatusOK
+	}, 5*time.Minute, 50*time.Millisecond)
 	for _, ask := range []struct{ method, path, body string }{
 		{"GET", "/api/dlq/entries", ""},
 		{"GET", "/api/dlq/entries/" + id, ""},

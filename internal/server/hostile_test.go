@@ -108,7 +108,9 @@ func TestHostileValues_GetShortClientErrors(t *testing.T) {
 	}
 	status, _, _ := b.call("GET", "/api/nothing", "")
 	require.Equal(t, http.StatusNotFound, status)
-	require.NotContains(t, log.String(), "level=ERROR")
+	for _, line := range strings.Split(log.String(), "\n") { // on a busy machine a loop may be late
+		require.False(t, strings.Contains(line, "level=ERROR") && strings.Contains(line, `msg="request `), line)
+	}
 
 	// An invalid trace context is ignored.
 	for _, state := range []string{strings.Repeat("a=b,", 15_000), "a=\xff"} {
