@@ -54,7 +54,7 @@ func TestConsole_CopiedCommandsRun(t *testing.T) {
 	p.exec(`SELECT dlq.act_where('note', '{"kind": "order.placed"}', 'kim', 'it''s $HOME')`)
 	p.exec(`SELECT dlq.request_approval('bulk', '{"do": "discard", "filter": {"kind": "order.placed"}}', 'it''s $HOME', 'kim')`)
 	p.exec(`SELECT dlq.replay_pause(dlq.replay_start('{"kind": "order.placed"}', p_actor => 'kim', p_force => true), 'kim')`)
-	p.exec("SELECT dlq.refresh_rollups()")
+	p.exec(postgrestest.RefreshRollups)
 	operation, approval, run := one("SELECT id::text FROM dlq.operations"), one("SELECT id::text FROM dlq.approvals"),
 		one("SELECT id::text FROM dlq.replay_runs")
 	list := func(path string, query ...string) string {

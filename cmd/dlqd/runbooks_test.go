@@ -402,7 +402,7 @@ var scenarios = map[string]scenario{
 			p.await("3", "SELECT count(*) FROM dlq.dead_letter_queue WHERE queue = 'elsewhere' AND status = 'dlq_manual'")
 			p.exec(`SELECT dlq.replay_start('{"queue": ["elsewhere"]}', p_note => 'in vain', p_rate => 0.001, p_force => true)`)
 			// dlqd may be refreshing the rollups at the same time.
-			p.exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$")
+			p.exec(postgrestest.RefreshRollups)
 			p.answers(nil)
 		},
 		prints: []string{
@@ -542,7 +542,7 @@ func TestDocs_Analytics(t *testing.T) {
 		setUp: func(p *deployment) {
 			p.refuses(3, 422, "payment.captured", "TIMEOUT_ERROR", `{"amount": 1}`)
 			// dlqd may be refreshing the rollups at the same time.
-			p.exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$")
+			p.exec(postgrestest.RefreshRollups)
 		},
 		prints: []string{
 			`captured +[▁█]+ +3`, `day +▁*█▁* +3\n`, `most: 3, .*days from \d\d:00 to \d\d:00, in Europe/Paris`,

@@ -8,6 +8,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 	"github.com/dlqd/dlqd/internal/server"
 )
 
@@ -125,7 +126,7 @@ func TestDeadLetter_ShowsTheCause(t *testing.T) {
 		"answer": 402, "says": `{"error": {"code": "INSUFFICIENT_FUNDS", "message": "card declined"}}`, "amount": 4200,
 	})
 	id := o.entry("m1", "dlq_manual")
-	o.exec("SELECT dlq.refresh_rollups()")
+	o.exec(postgrestest.RefreshRollups)
 	const cause = "402 Payment Required · INSUFFICIENT_FUNDS: card declined"
 	b := o.tab()
 	b.open("/dead-letters/" + id)
@@ -151,7 +152,7 @@ func TestGroups_ActOnSeveral(t *testing.T) {
 	o.submit("payments", "m2", "payment.captured", map[string]any{"answer": 404, "says": "no such customer"})
 	o.submit("orders", "m3", "order.placed", map[string]any{"answer": 400, "says": "price is missing"})
 	o.eventually(3, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
-	o.exec("SELECT dlq.refresh_rollups()")
+	o.exec(postgrestest.RefreshRollups)
 	b := o.tab()
 	b.allow("status of 422")
 	pick := func(queue string) {

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
 // TestHostileMessage checks that every page shows a hostile message as text: no part of it becomes an element,
@@ -28,7 +30,7 @@ func TestHostileMessage(t *testing.T) {
 	o.eventually(0, "SELECT count(*) FROM dlq.dead_letter_inbox")
 
 	o.doAll(evil, evil, `{"queue": "payments"}`)
-	o.exec("SELECT dlq.refresh_rollups()")
+	o.exec(postgrestest.RefreshRollups)
 
 	b := o.tab()
 	group := o.text("SELECT '/groups/' || queue || '/' || fingerprint FROM dlq.dead_letter_queue")

@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
 // maxClicks limits the clicks and filled fields from an alert's link to the report.
@@ -105,7 +107,7 @@ func TestIncident_BadDeploy(t *testing.T) {
 		o.submit("orders", fmt.Sprint("m", i), "order.placed", map[string]any{"answer": 400, "says": "price is missing"})
 	}
 	o.eventually(8, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
-	o.exec("SELECT dlq.refresh_rollups()")
+	o.exec(postgrestest.RefreshRollups)
 	o.receiverWorks.Store(true)
 	b := o.tab()
 	b.incident("DLQBacklogGrowing", map[string]string{"job": "dlqd", "severity": "critical"})

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
 // TestEdit_RequiresCheckpointChoice edits a resumable job, whose page shows the step after which it
@@ -49,7 +51,7 @@ func TestGroup_ShowsLostWorkers(t *testing.T) {
 	o.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(),
 		errors = ARRAY['{"error": "Stuck job rescued by JobRescuer", "attempt": 3}'::jsonb] WHERE state = 'running'`)
 	o.eventually(100, "SELECT count(*) FROM dlq.dead_letter_open WHERE rule = 'worker-lost'")
-	o.exec("SELECT dlq.refresh_rollups()")
+	o.exec(postgrestest.RefreshRollups)
 	b := o.tab()
 	b.open(o.text("SELECT '/groups/' || queue || '/' || fingerprint FROM dlq.dead_letter_open LIMIT 1"))
 	b.waitForText("100 dead letters were rescued twice or more")

@@ -13,6 +13,8 @@ import (
 
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
 // TestScreenshots takes the screenshots of the README and docs ("make screenshots"). It tests
@@ -33,7 +35,7 @@ func TestScreenshots(t *testing.T) {
 	b.follow("form.split button.primary")
 	run, _ := b.value("location.pathname").(string)
 	b.waitForText("24 recovered, 2 failed again of 26")
-	o.exec("SELECT dlq.refresh_rollups()")
+	o.exec(postgrestest.RefreshRollups)
 	for _, shot := range []struct{ name, path string }{
 		{"overview", "/"},
 		{"dead-letters", listOf("queue:payments")},
@@ -81,7 +83,7 @@ func stage(o *testServer) {
 	o.fail("reports", "report.daily", "runtime error: index out of range [3] with length 3", 9)
 	o.eventually(69, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
 	o.receiverWorks.Store(true)
-	o.exec("SELECT dlq.refresh_rollups()")
+	o.exec(postgrestest.RefreshRollups)
 	// The rollups of the day before: an outage in the morning that passed.
 	o.exec(`INSERT INTO dlq.rollup_flow (step, scope, bucket, queue, error_class, captured, failures, resolved,
 		open_change)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/filter"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
 // createUnfiled makes a job fail and returns its entry as capture left it.
@@ -334,7 +335,7 @@ func TestBacklog_ReadsRollupsIfLarge(t *testing.T) {
 	discard := "SELECT dlq.discard((SELECT id FROM dlq.dead_letter_open LIMIT 1), 'kim')"
 	b.exec(discard)
 	counts(20_001)
-	b.exec("SELECT dlq.refresh_rollups()")
+	b.exec(postgrestest.RefreshRollups)
 	counts(20_000)
 	b.exec(discard)
 	counts(19_999)

@@ -41,7 +41,7 @@ func TestExamine_FindsEachProblem(t *testing.T) {
 	}
 	exec("INSERT INTO river_leader (leader_id, elected_at, expires_at) VALUES ('me', now(), now() + interval '1 hour')")
 	exec("SELECT dlq.reconcile()")
-	exec("SELECT dlq.refresh_rollups()")
+	exec(postgrestest.RefreshRollups)
 	for name, f := range examine(t, pool) {
 		if name != "transactions" && name != "replication slots" { // these cover the whole server
 			require.True(t, f.OK, "%s: %s", name, f.Detail)

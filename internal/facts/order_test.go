@@ -10,6 +10,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
 // awaitLockWaits waits until n sessions of this database wait for a lock.
@@ -36,7 +37,7 @@ func TestAct_LocksEntriesInOrderOfIDs(t *testing.T) {
 			job, second := b.createEntry()
 			b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 			b.exec("UPDATE dlq.dead_letter_open SET fingerprint = 'f00d'")
-			b.exec("SELECT dlq.refresh_rollups()")
+			b.exec(postgrestest.RefreshRollups)
 			b.exec("INSERT INTO dlq.failure_groups (queue, fingerprint, failures, first_seen, last_seen, title, " +
 				"error_class) SELECT queue, 'f00d', 2, now(), now(), 't', 'x' FROM dlq.dead_letter_open LIMIT 1 " +
 				"ON CONFLICT DO NOTHING")

@@ -61,7 +61,7 @@ func (b *bundle) fail(queue, fingerprint string, at time.Time, metadata, attempt
 
 func (b *bundle) refresh() {
 	b.Helper()
-	b.exec("SELECT dlq.refresh_rollups()")
+	b.exec(postgrestest.RefreshRollups)
 }
 
 func (b *bundle) get(queue, fingerprint string) *group.Group {

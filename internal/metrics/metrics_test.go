@@ -93,7 +93,7 @@ func (b *bundle) fail(n int, queue, errorType string, ago time.Duration) {
 // name and labels.
 func (b *bundle) takeSample() map[string]*dto.Metric {
 	b.Helper()
-	b.exec("SELECT dlq.refresh_rollups()")
+	b.exec(postgrestest.RefreshRollups)
 	b.exec("DELETE FROM dlq.metrics_sample")
 	require.NoError(b, b.sampler().Once(b.Context()))
 	return b.gather(b.metrics)

@@ -160,7 +160,7 @@ func TestSampler_CountsEntriesThatNeedPerson(t *testing.T) {
 	}
 	fail(1, "q", "outage", "mm", "dlq_failed", time.Hour)
 	fail(1, "q", "outage", "z", "dlq_failed", time.Hour)
-	b.exec("SELECT dlq.refresh_rollups()")
+	b.exec(postgrestest.RefreshRollups)
 	for _, group := range []string{"m", "n", "mf", "nf"} {
 		b.exec(`SELECT dlq.set_group('q', $1, '{"muteUntil": "2100-01-01T00:00:00Z"}')`, group)
 	}

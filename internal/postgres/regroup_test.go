@@ -13,6 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/group"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
@@ -101,7 +102,7 @@ func TestUpgrade_KeepsFailureGroups(t *testing.T) {
 	closed := literal(all, func(f *formerGroup) bool { return f.closed })
 	execute(t, g.dlqd, "SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_open o "+
 		"WHERE kind = 'again' AND fingerprint = ANY ("+closed+")")
-	execute(t, g.dlqd, "SELECT dlq.refresh_rollups()")
+	execute(t, g.dlqd, postgrestest.RefreshRollups)
 	for _, f := range all {
 		was, err := groups.Get(t.Context(), f.queue, f.fingerprint, 7*24*time.Hour)
 		require.NoError(t, err)
@@ -116,7 +117,7 @@ func TestUpgrade_KeepsFailureGroups(t *testing.T) {
 	require.NoError(t, g.migrator.Up(t.Context()))
 	r := &group.Regrouper{Store: groups, Logger: slog.New(slog.DiscardHandler), Actor: "worker:new"}
 	require.Eventually(t, func() bool { return r.AliasMarked(t.Context()) == nil }, 5*time.Minute, time.Millisecond)
-	execute(t, g.dlqd, "SELECT dlq.refresh_rollups()")
+	execute(t, g.dlqd, postgrestest.RefreshRollups)
 
 	// Check the groups before their entries are moved, and after each step.
 	present := map[string][]*formerGroup{} // by queue and fingerprint
@@ -167,7 +168,7 @@ func TestUpgrade_KeepsFailureGroups(t *testing.T) {
 		var err error
 		wait, err = r.Once(t.Context())
 		require.NoError(t, err)
-		execute(t, g.dlqd, "SELECT dlq.refresh_rollups()")
+		execute(t, g.dlqd, postgrestest.RefreshRollups)
 		check("on the way")
 	}
 	require.Len(t, kinds, 12, "%v", kinds)
@@ -208,7 +209,7 @@ func TestUpgrade_KeepsFailureGroups(t *testing.T) {
 	}
 	for range 3 {
 		g.fileFormer(open, "beside", upgraded.Add(-time.Minute))
-		execute(t, g.dlqd, "SELECT dlq.refresh_rollups()")
+		execute(t, g.dlqd, postgrestest.RefreshRollups)
 		for _, f := range open {
 			for _, name := range []string{f.fingerprint, currentFingerprint(f.causes[0])} {
 				marks, err := groups.Marks(t.Context(), []group.Key{{Queue: f.queue, Fingerprint: name}})
@@ -230,7 +231,7 @@ func TestUpgrade_KeepsFailureGroups(t *testing.T) {
 
 	groupsNow := `SELECT string_agg(concat_ws(' ', queue, fingerprint, failures, open, first_seen, last_seen), E'\n'
 		ORDER BY queue, fingerprint) FROM dlq.groups(p_limit => 1000)`
-	execute(t, g.dlqd, "SELECT dlq.refresh_rollups()")
+	execute(t, g.dlqd, postgrestest.RefreshRollups)
 	before := g.text(groupsNow)
 	execute(t, g.dlqd, "SELECT dlq.rebuild_rollups()")
 	require.Equal(t, before, g.text(groupsNow), "the rollups match the audit trail")
@@ -334,7 +335,7 @@ func (g *guest) moveFormer(groups []*formerGroup) {
 		errors = ARRAY[jsonb_build_object('error', metadata->>'message', 'attempt', 1)]
 		WHERE kind = 'failed' AND state = 'available'`)
 	execute(g.T, g.dlqd, "SELECT dlq.apply_facts()")
-	execute(g.T, g.dlqd, "SELECT dlq.refresh_rollups()")
+	execute(g.T, g.dlqd, postgrestest.RefreshRollups)
 	require.Equal(g, "dlq_archived dlq_failed dlq_manual dlq_pending dlq_processing dlq_resolved",
 		g.text(statuses+"dlq.dead_letter_queue"))
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/archive"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
 // find returns the tables of the catalog, and the lines of the archive, that contain a word.
@@ -124,7 +125,7 @@ func TestErase_RemovesAllData(t *testing.T) {
 	b.exec(`SELECT dlq.save_view('in a text', 'status:manual "mail queue:zaphod bounced"', p_actor => 'kim')`)
 	b.exec(`SELECT dlq.replay_cancel(dlq.replay_start('{"errorMessage": ["no zaphod here"]}', 'kim', p_force => true))`)
 	b.exec("SELECT dlq.save_view('hers', 'payload.customer:trillian', p_actor => 'kim')")
-	b.exec("SELECT dlq.refresh_rollups()")
+	b.exec(postgrestest.RefreshRollups)
 	// The first entry is only in the archive, except for its job. The second is closed, and its
 	// moves are in the archive. The others are open.
 	b.exec(`SELECT dlq.act_on('assign', ARRAY[$1::uuid, $2::uuid], 'kim', NULL, '{"assignee": "zaphod"}')`, id(1), id(2))
@@ -403,7 +404,7 @@ func TestErase_ListsNotesThatNameOtherwise(t *testing.T) {
 		metadata = '{"dlq:error": {"attempt": 1, "type": "Zaphod is unknown"}}' WHERE state = 'running'`)
 	b.exec("SELECT dlq.act_on('park', ARRAY(SELECT id FROM dlq.dead_letter_queue), 'kim', 'about Zaphod')")
 	b.exec("UPDATE dlq.dead_letter_queue SET fingerprint = 'f00d', move = '{\"actor\": \"worker:1\", \"reason\": \"judged\"}'")
-	b.exec("SELECT dlq.refresh_rollups()")
+	b.exec(postgrestest.RefreshRollups)
 	const filter = `{"queue": ["payments"]}`
 	b.exec("SELECT dlq.act_where('note', $1, 'kim', 'about Zaphod')", filter)
 	b.exec("SELECT dlq.replay_cancel(dlq.replay_start($1, 'kim', 'about Zaphod', p_force => true))", filter)
@@ -453,7 +454,7 @@ func (b *bundle) plantEverywhere(word string) {
 	fail()
 	b.exec(`UPDATE dlq.dead_letter_queue SET fingerprint = md5($1), move = '{"actor": "worker:1", "reason": "judged"}'
 		WHERE status = 'dlq_manual'`, word)
-	b.exec("SELECT dlq.refresh_rollups()")
+	b.exec(postgrestest.RefreshRollups)
 	for action, args := range map[string]string{"assign": "assignee", "tag": "tags"} {
 		b.exec(`SELECT dlq.act_on($1, ARRAY[$2::uuid], 'kim', $3, jsonb_build_object($4::text,
 			CASE $4 WHEN 'tags' THEN jsonb_build_array($3::text) ELSE to_jsonb($3::text) END))`, action, id, word, args)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
 // browse requests a page as a browser does, with a token.
@@ -144,7 +145,7 @@ func TestConsole_OperatorPages(t *testing.T) {
 			exec(`SELECT dlq.publish_policy('3d5ebe1c5944', (SELECT value FROM dlq.settings WHERE key = 'approvals'),
 				'worker:test')`)
 		}
-		exec("SELECT dlq.refresh_rollups()")
+		exec(postgrestest.RefreshRollups)
 		require.Equal(t, 1, count(`SELECT count(*) FROM dlq.acts WHERE subject = 'policy' AND act = 'came into force'
 			AND detail ->> 'before' = $1`, was))
 		status, out := b.as(reader, "GET", "/api/dlq/analytics/policies?over=1h", "")

@@ -140,7 +140,7 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND dlq_retry_count > 0") == 1
 	}, 5*time.Minute, 50*time.Millisecond)
-	_, err := b.pool.Exec(t.Context(), "SELECT dlq.refresh_rollups()")
+	_, err := b.pool.Exec(t.Context(), postgrestest.RefreshRollups)
 	require.NoError(t, err)
 	approvalID := b.text(`SELECT dlq.request_approval('replay', '{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "mergePatch": {"card": {"number": "4111111111111111"}}, "patch": [{"op": "replace", "path": "/card", "value": {"number": "4111111111111111"}}]}', 'card 4111111111111111', 'kim')::text`)
 

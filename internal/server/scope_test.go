@@ -116,7 +116,7 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 	})
 	require.NoError(t, err)
 	// dlqd may be refreshing the rollups at the same time.
-	exec("DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$")
+	exec(postgrestest.RefreshRollups)
 	for _, queue := range []string{"pay_eu", "mailqueue"} {
 		status, out := b.as(b.token(access.Operator, access.Scope{{Queues: []string{queue}}}), "POST", "/api/dlq/replay",
 			`{"filter": {}, "all": true, "force": true, "rate": 0.001}`)

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
@@ -50,7 +51,7 @@ func TestFile_RecordsFailureAndDecisionInOneRow(t *testing.T) {
 	require.Len(t, parked, 1)
 	require.Equal(t, "card was declined", b.one(`SELECT error_message FROM dlq.dead_letter_open WHERE id = $1
 		AND status = 'dlq_manual' AND parked_by IS NULL`, parked[0].ID))
-	b.exec("SELECT dlq.refresh_rollups()")
+	b.exec(postgrestest.RefreshRollups)
 	rolled := func() []string {
 		return []string{
 			b.one(`SELECT captured || ' ' || failures || ' ' || parked || ' ' || open_change FROM dlq.rollup_flow

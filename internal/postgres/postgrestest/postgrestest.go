@@ -246,6 +246,10 @@ func ExecUndisturbed(tb testing.TB, pool *pgxpool.Pool, sql string) {
 	require.NoError(tb, err, sql)
 }
 
+// RefreshRollups is a statement that refreshes the rollups, even beside a dlqd that refreshes them: then
+// dlq.refresh_rollups does nothing, and returns null.
+const RefreshRollups = "DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$"
+
 // allowSlowCapture raises capture's time limit, so that capture skips no job because the machine is busy. Tests of the
 // limit set their own.
 func allowSlowCapture(tb testing.TB, pool *pgxpool.Pool) {
