@@ -679,6 +679,7 @@ func TestStart_TriesAgainAfterATimeout(t *testing.T) {
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), "LOCK TABLE dlq.processes")
 	require.NoError(t, err)
+	postgrestest.Alter(t, url, "SET lock_timeout = '100ms'")
 	log, started := startLater(t, url)
 	require.Eventually(t, func() bool { return strings.Contains(log.String(), "waiting for the database") },
 		2*time.Minute, 10*time.Millisecond)
