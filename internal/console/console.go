@@ -54,6 +54,7 @@ type Console struct {
 	templates *templates
 	live      live
 	sidebar   sidebarCache
+	counts    countCache
 	requests  requestCache
 	reference apiReference
 }
@@ -139,6 +140,7 @@ func (c *Console) Changed(tag string) {
 	paths := pagesOf[tag]
 	if paths == nil {
 		c.sidebar.invalidate()
+		c.counts.invalidate()
 		c.requests.invalidate()
 	}
 	c.live.wake(paths...)

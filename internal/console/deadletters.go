@@ -2,6 +2,7 @@ package console
 
 import (
 	"errors"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -43,6 +44,7 @@ type list struct {
 	Verbs     []bulkVerb
 	Acts      []bulkVerb // those of Verbs that the states of the matching entries may allow
 	Tabs      []quickView
+	Counts    map[string]*api.Count // of tabs and saved views, by their filter
 	Operator  bool
 	Copies    []copyText
 	Searched  *time.Time // time to which a text search has looked back
@@ -54,12 +56,11 @@ type list struct {
 // quickView is a tab of the list.
 type quickView struct {
 	Name, Query string
-	Entries     *int64 // nil if unknown
 	Current     bool
 }
 
-// quickViews returns the tabs for a query, with counts of open entries.
-func quickViews(query string, stats *api.Stats) []quickView {
+// quickViews returns the tabs for a query.
+func quickViews(query string) []quickView {
 	tabs := []quickView{
 		{Name: "All"},
 		{Name: "Needs a person", Query: "status:manual"},
@@ -72,12 +73,38 @@ func quickViews(query string, stats *api.Stats) []quickView {
 	for i := range tabs {
 		tabs[i].Current = strings.TrimSpace(query) == tabs[i].Query
 	}
+	return tabs
+}
+
+// openCounts returns the counts of open entries by the filters of their tabs.
+func openCounts(stats *api.Stats) map[string]*api.Count {
+	counts := map[string]*api.Count{}
 	if stats.ByStatus != nil {
-		for i, status := range []deadletter.Status{deadletter.Manual, deadletter.Pending, deadletter.Processing} {
-			tabs[i+1].Entries = new(stats.ByStatus[string(status)])
+		for query, status := range map[string]deadletter.Status{
+			"status:manual": deadletter.Manual, "status:pending": deadletter.Pending,
+			"status:processing": deadletter.Processing,
+		} {
+			counts[query] = &api.Count{Entries: int(stats.ByStatus[string(status)])}
 		}
 	}
-	return tabs
+	return counts
+}
+
+// countedTabs returns the filters of the tabs and of the first saved views whose counts are not known yet. A live
+// rendering counts none of them again.
+func (l *list) countedTabs(live bool) (queries []string) {
+	if live {
+		return nil
+	}
+	for _, tab := range l.Tabs {
+		queries = append(queries, tab.Query)
+	}
+	for _, v := range l.Views[:min(len(l.Views), maxCounted)] {
+		queries = append(queries, v.Query)
+	}
+	return slices.DeleteFunc(queries, func(query string) bool {
+		return l.Counts[query] != nil || query == strings.TrimSpace(l.Query)
+	})
 }
 
 // possibleActs returns the actions that the states of the matching entries may allow. If the page lists all
@@ -176,12 +203,13 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 	chosen, problem := in.ranged(l.Query)
 	switch l.Time = in.timeRange(l.Query, in.URL.Path); {
 	case problem != nil:
-		l.Problem, v.Status, v.Interval, l.Tabs = problem, problem.Status, 0, quickViews(l.Query, &api.Stats{})
+		l.Problem, v.Status, v.Interval, l.Tabs = problem, problem.Status, 0, quickViews(l.Query)
 		return v, nil //nolint:nilerr // the page shows the problem
 	case chosen != l.Query: // the address has the range in its filter only
 		return &view{To: in.with("from", "", "to", "", "cursor", "", "q", chosen)}, nil
 	}
-	if _, live := isLive(in.Context()); !live {
+	_, live := isLive(in.Context())
+	if !live {
 		views, err := call(in, api.ListViews, api.ViewsInput{})
 		if err != nil {
 			return nil, err
@@ -196,7 +224,7 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 		})
 		return err
 	}, readIfAllowed(in, api.GetStats, api.None{}, &stats))
-	l.Tabs = quickViews(l.Query, &stats)
+	l.Tabs, l.Counts = quickViews(l.Query), openCounts(&stats)
 	if problem, ok := errors.AsType[*api.Problem](err); ok && problem.Status == http.StatusUnprocessableEntity {
 		l.Problem, v.Status, v.Interval = problem, problem.Status, 0
 		return v, nil
@@ -205,6 +233,10 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 		return nil, err
 	}
 	l.Entries, l.Count, l.Searched = page.Entries, page.Count, page.SearchedTo
+	maps.Copy(l.Counts, c.counts.get(in, l.countedTabs(live)))
+	if query := strings.TrimSpace(l.Query); page.Count != nil {
+		l.Counts[query] = page.Count
+	}
 	l.Asked = in.askedForAll(page.Entries)
 	if page.Next != "" {
 		l.Next = in.with("cursor", page.Next)

@@ -25,6 +25,8 @@ const (
 // decision. Operators who review at the same time are handed out different entries.
 type review struct {
 	Sentence string
+	Count    string                // of the entries that wait
+	Counts   map[string]*api.Count // of the tabs, by their filter
 	Whose    string // me, nobody, or "" for all
 	Query    string
 	Entries  []deadletter.Summary
@@ -50,6 +52,11 @@ func (r *review) address(name string, id uuid.UUID) string {
 		query.Set("q", r.search)
 	}
 	return "/review?" + query.Encode()
+}
+
+// reviewTabs returns the filters of the tabs.
+func reviewTabs() []string {
+	return []string{"status:manual", "status:manual assigned:me", "status:manual assigned:nobody"}
 }
 
 // newReview returns the review of a page, and its filter without the state.
@@ -101,6 +108,9 @@ func (c *Console) review(in *request) (*view, error) {
 	free := slices.IndexFunc(r.Entries, func(e deadletter.Summary) bool { return e.Review == nil })
 	listed := slices.ContainsFunc(r.Entries, func(e deadletter.Summary) bool { return e.ID == at })
 	r.summarize(free < 0, in.console.sidebar.get(in).Counts["review"])
+	if !live {
+		r.Counts = in.console.counts.get(in, reviewTabs())
+	}
 	switch {
 	case mine != uuid.Nil:
 		at = mine
@@ -143,6 +153,10 @@ func (c *Console) review(in *request) (*view, error) {
 // summarize sets the sentence. taken reports that other operators have all listed entries in review. all is the number
 // of entries that wait for a person, which the navigation shows; "" if unknown.
 func (r *review) summarize(taken bool, all string) {
+	r.Count = number(len(r.Entries))
+	if r.More {
+		r.Count += "+"
+	}
 	switch n := len(r.Entries); {
 	case n == 0:
 		r.Sentence = map[string]string{
@@ -150,7 +164,8 @@ func (r *review) summarize(taken bool, all string) {
 			"nobody": "All dead letters that wait for a person are assigned.",
 		}[r.Whose]
 		return
-	case r.More && r.Whose == "" && all != "":
+	case r.More && r.Whose == "" && r.search == "" && all != "":
+		r.Count = all
 		r.Sentence = fmt.Sprintf("%s dead letters wait for a person, the oldest captured %s.", all,
 			ago(r.Entries[0].CreatedAt))
 	case r.More:

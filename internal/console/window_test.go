@@ -4,12 +4,14 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/analytics"
+	"github.com/dlqd/dlqd/internal/api"
 )
 
 // asked returns a request for a page by a viewer in a time zone.
@@ -84,5 +86,17 @@ func TestPage_ShowsPanics(t *testing.T) {
 		require.Equal(t, "text/html; charset=utf-8", w.Header().Get("Content-Type"))
 		require.Contains(t, w.Body.String(), "loading this page failed; see the log of dlqd")
 		require.NotContains(t, w.Body.String(), "no such row")
+	}
+}
+
+// TestCounted_MarksBounds shows that a count stopped at its limit.
+func TestCounted_MarksBounds(t *testing.T) {
+	t.Parallel()
+	page, err := parsed().of("deadletters", time.UTC)
+	require.NoError(t, err)
+	for _, of := range []api.Count{{Entries: 999}, {Entries: 999, AtLeast: true}} {
+		var out strings.Builder
+		require.NoError(t, page.ExecuteTemplate(&out, "counted", &of))
+		require.Equal(t, map[bool]string{false: "999", true: "999+"}[of.AtLeast], out.String())
 	}
 }

@@ -1,0 +1,47 @@
+package console_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/access"
+)
+
+// TestTabs_ShowCounts shows the number of dead letters in the tabs of states, of the viewer and of saved views, and in
+// the titles of pages. An action changes them.
+func TestTabs_ShowCounts(t *testing.T) {
+	t.Parallel()
+	o := open(t, withTokens)
+	o.fail("reports", "report.daily", "no such report", 3)
+	o.eventually(3, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
+	b := o.tab()
+	b.signIn(o.token("kim", access.Operator))
+	// counts waits until a load of the page shows the counts of the tabs: a page does not wait for all of them.
+	counts := func(path, want string) {
+		b.Helper()
+		b.await(want+" in the tabs of "+path, func() bool {
+			b.open(path)
+			return b.texts(".tabs a:has(b)") == want
+		})
+	}
+	counts("/dead-letters", "All 3\nNeeds a person 3\nPending 0\nProcessing 0\nFailed 0\nMine 0\nResolved 0")
+	b.open(listOf("queue:reports"))
+	b.click(b.button("Save as a view"))
+	b.fill("form[action^='/views'] input[name=name]", "nightly")
+	b.follow("form[action^='/views'] button")
+	b.waitForText("Saved view nightly.")
+	require.Equal(t, "☆ nightly 3", b.texts(".tabs [aria-current=page]"))
+	b.open("/dead-letters/" + o.text("SELECT id::text FROM dlq.dead_letter_open LIMIT 1"))
+	b.fill("input[name=assignee]", "kim")
+	b.navigate(func() { b.press("\r") })
+	b.waitForText("Assigned to kim.")
+	counts("/dead-letters",
+		"All 3\nNeeds a person 3\nPending 0\nProcessing 0\nFailed 0\nMine 1\nResolved 0\n☆ nightly 3")
+	require.Equal(t, "All 3", b.texts(".tabs [aria-current=page]"))
+	counts("/review?whose=me", "All 3\nAssigned to me 1\nUnassigned 2")
+	require.Equal(t, "Assigned to me 1", b.texts(".tabs [aria-current=page]"))
+	require.Equal(t, "1", b.texts("h1 .of"))
+	b.open("/audit")
+	require.Regexp(t, `^\d+$`, b.texts("h1 .of"))
+}
