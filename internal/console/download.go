@@ -155,30 +155,57 @@ func (d *download) Write(p []byte) (int, error) {
 // Unwrap returns the wrapped writer, for http.ResponseController.
 func (d *download) Unwrap() http.ResponseWriter { return d.ResponseWriter }
 
-// chartFile serves the data of a chart: the backlog of the overview, as CSV or as an SVG image.
-func (c *Console) chartFile(w http.ResponseWriter, r *http.Request) {
+// backlogFile serves the chart of the overview as a file.
+func (c *Console) backlogFile(w http.ResponseWriter, r *http.Request) {
+	c.chartFile(w, r, "backlog", func(in *request) (*chart, error) {
+		var flow api.Report[analytics.Series]
+		chosen := in.window("24h")
+		err := readIfAllowed(in, api.GetFlow,
+			api.FlowInput{WindowInput: api.WindowInput{Over: chosen.Over}, By: "class", Step: chosen.Step}, &flow)()
+		if err != nil || len(flow.Rows) == 0 {
+			return nil, err
+		}
+		return in.backlogChart(flow.Rows, chosen), nil
+	})
+}
+
+// failuresFile serves the chart of a failure group as a file.
+func (c *Console) failuresFile(w http.ResponseWriter, r *http.Request) {
+	c.chartFile(w, r, "failures", func(in *request) (*chart, error) {
+		chosen := in.window("7d")
+		detail, err := call(in, api.GetGroup, api.GetGroupInput{GroupInput: groupInput(in), Over: chosen.Over})
+		if err != nil {
+			return nil, err
+		}
+		return in.failuresChart(&detail.Group, chosen), nil
+	})
+}
+
+// chartFile serves a chart with this name as CSV or as an SVG image. read reads the data as the page of the chart does,
+// with the viewer's rights. It returns nil if there is none.
+func (c *Console) chartFile(w http.ResponseWriter, r *http.Request, name string, read func(*request) (*chart, error)) {
 	in := c.request(r)
-	var flow api.Report[analytics.Series]
-	chosen := in.window("24h")
-	err := readIfAllowed(in, api.GetFlow,
-		api.FlowInput{WindowInput: api.WindowInput{Over: chosen.Over}, By: "class", Step: chosen.Step}, &flow)()
-	name := r.PathValue("file")
-	if err == nil && (len(flow.Rows) == 0 || name != "backlog.csv" && name != "backlog.svg") {
-		err = &api.Problem{Status: http.StatusNotFound, Detail: "there is no chart " + name + " to download"}
+	file := r.PathValue("file")
+	var drawn *chart
+	var err error
+	if file == name+".csv" || file == name+".svg" {
+		drawn, err = read(in)
+	}
+	if err == nil && drawn == nil {
+		err = &api.Problem{Status: http.StatusNotFound, Detail: "there is no chart " + file + " to download"}
 	}
 	if err != nil {
 		c.answer(w, in, nil, err)
 		return
 	}
-	chart := in.backlogChart(flow.Rows, chosen)
-	kind, raw := "text/csv; charset=utf-8", chart.csv()
-	if name == "backlog.svg" {
-		kind, raw = "image/svg+xml", []byte(chart.file())
+	kind, raw := "text/csv; charset=utf-8", drawn.csv()
+	if file == name+".svg" {
+		kind, raw = "image/svg+xml", []byte(drawn.file())
 	}
 	header := w.Header()
 	header.Set("Content-Type", kind)
 	header.Set("Content-Security-Policy", contentSecurityPolicy)
-	header.Set("Content-Disposition", fmt.Sprintf("attachment; filename=%q", name))
+	header.Set("Content-Disposition", fmt.Sprintf("attachment; filename=%q", file))
 	_, _ = w.Write(raw) //nolint:gosec // the Content-Type is CSV or SVG, and the policy forbids scripts
 }
 

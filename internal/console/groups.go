@@ -174,10 +174,8 @@ func (c *Console) group(in *request) (*view, error) {
 		}
 	}
 	g.Window, g.Windows = w, in.windowChoices(w)
-	g.Chart = &chart{
-		Title: "Failures, " + w.Name, Starts: w.trendStarts(in.now, len(detail.Trend)), Step: w.Trend,
-		Bands: []band{{"failures", detail.Trend}}, Zone: in.zone(), Bars: true, Filter: &g.Query,
-	}
+	g.Chart = in.failuresChart(&detail.Group, w)
+	g.Chart.Filter = &g.Query
 	g.Sentence = in.groupSentence(&detail.Group, w)
 	g.Asked = in.askedForAll(detail.Entries)
 	chosen := sqlQuoted(jsonOf(map[string]string{"queue": detail.Queue, "fingerprint": detail.Fingerprint}))
@@ -187,6 +185,16 @@ func (c *Console) group(in *request) (*view, error) {
 	return &view{
 		Template: "group", Title: "Group " + short(detail.Fingerprint), Data: g, Interval: groupsInterval, Section: "/groups",
 	}, nil
+}
+
+// failuresChart returns a chart of a group's failures in a window.
+func (in *request) failuresChart(g *group.Group, w window) *chart {
+	file := groupPath(g.Queue, g.Fingerprint) + "/chart/failures"
+	return &chart{
+		Title: "Failures, " + w.Name, Starts: w.trendStarts(in.now, len(g.Trend)), Step: w.Trend,
+		Bands: []band{{"failures", g.Trend}}, Zone: in.zone(), Bars: true,
+		File: file + ".csv?over=" + w.Over, Image: file + ".svg?over=" + w.Over,
+	}
 }
 
 func (in *request) groupSentence(g *group.Group, w window) string {

@@ -57,4 +57,12 @@ func TestDownload_HasWhatMatches(t *testing.T) {
 	require.True(t, strings.HasPrefix(file, `<svg xmlns="http://www.w3.org/2000/svg"`), file)
 	status, _ = b.browse(operator, "/chart/other.csv")
 	require.Equal(t, http.StatusNotFound, status)
+
+	// The chart of a failure group, in scope and out of it.
+	for kind, want := range map[string]int{"csv": http.StatusOK, "svg": http.StatusOK, "png": http.StatusNotFound} {
+		status, file = b.browse(operator, "/groups/pay_eu/same/chart/failures."+kind)
+		require.Equal(t, want, status, file)
+	}
+	status, _ = b.browse(operator, "/groups/mailqueue/same/chart/failures.csv")
+	require.Equal(t, http.StatusNotFound, status)
 }
