@@ -100,3 +100,15 @@ func TestCounted_MarksBounds(t *testing.T) {
 		require.Equal(t, map[bool]string{false: "999", true: "999+"}[of.AtLeast], out.String())
 	}
 }
+
+// TestQueues_TeachWithoutBreakers renders the page of a system without queues and breakers, which a policy with a
+// destination never has.
+func TestQueues_TeachWithoutBreakers(t *testing.T) {
+	t.Parallel()
+	page, err := parsed().of("queues", time.UTC)
+	require.NoError(t, err)
+	var out strings.Builder
+	require.NoError(t, page.ExecuteTemplate(&out, "main", &frame{view: view{Data: &queues{}}}))
+	require.Equal(t, 2, strings.Count(out.String(), `class="example"`), out.String())
+	require.Contains(t, out.String(), "riverQueues:\n  mailers:")
+}
