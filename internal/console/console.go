@@ -119,6 +119,7 @@ func New(config Config) *Console {
 	c.mux.HandleFunc("GET /sign-in", func(w http.ResponseWriter, r *http.Request) { c.signIn(w, r, http.StatusOK, "") })
 	c.mux.HandleFunc("GET /events", c.events)
 	c.mux.Handle("GET /static/", static())
+	c.mux.HandleFunc("GET /static/environment/{file}", environmentSheet)
 	c.mux.HandleFunc("/", c.notFound)
 	return c
 }

@@ -63,6 +63,7 @@ type frame struct {
 	Role     access.Role
 	// Environment is the policy's environment. Production is highlighted.
 	Environment string
+	Style       string         // address of the style sheet of the environment's colour; "" if it has none
 	Zone        *time.Location // of the times on the page
 	Theme       string         // light, dark, or "" for the system's preference
 	Flash       flash
@@ -102,6 +103,9 @@ func newFrame(in *request) *frame {
 		Zone: in.zone(),
 	}
 	f.Role = f.Who.RoleName()
+	if in.console.Policy != nil {
+		f.Style = environmentStyle(in.console.Policy().Monitoring.Console.Color)
+	}
 	if cookie, err := in.Cookie("dlqd-theme"); err == nil && (cookie.Value == "light" || cookie.Value == "dark") {
 		f.Theme = cookie.Value
 	}

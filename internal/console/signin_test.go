@@ -189,3 +189,36 @@ grants:
 	b.open("/access")
 	b.waitForText("You are kim@example.com")
 }
+
+// TestSignIn_ShowsTheEnvironment shows the environment's name on its colour, on the sign-in page and, in both themes
+// and at the end of a long page, on the others.
+func TestSignIn_ShowsTheEnvironment(t *testing.T) {
+	t.Parallel()
+	o := open(t, func(c *server.Config) {
+		withTokens(c)
+		c.Source.Env, c.Policy.Monitoring.Console.Color = "prod", "#facc15"
+	})
+	b := o.tab()
+	shown := func() {
+		b.Helper()
+		require.Equal(t, "prod", b.texts(".band"))
+		require.Equal(t, "rgb(250, 204, 21) rgb(0, 0, 0) 0", b.value(`(() => {
+			scrollTo(0, document.body.scrollHeight);
+			const band = document.querySelector(".band"), style = getComputedStyle(band);
+			return style.backgroundColor + " " + style.color + " " + band.getBoundingClientRect().top;
+		})()`))
+	}
+	b.open("/sign-in")
+	shown()
+	b.signIn(o.token("kim", access.Operator))
+	b.size(1280, 500)
+	for _, theme := range []string{"light", "dark"} {
+		b.theme(theme)
+		for _, path := range []string{"/policy", "/access", "/nothing"} {
+			b.allow("status of 404")
+			b.open(path)
+			shown()
+			require.Empty(t, b.value(sideways), path)
+		}
+	}
+}

@@ -337,11 +337,17 @@ type DLQWorkers struct {
 }
 
 // Monitoring is monitoring.yaml: limits for alerts, which dlqd publishes as metrics for alerting rules to compare
-// with, and the limits of the read replica.
+// with, the limits of the read replica, and how the console shows the environment.
 type Monitoring struct {
 	Defaults Alert             `json:"defaults" jsonschema:"description=Defaults for every queue."`
 	Queues   map[string]*Alert `json:"queues"   jsonschema:"description=Limits by queue."`
 	Replica  Replica           `json:"replica"  jsonschema:"description=Limits of the read replica (serve --replica-url)."`
+	Console  ConsoleLook       `json:"console"  jsonschema:"description=How the console shows which environment it is."`
+}
+
+// ConsoleLook is how the console shows which environment it is.
+type ConsoleLook struct {
+	Color string `json:"color" jsonschema:"pattern=^(#[0-9a-fA-F]{6})?$,description=Colour of the environment\\, as #rrggbb: a band with the environment's name on each page and on the sign-in page. Its text is black or white\\, whichever has more contrast. If empty\\, there is no band."`
 }
 
 // Replica is the limits of the read replica.

@@ -185,6 +185,8 @@ func TestLoad_ReportsMistakesWithLines(t *testing.T) {
 		{"access", "approvals: {rules: [{operations: [erase], above: -1}]}", "approvals.rules[0].above: "},
 		{"access", "authentication: [tokens]\napprovals: {rules: [{operations: [erase], queues: ['']}]}", "is not a pattern"},
 		{"access", "approvals: {expire: 5s}", "access.yaml:1: approvals.expire: is 5s; must be 1m0s to 720h0m0s"},
+		{"monitoring", "console:\n  color: red", `monitoring.yaml:2: console.color: "red" is not a colour, such as "#b91c1c"`},
+		{"monitoring", "console: {color: '#b91c1'}", `console.color: "#b91c1" is not a colour`},
 		{"retry-policies", "queues: [", "retry-policies.yaml:1: did not find"},
 		{"retry-policies", "queues: []", "retry-policies.yaml:1: queues: is of type array; must be object"},
 		{"retry-policies", "- a", "retry-policies.yaml:1: must be a mapping"},

@@ -218,7 +218,11 @@ func collect(name string, content map[string]any, err *validator.ValidationError
 	case *kind.Format:
 		add("%q is too long; a duration has at most 100000d", k.Got)
 	case *kind.Pattern:
-		add("%q is not a duration, such as 30s, 5m, 2h or 30d", k.Got)
+		if k.Want == durationPattern {
+			add("%q is not a duration, such as 30s, 5m, 2h or 30d", k.Got)
+		} else { // ConsoleLook.Color, the only other pattern
+			add("%q is not a colour, such as \"#b91c1c\" (in quotes: # begins a comment)", k.Got)
+		}
 	case *kind.Required:
 		add("%s is required", strings.Join(k.Missing, " and "))
 	default:
