@@ -27,7 +27,7 @@ type review struct {
 	Sentence string
 	Count    string                // of the entries that wait
 	Counts   map[string]*api.Count // of the tabs, by their filter
-	Whose    string // me, nobody, or "" for all
+	Whose    string                // me, nobody, or "" for all
 	Query    string
 	Entries  []deadletter.Summary
 	More     bool

@@ -239,18 +239,36 @@ function show(html, name = "page") {
 		}
 		/** @type {HTMLElement} */ (old).hidden = /** @type {HTMLElement} */ (part).hidden;
 		if (old.innerHTML === part.innerHTML || busy(old, part)) continue;
-		const open = all("details[open] > summary", old).map((summary) => summary.textContent);
-		const focused = old.contains(document.activeElement) ? document.activeElement?.getAttribute("href") : null;
-		old.replaceChildren(...document.importNode(part, true).childNodes);
+		replace(/** @type {HTMLElement} */ (old), part);
 		if (name === "page") endFlash();
-		for (const summary of all("details > summary", old)) {
-			if (open.includes(summary.textContent)) /** @type {HTMLDetailsElement} */ (summary.parentElement).open = true;
-		}
-		copyable(old);
-		if (focused) /** @type {HTMLElement | null} */ (old.querySelector(`[href="${CSS.escape(focused)}"]`))?.focus();
 	}
 	updateTimes();
 	showWaiting();
+}
+
+/** @param {HTMLElement} target */
+function focusOn(target) {
+	if (!target.matches("a[href], button, input, select, textarea, summary, [tabindex]")) target.tabIndex = -1;
+	target.focus({ preventScroll: true });
+}
+
+/**
+ * Replaces the content of an element. What was open stays open. The focus goes to the new form of the part that had it,
+ * or to the element if there is none.
+ * @param {HTMLElement} old @param {Element} fresh
+ */
+function replace(old, fresh) {
+	const open = all("details[open] > summary", old).map((summary) => summary.textContent);
+	const active = /** @type {HTMLElement | null} */ (document.activeElement), inside = active && active !== old && old.contains(active);
+	const id = inside && active.id, href = inside && active.getAttribute("href");
+	const same = id ? `#${CSS.escape(id)}` : href ? `[href="${CSS.escape(href)}"]` : null;
+	const nth = same ? all(same, old).indexOf(active ?? old) : -1;
+	old.replaceChildren(...document.importNode(fresh, true).childNodes);
+	for (const summary of all("details > summary", old)) {
+		if (open.includes(summary.textContent)) /** @type {HTMLDetailsElement} */ (summary.parentElement).open = true;
+	}
+	copyable(old);
+	if (inside) focusOn(same && (all(same, old)[nth] ?? one(same, old)) || old);
 }
 
 // The result of an action is shown until the page shows a later state, for ten seconds at least; one that can be undone
@@ -313,7 +331,7 @@ function showRows(old, fresh) {
 			const state = one(".mark .hide", row)?.textContent;
 			if (state && state !== one(".mark .hide", there)?.textContent) announcement.textContent = `${one("a", row)?.textContent?.trim() ?? "a row"}: ${state}`;
 			all("[data-cell]", there).forEach((cell, i) => {
-				if (cells[i] && cell.innerHTML !== cells[i].innerHTML) cell.replaceChildren(...document.importNode(cells[i], true).childNodes);
+				if (cells[i] && cell.innerHTML !== cells[i].innerHTML) replace(cell, cells[i]);
 			});
 		}
 	}
@@ -727,27 +745,39 @@ document.addEventListener("keydown", (event) => {
 	event.preventDefault();
 });
 
-// After an action, the focus returns to where it was: to the button, if it can be pressed again, or to its section. A
-// review shows another entry then, so the section has the focus, and no key decides about an entry that was not read.
+// After an action, the focus returns to where it was: to the button, if it can be pressed again, or to the nearest
+// section that is still there. A review shows another entry then, so the section has the focus, and no key decides about
+// an entry that was not read. Without a script, the fragment of the form's address leads back to the section. With one,
+// the page stays at its top, where the result of the action is.
 
 const focusKept = "dlqd-focus";
 document.addEventListener("submit", (event) => {
-	const by = event.submitter ?? document.activeElement, near = by?.closest("tr[id], section[id], [id]:not(main)");
-	if (!(event.target instanceof HTMLFormElement) || event.target.method !== "post" || !(by instanceof HTMLElement) || !near) return;
-	sessionStorage.setItem(focusKept, JSON.stringify({ page: location.pathname, id: near.id, name: by.getAttribute("name"), value: by.getAttribute("value"), at: Date.now() }));
+	const by = event.submitter ?? document.activeElement, form = event.target;
+	if (!(form instanceof HTMLFormElement) || form.method !== "post" || !(by instanceof HTMLElement)) return;
+	const near = [];
+	for (let part = by.closest("[id]:not(main)"); part; part = part.parentElement?.closest("[id]:not(main)") ?? null) near.push(part.id);
+	if (near.length === 0) return;
+	sessionStorage.setItem(focusKept, JSON.stringify({ page: location.pathname, near, name: by.getAttribute("name"), value: by.getAttribute("value"), at: Date.now() }));
+	if (!("result" in form.dataset)) form.setAttribute("action", (form.getAttribute("action") ?? "").replace(/#.*/, ""));
 });
 {
-	/** @type {{page: string, id: string, name: string | null, value: string | null, at: number} | null} */
+	/** @type {{page: string, near: string[], name: string | null, value: string | null, at: number} | null} */
 	const kept = JSON.parse(sessionStorage.getItem(focusKept) ?? "null");
 	sessionStorage.removeItem(focusKept);
-	const near = kept && kept.page === location.pathname && Date.now() - kept.at < 60_000 ? document.getElementById(kept.id) : null;
-	if (kept && near && [document.body, null].includes(/** @type {any} */ (document.activeElement)) && !location.hash) {
-		const same = location.pathname === "/review" ? undefined : all("button, input", near).find((field) => field.getAttribute("name") === kept.name && field.getAttribute("value") === kept.value &&
+	const fits = kept && kept.page === location.pathname && Date.now() - kept.at < 60_000;
+	const near = fits ? kept.near.map((id) => document.getElementById(id)).find((part) => part) : null;
+	const restore = () => {
+		const active = document.activeElement;
+		if (!kept || !near || active && active !== document.body && active !== near) return;
+		for (let part = near.closest("details"); part; part = part.parentElement?.closest("details") ?? null) part.open = true;
+		const same = location.pathname === "/review" || near.id !== kept.near[0] ? undefined : all("button, input", near).find((field) =>
+			field.getAttribute("name") === kept.name && field.getAttribute("value") === kept.value &&
 			!(/** @type {HTMLButtonElement} */ (field).disabled) && field.checkVisibility());
-		const target = same ?? /** @type {HTMLElement | null} */ (one("summary.button", near)) ?? near;
-		if (target === near) near.tabIndex = -1;
-		target.focus({ preventScroll: true });
-	}
+		focusOn(same ?? /** @type {HTMLElement | null} */ (one("summary.button", near)) ?? near);
+	};
+	restore();
+	// If the address has a fragment, the browser takes the focus away once the page is laid out.
+	if (location.hash) addEventListener("load", () => requestAnimationFrame(() => requestAnimationFrame(restore)));
 }
 
 // A form is not submitted twice.
