@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"time"
 
@@ -242,11 +243,11 @@ func insertAll(ctx context.Context, pool *pgxpool.Pool, jobs, size int) (float64
 		return 0, err
 	}
 	params := make([]river.InsertManyParams, size)
-	for i := range params {
-		params[i] = river.InsertManyParams{Args: noopArgs{strings.Repeat("x", 900)}}
-	}
 	start := time.Now()
-	for range jobs / size {
+	for batch := range jobs / size {
+		for i := range params {
+			params[i].Args = noopArgs{strings.Repeat("x", 890) + strconv.Itoa(batch*size+i)}
+		}
 		if err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			_, err := client.InsertManyFastTx(ctx, tx, params)
 			return err
