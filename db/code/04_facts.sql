@@ -6,7 +6,7 @@
 CREATE OR REPLACE FUNCTION dlq.is_superseded(p_state text, p_attempt integer, p_metadata jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 -- A job that ran again outside dlqd keeps the marker dlq:done, but has made one more attempt.
-RETURN p_state = 'completed' AND p_metadata #> '{dlq:done,attempt}' IS NOT DISTINCT FROM to_jsonb(p_attempt);
+RETURN p_state = 'completed' AND p_metadata #>> '{dlq:done,attempt}' IS NOT DISTINCT FROM p_attempt::text;
 COMMENT ON FUNCTION dlq.is_superseded IS
     'Whether dlqd set a job of River to completed (dlq.supersede) and the job has not run since.';
 

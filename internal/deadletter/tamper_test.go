@@ -216,6 +216,92 @@ func TestMoves_SettingHidesNoMove(t *testing.T) {
 	})
 }
 
+// Functions that a redelivery's statement calls for each entry are inlined, because Postgres would start an execution
+// of its own for each call.
+func TestRedeliver_ExpressionsAreInlined(t *testing.T) {
+	t.Parallel()
+	_, pool := createRoleEntries(t)
+	rows, err := pool.Query(t.Context(), `EXPLAIN (VERBOSE) SELECT dlq.carried_metadata(metadata, 'discard'),
+		dlq.is_superseded(state::text, attempt, metadata) FROM river_job`)
+	require.NoError(t, err)
+	plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.NotContains(t, strings.Join(plan, " "), "dlq.")
+}
+
+// The trigger dead_letter_move skips redeliveries that dlqd makes in one statement, because dlq.on_moves writes their
+// audit rows. An UPDATE that looks the same leaves an audit row, too, whoever makes it.
+func TestMoves_NoUpdateHidesRedelivery(t *testing.T) {
+	t.Parallel()
+	url, pool := createRoleEntries(t)
+	owner := ownerSession(t, pool)
+	id := owner.text("SELECT min(id::text) FROM dlq.dead_letter_open")
+	// redeliver moves the entry as dlq.redeliver_now does, and returns the audit row.
+	redeliver := func(s *session, table, more string) string {
+		owner.can("UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual' WHERE id = '" + id + "'")
+		before := owner.text("SELECT count(*)::text FROM dlq.dead_letter_transitions")
+		_, err := s.conn.Exec(t.Context(), "UPDATE dlq."+table+` SET status = 'dlq_processing', redelivery_job_id = 1,
+			next_retry_at = NULL, waiting_for = NULL, parked_by = NULL, updated_at = now()`+more+" WHERE id = '"+id+"'")
+		require.NoError(t, err)
+		return owner.text(`SELECT string_agg(concat_ws(' ', t.actor, t.from_status, t.to_status), ', ')
+			FROM (SELECT * FROM dlq.dead_letter_transitions ORDER BY at, id OFFSET ` + before + ") t")
+	}
+	const set = `SET dlq.moves = '{"actor": "kim"}'`
+	wrong := func(s *session, table string) {
+		owner.can("UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual' WHERE id = '" + id + "'")
+		const processing = "status = 'dlq_processing', redelivery_job_id = 1, parked_by = NULL, "
+		for _, change := range []string{
+			"status = 'dlq_failed'", processing + "river_job_id = -1", processing + "id = gen_random_uuid()",
+		} {
+			_, err := s.conn.Exec(t.Context(), "UPDATE dlq."+table+" SET updated_at = now(), "+change+" WHERE id = '"+id+"'")
+			require.ErrorContains(t, err, "DLQ01", change)
+		}
+	}
+	me := owner.text("SELECT session_user")
+	for _, table := range []string{"dead_letter_queue", "dead_letter_open"} {
+		require.Equal(t, me+" dlq_manual dlq_processing", redeliver(owner, table, ""))
+		require.Equal(t, "kim dlq_manual dlq_processing",
+			redeliver(owner, table, `, move = '{"actor": "kim"}'`))
+		owner.can(set)
+		require.Equal(t, "kim dlq_manual dlq_processing", redeliver(owner, table, ""))
+		wrong(owner, table)
+		owner.can("RESET dlq.moves")
+	}
+	// Columns that do not follow the status are corrected, not skipped.
+	owner.can(set)
+	owner.can("UPDATE dlq.dead_letter_open SET status = 'dlq_pending', next_retry_at = now() WHERE id = '" + id + "'")
+	owner.can(`UPDATE dlq.dead_letter_open SET status = 'dlq_processing', redelivery_job_id = 1, waiting_for = 'x',
+		parked_by = 'x', updated_at = now() WHERE id = '` + id + "'")
+	require.Empty(t, owner.text(`SELECT concat(next_retry_at, waiting_for, parked_by, closed_at, move)
+		FROM dlq.dead_letter_open WHERE id = '`+id+"'"))
+	owner.can("RESET dlq.moves")
+
+	// Row level security hides all entries from the statements of other roles, unless they may bypass it.
+	admin, err := pgx.Connect(t.Context(), postgrestest.Superuser(t, url))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = admin.Close(context.WithoutCancel(t.Context())) })
+	for _, privilege := range []string{"SELECT, UPDATE", "ALL"} {
+		asRole(t, url, "dlq_admin", func(conn *pgx.Conn) {
+			s := &session{T: t, conn: conn}
+			name := s.text("SELECT session_user")
+			for _, sql := range []string{
+				"ALTER ROLE " + name + " BYPASSRLS",
+				"GRANT " + privilege + " ON dlq.dead_letter_queue, dlq.dead_letter_open TO " + name,
+			} {
+				_, err := admin.Exec(t.Context(), sql)
+				require.NoError(t, err, sql)
+			}
+			s.can(set)
+			for _, table := range []string{"dead_letter_queue", "dead_letter_open"} {
+				require.Equal(t, name+" dlq_manual dlq_processing", redeliver(s, table, ""), privilege)
+				wrong(s, table)
+			}
+			_, err := admin.Exec(t.Context(), "DROP OWNED BY "+name)
+			require.NoError(t, err)
+		})
+	}
+}
+
 // A manual UPDATE moved entries to dlq_processing without a job, or with one of another entry. The
 // sweep returns them to pending.
 func TestSweep_ReturnsEntriesMovedWithoutJob(t *testing.T) {
