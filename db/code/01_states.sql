@@ -305,7 +305,8 @@ COMMENT ON FUNCTION dlq.publish_policy IS
 
 -- on_move checks a move and writes its audit row. It is a BEFORE trigger because AFTER UPDATE
 -- triggers do not fire on a row that changes its partition, as every closing entry does. An entry
--- that is still in the inbox is filed first.
+-- that is still in the inbox is filed first. The trigger's WHEN skips the redeliveries of dlq.redeliver_now: these rows
+-- are as this function would leave them, and dlq.on_moves writes their audit rows.
 CREATE OR REPLACE FUNCTION dlq.on_move() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -432,14 +433,16 @@ COMMENT ON FUNCTION dlq.on_move IS
 
 -- A function that moves many entries with one statement sets dlq.moves for this statement (dlq.set_moves): dlq.on_moves
 -- then writes the audit rows of all of them with one insert. The setting counts only for the schema's owner, who may
--- also set the column move: an operator could set it before calling a function.
+-- also set the column move: an operator could set it before calling a function. The owner, its members and superusers
+-- have every privilege on the table, with the right to grant it.
 CREATE OR REPLACE FUNCTION dlq.moves_in_batch() RETURNS boolean
 LANGUAGE sql STABLE
 RETURN coalesce(current_setting('dlq.moves', true), '') <> ''
-    AND pg_has_role(coalesce(nullif(current_setting('role', true), 'none'), session_user)::name, current_user, 'USAGE');
+    AND has_table_privilege(coalesce(nullif(current_setting('role', true), 'none'), session_user)::name,
+        'dlq.dead_letter_queue'::regclass, 'TRIGGER WITH GRANT OPTION');
 COMMENT ON FUNCTION dlq.moves_in_batch IS
-    'Whether dlq.on_moves writes the audit rows of the current statement, and not dlq.on_move. Called by these two, '
-    'which run as the schema''s owner.';
+    'Whether dlq.on_moves writes the audit rows of the current statement, and not dlq.on_move. The condition of the '
+    'trigger dead_letter_move contains the same expression.';
 
 -- The triggers are missing for a moment while dlqd is upgraded: it replaces functions before triggers.
 CREATE OR REPLACE FUNCTION dlq.set_moves(p_move jsonb) RETURNS boolean
@@ -451,13 +454,17 @@ BEGIN
         RETURN false;
     END IF;
     PERFORM set_config('dlq.moves', coalesce(p_move::text, ''), true);
+    IF p_move IS NOT NULL AND NOT dlq.moves_in_batch() THEN
+        PERFORM set_config('dlq.moves', '', true);
+        RETURN false;
+    END IF;
     RETURN p_move IS NOT NULL;
 END
 $$;
 COMMENT ON FUNCTION dlq.set_moves IS
     'Sets dlq.moves to what the moves of the next statement have in common: an object like the column move, or with '
-    'the reason of each id under "reasons". The statement has to set that column, too. Null after the statement. '
-    'Returns whether dlq.moves is set now.';
+    'the reason of each id under "reasons". Null after the statement. Returns whether dlq.on_moves writes the audit '
+    'rows now; otherwise the statement has to set that column.';
 
 -- Without enable_nestloop = off, a plan that was made for one row could compare each of 5,000 rows with each other.
 CREATE OR REPLACE FUNCTION dlq.on_moves() RETURNS trigger

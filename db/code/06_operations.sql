@@ -214,7 +214,12 @@ BEGIN
                 locked_at = now(),
                 notes = coalesce(p_note, e.notes),
                 config_version = coalesce(p_config_version, e.config_version),
-                move = v_move
+                -- What dlq.on_move would set: the trigger then skips the row.
+                next_retry_at = NULL,
+                waiting_for = NULL,
+                parked_by = NULL,
+                updated_at = now(),
+                move = CASE WHEN NOT v_moving THEN v_move END
             FROM jobs, notified
             WHERE e.id = jobs.entry_id
         ), reopened AS (
