@@ -301,10 +301,17 @@ SELECT s.entry_id::uuid AS entry_id, s.known::boolean AS known, coalesce(s.job_i
     coalesce(s.same, '')::text AS same
 FROM dlq.superseded(@ids::uuid[]) s WHERE s.job_id IS NOT NULL OR NOT s.known;
 
--- name: LimitStatements :one
--- LimitStatements sets the statement_timeout of the transaction, and returns the one before.
-WITH b AS MATERIALIZED (SELECT current_setting('statement_timeout')::text AS before)
-SELECT b.before::text AS before, set_config('statement_timeout', @timeout::text, true)::text AS now FROM b;
+-- name: SaveBeforeLookup :exec
+-- SaveBeforeLookup and BackBeforeLookup enclose the search for later work: a statement that Postgres
+-- cancels does not end the transaction.
+SAVEPOINT lookup;
+
+-- name: BackBeforeLookup :exec
+ROLLBACK TO SAVEPOINT lookup;
+
+-- name: LimitStatements :exec
+-- LimitStatements sets the statement_timeout of the transaction.
+SELECT set_config('statement_timeout', @timeout::text, true);
 
 -- name: CountNotKnown :exec
 -- CountNotKnown counts sent entries of which it is not known whether later work has superseded them.

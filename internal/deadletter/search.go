@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -54,7 +53,7 @@ func (s *Store) Search(ctx context.Context, p Page, budget time.Duration) (*Foun
 	}
 	found := &Found{Entries: []Summary{}}
 	if half := budget / 2; half >= time.Millisecond && !isSearch(&p.Filter) {
-		if found.Entries, err = s.list(ctx, p, condition, time.Now().Add(half)); !isStatementTimeout(err) {
+		if found.Entries, err = s.list(ctx, p, condition, time.Now().Add(half)); !postgres.IsCancelled(err) {
 			if err == nil && len(found.Entries) == p.Limit {
 				found.Next = found.Entries[p.Limit-1].ID
 			}
@@ -132,7 +131,7 @@ func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int,
 		if err != nil {
 			return 0, false, err
 		}
-		if _, err = count(Page{Filter: f}, parts, time.Now().Add(half)); !isStatementTimeout(err) {
+		if _, err = count(Page{Filter: f}, parts, time.Now().Add(half)); !postgres.IsCancelled(err) {
 			return min(n, most), n > most, err
 		}
 	}
@@ -196,9 +195,9 @@ func (s *Store) searchSlices(ctx context.Context, p Page, deadline time.Time,
 			full, err = look(slice, among, until)
 		}
 		switch {
-		case isStatementTimeout(err) && looked:
+		case postgres.IsCancelled(err) && looked:
 			return slice.Cursor, nil
-		case isStatementTimeout(err) && entries > 1:
+		case postgres.IsCancelled(err) && entries > 1:
 			entries /= 10
 			continue
 		case err != nil:
@@ -276,12 +275,6 @@ func (s *Store) read(ctx context.Context, until time.Time, run func(db postgres.
 	begin := postgres.BeginReadOnlyQuery(fmt.Sprintf("statement_timeout = %d", left), "enable_seqscan = off")
 	return pgx.BeginTxFunc(ctx, postgres.ReadPool(ctx, s.pool), pgx.TxOptions{BeginQuery: begin},
 		func(tx pgx.Tx) error { return run(tx) })
-}
-
-// isStatementTimeout reports whether the server cancelled a statement because of its timeout.
-func isStatementTimeout(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == "57014"
 }
 
 func less(a, b uuid.UUID) bool { return bytes.Compare(a[:], b[:]) < 0 }

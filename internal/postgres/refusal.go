@@ -55,6 +55,12 @@ func IsLocked(err error) bool {
 	return errors.As(err, &pgErr) && pgErr.Code == "55P03"
 }
 
+// IsCancelled reports whether Postgres cancelled a statement: it reached statement_timeout, or an operator cancelled it.
+func IsCancelled(err error) bool {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pgErr.Code == "57014"
+}
+
 // away lists the SQLSTATEs with which a server refuses a connection that it may accept later: it starts, stops or
 // recovers, or all its connections are taken.
 var away = []string{"53300", "57P01", "57P02", "57P03"}

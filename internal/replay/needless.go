@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
 )
 
@@ -63,22 +64,27 @@ func stale(ctx context.Context, queries *dbsqlc.Queries, p *policy.Policy, ids [
 }
 
 // superseded returns the entries whose work a later job has done, with the reason of each, and those of which that is
-// not known.
+// not known: all of them if Postgres cancels the statement. It needs a transaction, whose timeout it does not change.
 func superseded(ctx context.Context, queries *dbsqlc.Queries,
 	ids []uuid.UUID,
 ) (reasons map[uuid.UUID]string, unknown []uuid.UUID, err error) {
-	limit, err := queries.LimitStatements(ctx, strconv.FormatInt(lookupTime.Milliseconds(), 10))
-	if err != nil {
+	if err := queries.SaveBeforeLookup(ctx); err != nil {
 		return nil, nil, err
 	}
-	rows, err := queries.Superseded(ctx, ids)
-	if err != nil {
-		return nil, nil, fmt.Errorf("look for later work: %w", err)
+	if err := queries.LimitStatements(ctx, strconv.FormatInt(lookupTime.Milliseconds(), 10)); err != nil {
+		return nil, nil, err
 	}
-	if _, err = queries.LimitStatements(ctx, limit.Before); err != nil {
+	rows, lookup := queries.Superseded(ctx, ids)
+	if lookup != nil && !postgres.IsCancelled(lookup) {
+		return nil, nil, fmt.Errorf("look for later work: %w", lookup)
+	}
+	if err := queries.BackBeforeLookup(ctx); err != nil { // also resets the timeout
 		return nil, nil, err
 	}
 	reasons = map[uuid.UUID]string{}
+	if lookup != nil {
+		return reasons, ids, nil
+	}
 	for i := range rows {
 		if row := &rows[i]; row.JobID != 0 {
 			reasons[row.EntryID] = fmt.Sprintf("job %d with the same %s has completed since", row.JobID, row.Same)

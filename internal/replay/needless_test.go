@@ -124,6 +124,44 @@ func TestRun_SendsIfSupersededIsNotKnown(t *testing.T) {
 	require.EqualValues(t, 1, b.get(run).NotKnown)
 }
 
+// wrapSuperseded runs a statement before each look for later work.
+func (b *bundle) wrapSuperseded(statement string) {
+	b.Helper()
+	b.exec("ALTER FUNCTION dlq.superseded RENAME TO superseded_before")
+	b.exec(`CREATE FUNCTION dlq.superseded(p_ids uuid[])
+		RETURNS TABLE (entry_id uuid, known boolean, job_id bigint, same text) LANGUAGE plpgsql AS $$
+		BEGIN ` + statement + `; RETURN QUERY SELECT * FROM dlq.superseded_before(p_ids); END $$`)
+}
+
+// A look for later work can take a second. An application must not wait for that long for jobs that the run has locked.
+func TestRun_LooksForLaterWorkWithoutLockingJobs(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(30, "a", "T")
+	b.wrapSuperseded(`IF EXISTS (SELECT FROM pg_locks l WHERE l.pid = pg_backend_pid()
+			AND l.relation = 'river_job'::regclass AND l.mode <> 'AccessShareLock') THEN
+			RAISE EXCEPTION 'the transaction has locked jobs';
+		END IF`)
+	run := b.start(replay.Request{All: true, SkipSuperseded: true, BatchSize: 10})
+	for range 3 {
+		b.runOnce()
+	}
+	require.EqualValues(t, 30, b.get(run).Replayed)
+}
+
+// A look that Postgres cancels has no answer. It does not end the transaction of the batch.
+func TestRun_SendsIfTheLookForLaterWorkIsCancelled(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(3, "a", "T")
+	b.wrapSuperseded("PERFORM pg_sleep(300)")
+	run := b.start(replay.Request{All: true, SkipSuperseded: true})
+	b.runOnce()
+	got := b.get(run)
+	require.EqualValues(t, 3, got.Replayed)
+	require.EqualValues(t, 3, got.NotKnown)
+}
+
 func TestRun_SkipsStaleWork(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -28,7 +28,8 @@ const (
 	// longer ones send bursts.
 	paceStep = 50 * time.Millisecond
 	// commitEntries limits the entries that one transaction sends for a run with neither a rate nor a concurrency,
-	// unless its batch is larger. The transaction sends several batches, because each commit waits for the disk.
+	// unless its batch is larger. The transaction sends several batches, because each commit waits for the disk. It sends
+	// one batch if the run looks for later work.
 	commitEntries = 500
 	// turnTimeout bounds one pass over all active runs.
 	turnTimeout = time.Minute
@@ -137,7 +138,7 @@ const maxTries = 10
 const maxSingly = 10_000
 
 // batch advances a run by one batch, in one transaction. If the run has neither a rate nor a
-// concurrency, the transaction sends several batches.
+// concurrency, and does not look for later work, the transaction sends several batches.
 func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err error) {
 	p = idle
 	// Apply the facts first, so that the redeliveries in progress and the recent outcomes are known.
@@ -165,7 +166,8 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 			return err
 		}
 		steps := 1
-		if isUnlimited(&run) && !singly {
+		// A batch is committed before the next look for later work, which can take lookupTime: the transaction locks jobs.
+		if isUnlimited(&run) && !singly && !run.SkipSuperseded {
 			steps = max(1, commitEntries/size)
 		}
 		for step := range steps {

@@ -38,6 +38,15 @@ func (q *Queries) ActiveReplays(ctx context.Context) ([]uuid.UUID, error) {
 	return items, nil
 }
 
+const BackBeforeLookup = `-- name: BackBeforeLookup :exec
+ROLLBACK TO SAVEPOINT lookup
+`
+
+func (q *Queries) BackBeforeLookup(ctx context.Context) error {
+	_, err := q.db.Exec(ctx, BackBeforeLookup)
+	return err
+}
+
 const CheckDestination = `-- name: CheckDestination :exec
 SELECT dlq.check_destination($1::jsonb, nullif($2::text, ''))
 `
@@ -358,22 +367,14 @@ func (q *Queries) IsMasked(ctx context.Context) (bool, error) {
 	return masked, err
 }
 
-const LimitStatements = `-- name: LimitStatements :one
-WITH b AS MATERIALIZED (SELECT current_setting('statement_timeout')::text AS before)
-SELECT b.before::text AS before, set_config('statement_timeout', $1::text, true)::text AS now FROM b
+const LimitStatements = `-- name: LimitStatements :exec
+SELECT set_config('statement_timeout', $1::text, true)
 `
 
-type LimitStatementsRow struct {
-	Before string
-	Now    string
-}
-
-// LimitStatements sets the statement_timeout of the transaction, and returns the one before.
-func (q *Queries) LimitStatements(ctx context.Context, timeout string) (LimitStatementsRow, error) {
-	row := q.db.QueryRow(ctx, LimitStatements, timeout)
-	var i LimitStatementsRow
-	err := row.Scan(&i.Before, &i.Now)
-	return i, err
+// LimitStatements sets the statement_timeout of the transaction.
+func (q *Queries) LimitStatements(ctx context.Context, timeout string) error {
+	_, err := q.db.Exec(ctx, LimitStatements, timeout)
+	return err
 }
 
 const LockProgressive = `-- name: LockProgressive :one
@@ -1297,6 +1298,17 @@ func (q *Queries) SampleIDs(ctx context.Context, arg SampleIDsParams) ([]uuid.UU
 		return nil, err
 	}
 	return items, nil
+}
+
+const SaveBeforeLookup = `-- name: SaveBeforeLookup :exec
+SAVEPOINT lookup
+`
+
+// SaveBeforeLookup and BackBeforeLookup enclose the search for later work: a statement that Postgres
+// cancels does not end the transaction.
+func (q *Queries) SaveBeforeLookup(ctx context.Context) error {
+	_, err := q.db.Exec(ctx, SaveBeforeLookup)
+	return err
 }
 
 const SaveGroup = `-- name: SaveGroup :exec
