@@ -12,9 +12,23 @@ RETURN EXISTS (
 COMMENT ON FUNCTION dlq.has_job_index IS
     'Whether river_job has a valid index of a method (btree, gin) that begins with a column.';
 
+-- Metadata may be rewritten, so the mark of a redelivery may be missing. run_again marks a job that it copies
+-- with dlq:copied: true, or "copy" if that job is itself a copy.
+CREATE OR REPLACE FUNCTION dlq.repeats_work(p_job bigint, p_created_at timestamptz, p_metadata jsonb, p_entry uuid)
+    RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+RETURN p_metadata ? 'dlq:entry_id'
+    OR p_metadata ? 'dlq:run_again' AND p_metadata -> 'dlq:copied' IS DISTINCT FROM 'true'
+    OR EXISTS (SELECT FROM dlq.entry_jobs m WHERE m.job_id = p_job AND m.job_created_at = p_created_at
+        AND m.entry_id = p_entry)
+    OR dlq.has_open_entry(p_job, p_created_at);
+COMMENT ON FUNCTION dlq.repeats_work IS
+    'Whether a completed job has not done later work than an entry: it redelivers an entry, is a copy that '
+    'dlq.run_again made, is a job of the entry itself, or has an open entry again.';
+
 -- superseded looks for a job that was inserted later and has completed: with the entry's unique key,
--- with its ordering key, or of its kind with equal args (of a message: payload). Redeliveries do not
--- count, because they repeat earlier work; the original of a resolved entry does.
+-- with its ordering key, or of its kind with equal args (of a message: payload). Redeliveries and copies do
+-- not count (dlq.repeats_work); the original of a resolved entry does.
 --
 -- No lookup reads the whole table. Equal args are found by River's GIN index on args. Args without any
 -- value would read all of that index, so the jobs of the kind are compared if there are at most 1000. A
@@ -53,7 +67,7 @@ BEGIN
                 WHERE j.unique_key = v_entry.unique_key AND j.unique_key IS NOT NULL AND j.unique_states IS NOT NULL
                     AND river.river_job_state_in_bitmask(j.unique_states, j.state) AND j.state = 'completed'
                     AND j.id > v_entry.river_job_id AND j.created_at >= v_entry.job_created_at
-                    AND NOT j.metadata ? 'dlq:entry_id';
+                    AND NOT dlq.repeats_work(j.id, j.created_at, j.metadata, v_entry.id);
             END IF;
             IF v_known AND v_job IS NULL AND v_entry.ordering_key IS NOT NULL THEN
                 v_by := 'ordering key';
@@ -64,7 +78,7 @@ BEGIN
                           WHERE o.args @> jsonb_build_object('orderingKey', v_entry.ordering_key) OFFSET 0) j
                     WHERE j.state = 'completed' AND j.kind = 'dlqd_message' AND j.queue = v_entry.queue
                         AND j.id > v_entry.river_job_id AND j.created_at >= v_entry.job_created_at
-                        AND NOT j.metadata ? 'dlq:entry_id'
+                        AND NOT dlq.repeats_work(j.id, j.created_at, j.metadata, v_entry.id)
                     ORDER BY j.id LIMIT 1;
                 END IF;
             END IF;
@@ -84,7 +98,8 @@ BEGIN
                                   THEN jsonb_build_object('kind', v_entry.kind, 'payload', v_work)
                                   ELSE v_work END OFFSET 0) j
                         WHERE j.state = 'completed' AND j.kind = v_entry.job_kind AND j.id > v_entry.river_job_id
-                            AND j.created_at >= v_entry.job_created_at AND NOT j.metadata ? 'dlq:entry_id'
+                            AND j.created_at >= v_entry.job_created_at
+                            AND NOT dlq.repeats_work(j.id, j.created_at, j.metadata, v_entry.id)
                             AND CASE WHEN v_message THEN j.args -> 'payload' = v_work AND j.queue = v_entry.queue
                                 ELSE j.args = v_work END
                         ORDER BY j.id LIMIT 1;
@@ -93,7 +108,8 @@ BEGIN
                     v_known := v_btree;
                     IF v_btree THEN
                         SELECT count(*), min(j.id) FILTER (WHERE j.state = 'completed' AND j.id > v_entry.river_job_id
-                            AND j.created_at >= v_entry.job_created_at AND NOT j.metadata ? 'dlq:entry_id'
+                            AND j.created_at >= v_entry.job_created_at
+                            AND NOT dlq.repeats_work(j.id, j.created_at, j.metadata, v_entry.id)
                             AND CASE WHEN v_message THEN j.args ->> 'kind' = v_entry.kind
                                 AND j.args -> 'payload' = v_work AND j.queue = v_entry.queue
                                 ELSE j.args = v_work END) INTO v_jobs, v_job

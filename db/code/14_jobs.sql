@@ -218,7 +218,7 @@ BEGIN
                 || dlq.jobs_where('{}') || ' AND NOT j.metadata ?| ''{dlq:entry_id,dlq:done_by,dlq:copied}'' AND j.metadata ->> ''dlq:run_again'' IS DISTINCT FROM $4
             ORDER BY j.finalized_at, j.id LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
         ), marked AS (
-            UPDATE river.river_job j SET metadata = j.metadata || jsonb_build_object(''dlq:run_again'', $4, ''dlq:copied'', true) FROM originals WHERE j.id = originals.id
+            UPDATE river.river_job j SET metadata = j.metadata || jsonb_build_object(''dlq:run_again'', $4, ''dlq:copied'', CASE WHEN j.metadata ? ''dlq:run_again'' THEN ''"copy"'' ELSE ''true'' END::jsonb) FROM originals WHERE j.id = originals.id
         ), copies AS (
             INSERT INTO river.river_job (args, kind, max_attempts, metadata, priority, queue, tags, state)
             SELECT a.args, a.kind, a.max_attempts, dlq.carried_metadata(a.metadata, ''discard'') || jsonb_build_object(''dlq:run_again'', $4), a.priority, a.queue, a.tags, ''available'' FROM originals a ORDER BY a.finalized_at, a.id

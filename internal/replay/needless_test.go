@@ -124,6 +124,65 @@ func TestRun_SendsIfSupersededIsNotKnown(t *testing.T) {
 	require.EqualValues(t, 1, b.get(run).NotKnown)
 }
 
+// Copies of completed jobs (dlq.run_again) repeat earlier work. Work of the entry itself, and a later job that has an
+// open entry again, have not done it either.
+func TestRun_CountsNoRepeatedWorkAsLaterWork(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	const kind = "payment.captured"
+	b.complete(kind, "a", `{"n": 1, "amount": 10}`, `{}`)
+	b.fail(4, "a", "T")
+	b.complete(kind, "a", `{"n": 4, "amount": 10}`, `{}`)
+	for _, note := range []string{"first incident", "second incident"} {
+		b.exec("SELECT dlq.run_again('2020-01-01', $1)", note)
+		b.exec("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE state = 'available'")
+	}
+	b.exec(`WITH j AS (INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at)
+			VALUES ($1, '{"n": 2, "amount": 10}', 'a', 1, 'completed', now()) RETURNING id, created_at)
+		INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id)
+		SELECT j.id, j.created_at, e.id FROM j JOIN dlq.dead_letter_queue e ON e.original_event ->> 'n' = '2'`, kind)
+	b.fail(3, "a", "LATER")
+	b.exec(`UPDATE river_job SET state = 'completed', finalized_at = now()
+		WHERE id = (SELECT max(id) FROM river_job WHERE state = 'discarded' AND args ->> 'n' = '3')`)
+	b.exec("SELECT dlq.apply_facts()")
+	b.exec(`SELECT dlq.act_on('reopen', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE error_type = 'LATER'
+		AND status = 'dlq_resolved'), 'kim')`)
+	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE error_type = 'LATER'"))
+
+	run := b.start(replay.Request{Filter: []byte(`{"errorType": ["T"]}`), SkipSuperseded: true})
+	b.runOnce()
+	for n := 1; n <= 3; n++ {
+		require.Empty(t, b.why(run, n), n)
+	}
+	require.Contains(t, b.why(run, 4), "with the same args has completed since")
+}
+
+// Any client can write infinite times.
+func TestRun_TakesInfiniteTimes(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	planner, err := strategy.NewPlanner(policytest.Load(t, policytest.Files{
+		"dlq-routing": "queues:\n  old: {staleAfter: 1h}\n",
+	}), b)
+	require.NoError(t, err)
+	b.replayer.Planner = func() *strategy.Planner { return planner }
+	b.runner = b.newRunner()
+	b.failMessage("old", `{"messageId": "m1", "kind": "k", "payload": {"n": 1}, "scheduledAt": "infinity"}`)
+	b.failMessage("old", `{"messageId": "m2", "kind": "k", "payload": {"n": 2}, "scheduledAt": "-infinity"}`)
+	b.failMessage("old", `{"messageId": "m3", "kind": "k", "payload": {"n": 3}, "expiresAt": "infinity"}`)
+	b.failMessage("old", `{"messageId": "m4", "kind": "k", "payload": {"n": 4}}`)
+	b.failMessage("old", `{"messageId": "m5", "kind": "k", "payload": {"n": 5}}`)
+	b.exec("UPDATE dlq.dead_letter_queue SET job_created_at = '-infinity' WHERE original_event #>> '{payload,n}' = '4'")
+	b.complete("dlqd_message", "old", `{"messageId": "m6", "kind": "k", "payload": {"n": 5}}`, `{}`)
+	b.exec("UPDATE river_job SET finalized_at = 'infinity' WHERE state = 'completed'")
+	run := b.start(replay.Request{All: true, SkipStale: true, SkipSuperseded: true})
+	b.runOnce()
+	for n, why := range map[int]string{4: "older than staleAfter", 5: "with the same payload has completed since"} {
+		require.Contains(t, b.why(run, n), why)
+	}
+	require.EqualValues(t, 3, b.get(run).Replayed)
+}
+
 // wrapSuperseded runs a statement before each look for later work.
 func (b *bundle) wrapSuperseded(statement string) {
 	b.Helper()

@@ -264,8 +264,8 @@ func (q *Queries) Events(ctx context.Context, ids []uuid.UUID) ([]EventsRow, err
 
 const Expiries = `-- name: Expiries :many
 SELECT e.id, e.queue, e.kind,
-    greatest(e.job_created_at, CASE WHEN e.job_kind = 'dlqd_message'
-        THEN dlq.to_timestamptz(e.original_event ->> 'scheduledAt') END)::timestamptz AS due_at,
+    least(greatest(e.job_created_at, CASE WHEN e.job_kind = 'dlqd_message'
+        THEN dlq.to_timestamptz(e.original_event ->> 'scheduledAt') END, 'epoch'), now())::timestamptz AS due_at,
     coalesce(CASE WHEN e.job_kind = 'dlqd_message' THEN e.original_event ->> 'expiresAt' END,
         e.metadata ->> 'dlqd:expires_at', '')::text AS expires_at
 FROM dlq.dead_letter_queue e
@@ -283,7 +283,8 @@ type ExpiriesRow struct {
 
 // Expiries returns what tells whether the work of entries is out of date. expires_at is a message's
 // expiresAt, or the metadata of an application's job; empty if there is none. due_at is when the job
-// was inserted, or of a message when it was to be delivered, if that is later.
+// was inserted, or of a message when it was to be delivered, if that is later. It lies between 1970 and
+// now: any client can write an infinite time.
 func (q *Queries) Expiries(ctx context.Context, ids []uuid.UUID) ([]ExpiriesRow, error) {
 	rows, err := q.db.Query(ctx, Expiries, ids)
 	if err != nil {
