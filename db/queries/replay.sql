@@ -182,14 +182,16 @@ WITH next AS MATERIALIZED (
 SELECT count(*) FROM skipped;
 
 -- name: Unsettled :one
--- Unsettled returns whether outcomes of a run may still come, or are not judged yet.
-SELECT (EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = @id AND r.status IN ('running', 'paused', 'stopped'))
-     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL
+-- Unsettled returns whether outcomes of a run may still come, or are not judged yet. Those of a run that was
+-- settled, or is of an earlier version, are not.
+SELECT (r.unsettled AND (r.status IN ('running', 'paused', 'stopped')
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IS NULL
          AND e.job_id IS NOT NULL)
-     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome = 'failed'
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed'
          AND e.error_class IS NULL)
-     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.group_number IS NOT NULL
-         AND e.outcome IS NOT NULL AND NOT e.counted))::boolean AS unsettled;
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.group_number IS NOT NULL
+         AND e.outcome IS NOT NULL AND NOT e.counted)))::boolean AS unsettled
+FROM dlq.replay_runs r WHERE r.id = @id;
 
 -- name: Settle :exec
 UPDATE dlq.replay_runs SET unsettled = false WHERE id = @id;
@@ -347,14 +349,16 @@ SELECT dlq.replay_move(@id::uuid, '{running}', (@status::text)::dlq.replay_statu
 SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = @id AND outcome IS NULL AND job_id IS NOT NULL;
 
 -- name: ReplayUnfinished :one
--- ReplayUnfinished returns whether redeliveries of a run are under way, or entries are left to
--- send.
+-- ReplayUnfinished returns whether redeliveries of a run are under way, entries are left to send, or
+-- failures are not judged yet.
 SELECT (EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL
     AND e.job_id IS NOT NULL)
      OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL AND e.job_id IS NULL
          AND e.behind IS NULL)
      OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL
-         AND e.behind IS NOT NULL))::boolean AS unfinished;
+         AND e.behind IS NOT NULL)
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome = 'failed'
+         AND e.error_class IS NULL))::boolean AS unfinished;
 
 -- name: CheckDestination :exec
 SELECT dlq.check_destination(@filter::jsonb, nullif(@destination::text, ''));

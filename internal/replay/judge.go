@@ -24,8 +24,10 @@ func (r *Runner) settle(ctx context.Context, run *dbsqlc.UnsettledReplaysRow) (m
 			return false, err
 		}
 	}
-	if more, err = r.judge(ctx, run.ID); err != nil {
-		return false, err
+	if run.ToSteer || run.Status != "running" { // otherwise batch judges
+		if more, err = r.judge(ctx, run.ID); err != nil {
+			return false, err
+		}
 	}
 	if run.ToSteer {
 		uncounted, ended, err := r.steer(ctx, run.ID)

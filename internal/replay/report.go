@@ -30,7 +30,7 @@ const maxReportRows = 1000
 // RunReport says what became of each entry of a run.
 type RunReport struct {
 	Run      uuid.UUID        `json:"runId" doc:"The run."`
-	Complete bool             `json:"complete" doc:"Whether the run has ended and each entry has an outcome."`
+	Complete bool             `json:"complete" doc:"Whether the run has ended, each entry has an outcome, and each failure has its class and failure group."`
 	Entries  int64            `json:"entries" doc:"Number of entries."`
 	Counts   RunCounts        `json:"counts" doc:"Number of entries by what became of them."`
 	Groups   []RunGroupReport `json:"groups" doc:"By failure group at the start of the run, the largest first."`
@@ -111,8 +111,12 @@ func (r *Replayer) Report(ctx context.Context, id uuid.UUID) (*RunReport, error)
 	}
 	slices.SortStableFunc(report.Groups, func(a, b RunGroupReport) int { return cmp.Compare(b.Entries, a.Entries) })
 	ended := run.Status == "completed" || run.Status == "cancelled"
-	report.Complete = ended && report.Counts.InProgress+report.Counts.ToGo == 0
-	return report, nil
+	if !ended || report.Counts.InProgress+report.Counts.ToGo > 0 {
+		return report, nil
+	}
+	unsettled, err := dbsqlc.New(r.Store.DB()).Unsettled(ctx, id)
+	report.Complete = !unsettled
+	return report, err
 }
 
 func (g *RunGroupReport) add(row *dbsqlc.RunReportRow) {

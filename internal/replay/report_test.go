@@ -116,3 +116,28 @@ func TestReport_CountsUnsentEntriesOfCancelledRunAsSkipped(t *testing.T) {
 	require.EqualValues(t, 2, report.Counts.Skipped)
 	require.Equal(t, "the run was cancelled", report.Groups[0].Reasons[0].What)
 }
+
+// A failure without a class may still turn out to be a new one.
+func TestReport_IsCompleteOnceFailuresAreJudged(t *testing.T) {
+	t.Parallel()
+	for _, cancelled := range []bool{false, true} {
+		b := setup(t)
+		b.fail(1, "a", "T")
+		run := b.start(replay.Request{All: true})
+		b.runOnce()
+		if cancelled {
+			require.NoError(t, b.replayer.Control(t.Context(), run.ID, "cancel", "kim"))
+		}
+		b.endJobs("discarded", 1)
+		b.exec("SELECT dlq.apply_facts()")
+		require.False(t, b.report(run).Complete)
+		for range 10 {
+			b.runOnce()
+			unjudged := b.count("SELECT count(*) FROM dlq.replay_run_entries WHERE outcome = 'failed' AND error_class IS NULL")
+			if b.get(run).Status == "completed" || b.report(run).Complete {
+				require.Zero(t, unjudged)
+			}
+		}
+		require.True(t, b.report(run).Complete)
+	}
+}

@@ -141,8 +141,13 @@ const maxSingly = 10_000
 // concurrency, and does not look for later work, the transaction sends several batches.
 func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err error) {
 	p = idle
-	// Apply the facts first, so that the redeliveries in progress and the recent outcomes are known.
+	// Apply the facts first, so that the redeliveries in progress and the recent outcomes are known. A run does not end
+	// before its failures are judged.
 	if err := facts.ApplyRun(ctx, r.store, id); err != nil {
+		return idle, err
+	}
+	unjudged, err := r.judge(ctx, id)
+	if err != nil {
 		return idle, err
 	}
 	singly := r.singly[id] > 0
@@ -198,6 +203,9 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 	}
 	if singly && err == nil && p == sent {
 		r.singly[id]--
+	}
+	if unjudged {
+		p = sent
 	}
 	return p, err
 }

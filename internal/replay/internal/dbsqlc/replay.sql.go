@@ -956,11 +956,13 @@ SELECT (EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.o
      OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL AND e.job_id IS NULL
          AND e.behind IS NULL)
      OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL
-         AND e.behind IS NOT NULL))::boolean AS unfinished
+         AND e.behind IS NOT NULL)
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome = 'failed'
+         AND e.error_class IS NULL))::boolean AS unfinished
 `
 
-// ReplayUnfinished returns whether redeliveries of a run are under way, or entries are left to
-// send.
+// ReplayUnfinished returns whether redeliveries of a run are under way, entries are left to send, or
+// failures are not judged yet.
 func (q *Queries) ReplayUnfinished(ctx context.Context, id uuid.UUID) (bool, error) {
 	row := q.db.QueryRow(ctx, ReplayUnfinished, id)
 	var unfinished bool
@@ -1700,16 +1702,18 @@ func (q *Queries) UnjudgedFailures(ctx context.Context, arg UnjudgedFailuresPara
 }
 
 const Unsettled = `-- name: Unsettled :one
-SELECT (EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = $1 AND r.status IN ('running', 'paused', 'stopped'))
-     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL
+SELECT (r.unsettled AND (r.status IN ('running', 'paused', 'stopped')
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IS NULL
          AND e.job_id IS NOT NULL)
-     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome = 'failed'
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed'
          AND e.error_class IS NULL)
-     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.group_number IS NOT NULL
-         AND e.outcome IS NOT NULL AND NOT e.counted))::boolean AS unsettled
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.group_number IS NOT NULL
+         AND e.outcome IS NOT NULL AND NOT e.counted)))::boolean AS unsettled
+FROM dlq.replay_runs r WHERE r.id = $1
 `
 
-// Unsettled returns whether outcomes of a run may still come, or are not judged yet.
+// Unsettled returns whether outcomes of a run may still come, or are not judged yet. Those of a run that was
+// settled, or is of an earlier version, are not.
 func (q *Queries) Unsettled(ctx context.Context, id uuid.UUID) (bool, error) {
 	row := q.db.QueryRow(ctx, Unsettled, id)
 	var unsettled bool
