@@ -585,19 +585,40 @@ COMMENT ON FUNCTION dlq.replay_start IS
     'p_skip_stale skips work that is out of date, p_skip_superseded work that a later job has done (dlq.superseded). '
     'Returns the run''s id in dlq.replay_runs.';
 
+-- After a success, or if the entry has been closed, the next entry of the ordering key may go. Otherwise all
+-- those behind it get the reason why the run skips them when their turn comes. (An entry that is behind
+-- itself waits to go alone.)
 CREATE OR REPLACE FUNCTION dlq.on_replay_ended() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
-    UPDATE dlq.replay_run_entries r SET behind = NULL WHERE r.run_id = NEW.run_id AND r.behind = NEW.entry_id;
+    IF NEW.outcome = 'succeeded' OR NEW.outcome = 'skipped' AND NOT EXISTS (
+        SELECT FROM dlq.dead_letter_queue e WHERE e.id = NEW.entry_id AND e.stage IN ('inbox', 'open', 'failed')
+            AND (e.closed_at IS NULL OR e.closed_at >= dlq.captured_at(NEW.entry_id) - interval '1 day')) THEN
+        UPDATE dlq.replay_run_entries r SET behind = NULL WHERE r.run_id = NEW.run_id AND r.behind = NEW.entry_id;
+        RETURN NULL;
+    END IF;
+    WITH RECURSIVE followers AS (
+        SELECT r.entry_id FROM dlq.replay_run_entries r
+        WHERE r.run_id = NEW.run_id AND r.behind = NEW.entry_id AND r.entry_id <> NEW.entry_id
+        UNION ALL
+        SELECT r.entry_id FROM followers f JOIN dlq.replay_run_entries r ON r.run_id = NEW.run_id
+            AND r.behind = f.entry_id AND r.entry_id <> f.entry_id
+    )
+    UPDATE dlq.replay_run_entries r SET behind = NULL, detail = 'dead letter ' || NEW.entry_id
+        || ' of its ordering key, before it, ' || CASE NEW.outcome WHEN 'failed' THEN 'failed again'
+            ELSE 'was skipped' END
+    FROM followers f WHERE r.run_id = NEW.run_id AND r.entry_id = f.entry_id;
     RETURN NULL;
 END
 $$;
 COMMENT ON FUNCTION dlq.on_replay_ended IS
-    'Trigger: when an entry of a replay run ends, releases the next entry of its ordering key.';
+    'Trigger: when an entry of a replay run ends, lets the next entry of its ordering key go, or all those behind it '
+    'be skipped.';
 CREATE OR REPLACE TRIGGER replay_ended AFTER UPDATE OF outcome ON dlq.replay_run_entries
     FOR EACH ROW WHEN (NEW.leads AND OLD.outcome IS NULL AND NEW.outcome IS NOT NULL)
     EXECUTE FUNCTION dlq.on_replay_ended();
-COMMENT ON TRIGGER replay_ended ON dlq.replay_run_entries IS 'Releases the next entry of the ordering key.';
+COMMENT ON TRIGGER replay_ended ON dlq.replay_run_entries IS
+    'Releases the next entry of the ordering key, or has those behind it skipped.';
 
 -- A River client updates its queues in river_queue every ten minutes.
 CREATE OR REPLACE FUNCTION dlq.unworked_queues(p_queues text[]) RETURNS text[]

@@ -298,6 +298,13 @@ FROM dlq.dead_letter_queue e
 WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('inbox', 'open', 'failed')
     AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(@ids::uuid[]));
 
+-- name: BehindFailures :many
+-- BehindFailures returns entries of a batch that are not to be sent, because an earlier one of their ordering
+-- key did not succeed (dlq.on_replay_ended).
+SELECT e.entry_id, e.detail::text AS why FROM dlq.replay_run_entries e
+WHERE e.run_id = @id AND e.entry_id = ANY (@ids::uuid[]) AND e.outcome IS NULL AND e.job_id IS NULL
+    AND e.detail IS NOT NULL;
+
 -- name: Superseded :many
 -- Superseded returns the entries that later work has superseded, and those of which that is not known.
 SELECT s.entry_id::uuid AS entry_id, s.known::boolean AS known, coalesce(s.job_id, 0)::bigint AS job_id,

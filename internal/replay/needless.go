@@ -17,27 +17,43 @@ import (
 // sent.
 const lookupTime = time.Second
 
-// needless returns the entries of a batch that the run skips because their work is out of date, or a later job has done
-// it, with the reason of each. unknown are those of which the latter is not known.
+// needless returns the entries of a batch that the run skips because an earlier one of their ordering key did not
+// succeed, their work is out of date, or a later job has done it, with the reason of each. unknown are those of which
+// the latter is not known.
 func (r *Runner) needless(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
 	ids []uuid.UUID,
 ) (reasons map[uuid.UUID]string, unknown []uuid.UUID, err error) {
 	reasons = map[uuid.UUID]string{}
+	add := func(more map[uuid.UUID]string) {
+		for id, reason := range more {
+			if reasons[id] == "" {
+				reasons[id] = reason
+			}
+		}
+	}
+	behind, err := tx.BehindFailures(ctx, dbsqlc.BehindFailuresParams{ID: run.ID, Ids: ids})
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, row := range behind {
+		reasons[row.EntryID] = row.Why
+	}
 	if run.SkipStale {
-		if reasons, err = stale(ctx, tx.Queries, r.planner().Policy(), ids, time.Now()); err != nil {
+		outOfDate, err := stale(ctx, tx.Queries, r.planner().Policy(), ids, time.Now())
+		if err != nil {
 			return nil, nil, err
 		}
+		add(outOfDate)
 	}
-	if !run.SkipSuperseded {
-		return reasons, nil, nil
-	}
-	done, unknown, err := superseded(ctx, tx.Queries, ids)
-	for id, reason := range done {
-		if reasons[id] == "" {
-			reasons[id] = reason
+	if run.SkipSuperseded {
+		done, notKnown, err := superseded(ctx, tx.Queries, ids)
+		if err != nil {
+			return nil, nil, err
 		}
+		add(done)
+		unknown = notKnown
 	}
-	return reasons, unknown, err
+	return reasons, unknown, nil
 }
 
 // stale returns the entries whose work is out of date, with the reason of each.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -439,7 +440,7 @@ func TestRun_KeepsOrderOfEachKey(t *testing.T) {
 				}
 				require.NoError(t, rows.Err())
 				require.LessOrEqual(t, max(inProgress["x"], inProgress["y"]), 1)
-				b.endJobs(map[bool]string{true: "discarded", false: "completed"}[len(sent["x"])%3 == 0], 100)
+				b.endJobs("completed", 100)
 			}
 			want := []int{1, 2, 3, 4, 5, 6}
 			if ordered {
@@ -448,6 +449,74 @@ func TestRun_KeepsOrderOfEachKey(t *testing.T) {
 			require.Equal(t, map[string][]int{"x": want, "y": want}, sent)
 			require.Equal(t, "completed", b.get(run).Status)
 			require.EqualValues(t, 14, b.get(run).Replayed)
+		}
+	}
+}
+
+// failKey makes messages of an ordering key fail, from 1 on, and files them.
+func (b *bundle) failKey(key string, messages int, more string) {
+	b.Helper()
+	b.registerQueue("a")
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'dlqd_message',
+		jsonb_build_object('messageId', $1::text || i, 'kind', 'k', 'orderingKey', $1::text, 'payload', i)
+			|| CASE i WHEN 1 THEN $3::jsonb ELSE '{}' END, 'a', 1, 'running' FROM generate_series(1, $2) i`,
+		key, messages, more)
+	b.exec(`UPDATE river_job SET state = 'discarded', attempt = 1,
+		finalized_at = now() - hashtext(args ->> 'messageId') % 1000 * interval '1 s',
+		errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb] WHERE state = 'running'`)
+	b.file()
+}
+
+// closuresOf returns what became of the messages of a key, in their order.
+func (b *bundle) closuresOf(run *replay.Run, key string) (closures []string) {
+	b.Helper()
+	rows, err := b.pool.Query(b.Context(), `SELECT coalesce(x.outcome, 'to_go') || coalesce(': ' || x.detail, '')
+		FROM dlq.replay_run_entries x JOIN dlq.dead_letter_queue e ON e.id = x.entry_id
+		WHERE x.run_id = $1 AND e.ordering_key = $2 ORDER BY e.river_job_id`, run.ID, key)
+	require.NoError(b, err)
+	closures, err = pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(b, err)
+	return closures
+}
+
+// An entry of an ordering key goes only after its predecessor in the run has succeeded, or was closed.
+func TestRun_FollowersWaitForSuccess(t *testing.T) {
+	t.Parallel()
+	for _, newest := range []bool{false, true} {
+		for _, progressive := range []bool{false, true} {
+			b := setup(t)
+			b.failKey("good", 3, `{}`)
+			b.failKey("bad", 5, `{}`)
+			b.failKey("closed", 3, `{}`)
+			b.failKey("stale", 3, `{"expiresAt": "2020-01-01T00:00:00Z"}`)
+			run := b.start(replay.Request{All: true, NewestFirst: newest, Progressive: progressive, SkipStale: true})
+			b.exec(`SELECT dlq.act_on('discard', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE event_id = 'closed1'), 'kim')`)
+			for range 10 {
+				b.turn()
+				b.exec(`UPDATE river_job SET finalized_at = now(), attempt = 1,
+					state = CASE args ->> 'messageId' WHEN 'bad2' THEN 'discarded' ELSE 'completed' END::river_job_state,
+					errors = CASE args ->> 'messageId' WHEN 'bad2' THEN ARRAY['{"error": "x", "attempt": 1}'::jsonb] END
+					WHERE state = 'available'`)
+				if progressive {
+					b.exec("SELECT dlq.replay_go_on($1) FROM dlq.replay_run_groups WHERE state IN ('held', 'stopped')", run.ID)
+				}
+			}
+			require.Equal(t, []string{"succeeded", "succeeded", "succeeded"}, b.closuresOf(run, "good"))
+			bad := b.closuresOf(run, "bad")
+			require.Equal(t, []string{"succeeded", "failed: x"}, bad[:2])
+			for _, follower := range bad[2:] {
+				require.Regexp(t, "^skipped: dead letter [0-9a-f-]+ of its ordering key, before it, failed again$", follower)
+			}
+			require.Equal(t, []string{"succeeded", "succeeded"}, b.closuresOf(run, "closed")[1:])
+			stale := b.closuresOf(run, "stale")
+			require.Contains(t, stale[0], "skipped: its work is out of date")
+			for _, follower := range stale[1:] {
+				require.Regexp(t, "^skipped: dead letter [0-9a-f-]+ of its ordering key, before it, was skipped$", follower)
+			}
+			got := b.get(run)
+			require.Equal(t, "completed", got.Status)
+			require.EqualValues(t, 7, got.Skipped)
+			require.EqualValues(t, 7, got.Replayed)
 		}
 	}
 }

@@ -47,6 +47,44 @@ func (q *Queries) BackBeforeLookup(ctx context.Context) error {
 	return err
 }
 
+const BehindFailures = `-- name: BehindFailures :many
+SELECT e.entry_id, e.detail::text AS why FROM dlq.replay_run_entries e
+WHERE e.run_id = $1 AND e.entry_id = ANY ($2::uuid[]) AND e.outcome IS NULL AND e.job_id IS NULL
+    AND e.detail IS NOT NULL
+`
+
+type BehindFailuresParams struct {
+	ID  uuid.UUID
+	Ids []uuid.UUID
+}
+
+type BehindFailuresRow struct {
+	EntryID uuid.UUID
+	Why     string
+}
+
+// BehindFailures returns entries of a batch that are not to be sent, because an earlier one of their ordering
+// key did not succeed (dlq.on_replay_ended).
+func (q *Queries) BehindFailures(ctx context.Context, arg BehindFailuresParams) ([]BehindFailuresRow, error) {
+	rows, err := q.db.Query(ctx, BehindFailures, arg.ID, arg.Ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []BehindFailuresRow{}
+	for rows.Next() {
+		var i BehindFailuresRow
+		if err := rows.Scan(&i.EntryID, &i.Why); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const CheckDestination = `-- name: CheckDestination :exec
 SELECT dlq.check_destination($1::jsonb, nullif($2::text, ''))
 `
