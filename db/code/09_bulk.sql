@@ -307,20 +307,6 @@ $$;
 COMMENT ON FUNCTION dlq.find_ids IS
     'Ids of entries that match a filter, in order of capture, after p_after and below p_below.';
 
-CREATE OR REPLACE FUNCTION dlq.sample_ids(p_filter jsonb, p_limit integer) RETURNS SETOF uuid
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
-BEGIN
-    RETURN QUERY EXECUTE
-        'SELECT e.id FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(p_filter)
-        || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))
-            ORDER BY random() LIMIT $2'
-        USING p_filter, p_limit;
-EXCEPTION WHEN data_exception THEN
-    RAISE EXCEPTION 'filter: %', SQLERRM USING ERRCODE = 'DLQ04';
-END
-$$;
-COMMENT ON FUNCTION dlq.sample_ids IS 'Ids of entries that match a filter, at random.';
-
 -- only_in_states keeps unknown states, which filter_where rejects.
 CREATE OR REPLACE FUNCTION dlq.only_in_states(p_filter jsonb, p_states text[]) RETURNS jsonb
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -367,22 +353,54 @@ $$;
 COMMENT ON FUNCTION dlq.chooses_all IS
     'Whether a filter matches every entry: it is empty, or none of its fields excludes one.';
 
-CREATE OR REPLACE FUNCTION dlq.preview(p_filter jsonb)
-RETURNS TABLE (queue text, error_type text, age text, entries bigint)
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off
-SET jit = off AS $$
+-- count_groups reads the matching entries once. Each gets a random place from 0 to 1, and the sample are
+-- those with the smallest ones. Entry number n of the pass is a candidate only if its place is below about
+-- 2 * p_sample / n: later entries have smaller places with the same probability, so that the candidates are
+-- few, and the sample is random.
+--
+-- Without a filter on a column outside of dead_letter_open_groups, the pass reads that index alone; ages are
+-- those of ids for that reason. Bitmap scans would read the rows, and a sort would write a temporary file.
+CREATE OR REPLACE FUNCTION dlq.count_groups(p_filter jsonb, p_sample integer DEFAULT 0)
+RETURNS TABLE (queue text, fingerprint text, error_type text, age text, entries bigint, sample uuid[])
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_incremental_sort = off AS $$
 BEGIN
     RETURN QUERY EXECUTE
-        'SELECT e.queue, coalesce(e.error_type, ''''), a.age, count(*) FROM dlq.dead_letter_queue e
-         CROSS JOIN LATERAL (SELECT CASE WHEN e.created_at > now() - interval ''1 hour'' THEN ''under 1 hour''
-             WHEN e.created_at > now() - interval ''1 day'' THEN ''1 hour to 1 day'' WHEN e.created_at > now() - interval ''7 days'' THEN ''1 to 7 days''
-             ELSE ''over 7 days'' END AS age) a
-         WHERE ' || dlq.filter_where(p_filter)
-             || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at)) GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3'
-        USING p_filter;
+        'WITH cells AS MATERIALIZED (
+             SELECT c.queue, c.fingerprint, c.error_type, c.age, count(*) AS entries,
+                 array_agg(c.id) FILTER (WHERE c.place * c.number < 2 * $2 + 20) AS ids,
+                 array_agg(c.place) FILTER (WHERE c.place * c.number < 2 * $2 + 20) AS places
+             FROM (SELECT e.queue, coalesce(e.fingerprint, '''') AS fingerprint,
+                       coalesce(e.error_type, '''') AS error_type,
+                       CASE WHEN e.id >= $3 THEN 1 WHEN e.id >= $4 THEN 2 WHEN e.id >= $5 THEN 3 ELSE 4 END AS age,
+                       e.id, random() AS place, row_number() OVER () AS number
+                   FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(p_filter)
+        || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))) c
+             GROUP BY 1, 2, 3, 4
+         ), sampled AS MATERIALIZED (
+             SELECT c.queue, c.fingerprint, c.error_type, c.age, s.id
+             FROM cells c CROSS JOIN LATERAL unnest(c.ids, c.places) s (id, place) ORDER BY s.place LIMIT $2
+         )
+         SELECT c.queue, c.fingerprint, c.error_type,
+             (ARRAY[''under 1 hour'', ''1 hour to 1 day'', ''1 to 7 days'', ''over 7 days''])[c.age], c.entries,
+             ARRAY(SELECT s.id FROM sampled s
+                   WHERE (s.queue, s.fingerprint, s.error_type, s.age) = (c.queue, c.fingerprint, c.error_type, c.age))
+         FROM cells c ORDER BY 5 DESC, 1, 2, 3, 4'
+        USING p_filter, p_sample, dlq.first_id(now() - interval '1 hour'), dlq.first_id(now() - interval '1 day'),
+            dlq.first_id(now() - interval '7 days');
 EXCEPTION WHEN data_exception THEN
     RAISE EXCEPTION 'filter: %', SQLERRM USING ERRCODE = 'DLQ04';
 END
+$$;
+COMMENT ON FUNCTION dlq.count_groups IS
+    'The number of entries that match a filter, by queue, failure group, error type and age, the largest first, each '
+    'with its part of a random sample of at most p_sample entries.';
+
+CREATE OR REPLACE FUNCTION dlq.preview(p_filter jsonb)
+RETURNS TABLE (queue text, error_type text, age text, entries bigint)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT c.queue, c.error_type, c.age, sum(c.entries)::bigint FROM dlq.count_groups(p_filter) c
+    GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3
 $$;
 COMMENT ON FUNCTION dlq.preview IS 'The number of entries that match a filter, by queue, error type and age.';
 

@@ -367,8 +367,8 @@ DECLARE
     v_functions constant jsonb := '{
         "dlq_reader": ["act_in_scope", "actor", "allowed_moves", "approved", "audit", "automatic_for",
             "breaker_in_scope", "by_rule", "caller", "capture_limit", "capture_mode", "capture_status", "captured_at",
-            "check_destination", "chooses_all", "closed_since", "coarse_step", "count_rescues", "delete_view",
-            "error_types", "event_path", "filter_bounds", "filter_groups", "filter_path", "filter_patterns",
+            "check_destination", "chooses_all", "closed_since", "coarse_step", "count_groups", "count_rescues",
+            "delete_view", "error_types", "event_path", "filter_bounds", "filter_groups", "filter_path", "filter_patterns",
             "filter_values", "filter_where", "filter_words", "find", "find_ids", "first_id", "flow", "group_entries",
             "group_names", "group_shares", "group_status", "groups", "has_card", "has_checkpoint", "has_role",
             "heat_map", "hidden_columns", "in_patterns", "in_scope", "is_luhn", "is_muted", "is_open", "is_owner",

@@ -236,10 +236,6 @@ SELECT CASE @verb::text
 -- name: FindIDs :many
 SELECT f.id::uuid AS id FROM dlq.find_ids(@filter::jsonb, @max_entries::integer, NULL, @newest_first::boolean) f (id);
 
--- name: SampleIDs :many
--- SampleIDs returns entries that a filter selects, at random.
-SELECT f.id::uuid AS id FROM dlq.sample_ids(@filter::jsonb, @most::integer) f (id);
-
 -- name: InRuns :one
 -- InRuns counts the entries that a run has not sent yet, or holds because they failed in it.
 SELECT count(DISTINCT e.entry_id)
@@ -449,9 +445,11 @@ FROM dlq.diff_runs(@a::uuid, @b::uuid, @most::integer) t;
 -- name: Replayable :one
 SELECT dlq.replayable(@filter::jsonb)::jsonb AS filter;
 
--- name: PreviewReplay :many
-SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS age, p.entries::bigint AS entries
-FROM dlq.preview(@filter::jsonb) p;
+-- name: CountGroups :many
+-- CountGroups counts the entries that a filter selects, and returns a random sample of them.
+SELECT c.queue::text AS queue, c.fingerprint::text AS fingerprint, c.error_type::text AS error_type,
+    c.age::text AS age, c.entries::bigint AS entries, c.sample::uuid[] AS sample
+FROM dlq.count_groups(@filter::jsonb, @most::integer) c;
 
 -- name: StartReplay :one
 SELECT dlq.replay_start(@filter::jsonb, @actor::text, nullif(@note::text, ''), @all_entries::boolean,

@@ -77,14 +77,20 @@ func estimate(what string, hits, sampled, total int64) Estimate {
 	return e
 }
 
-// addEstimates adds what is estimated from a sample of the entries.
-func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request, filter json.RawMessage,
-	p *Preview,
-) error {
-	ids, err := tx.SampleIDs(ctx, dbsqlc.SampleIDsParams{Filter: filter, Most: sampleSize})
-	if err != nil {
-		return err
+// spread returns at most n of some ids, at equal distances.
+func spread(ids []uuid.UUID, n int) []uuid.UUID {
+	if len(ids) <= n {
+		return ids
 	}
+	chosen := make([]uuid.UUID, n)
+	for i := range chosen {
+		chosen[i] = ids[i*len(ids)/n]
+	}
+	return chosen
+}
+
+// addEstimates adds what is estimated from a sample of the entries, which is in the order of their groups.
+func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request, ids []uuid.UUID, p *Preview) error {
 	outOfDate, err := stale(ctx, tx.Queries, r.Planner().Policy(), ids, time.Now())
 	if err != nil {
 		return err
@@ -98,7 +104,7 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 		return err
 	}
 	add := func(what string, hits, sampled int) {
-		p.Estimates = append(p.Estimates, estimate(what, int64(hits), int64(sampled), max(p.Total, int64(sampled))))
+		p.Estimates = append(p.Estimates, estimate(what, int64(hits), int64(sampled), p.Total))
 	}
 	add(estimateStale, len(outOfDate), len(ids))
 	add(estimateSuperseded, len(done), len(ids))
@@ -111,7 +117,7 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 	if in.JSONPatch == nil && in.MergePatch == nil {
 		return nil
 	}
-	fails, applied, err := in.failures(ctx, tx, ids[:min(len(ids), patchSample)])
+	fails, applied, err := in.failures(ctx, tx, spread(ids, patchSample))
 	if err == nil && fails > 0 {
 		add(estimatePatchFails, fails, applied)
 	}

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
@@ -305,4 +306,62 @@ func TestPreview_EstimatesWhatNeedNotGo(t *testing.T) {
 	require.Equal(t, "3: skipped, because the patch does not apply", preview.Estimates[3].Text(preview.Total))
 	require.Contains(t, replay.Estimate{What: "stale", Entries: 420, Low: 345, High: 506, Sampled: 1000}.Text(4200),
 		"about 420 (345 to 506): out of date")
+}
+
+// dlq.count_groups counts by queue, failure group, error type and age, and samples at random in the same pass.
+func TestCountGroups_SamplesInTheSamePass(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(60, "a", "T")
+	b.fail(30, "b", "U")
+	b.exec("UPDATE dlq.dead_letter_open SET fingerprint = CASE WHEN queue = 'a' THEN 'f1' ELSE 'f2' END")
+	for filter, want := range map[string]string{
+		`{}`:                    "a f1 T under 1 hour 60, b f2 U under 1 hour 30",
+		`{"fingerprint": "f2"}`: "b f2 U under 1 hour 30",
+		`{"queue": "none"}`:     "",
+	} {
+		var got string
+		require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT coalesce(string_agg(concat_ws(' ', queue, fingerprint,
+			error_type, age, entries), ', ' ORDER BY entries DESC), '') FROM dlq.count_groups($1)`, filter).Scan(&got))
+		require.Equal(t, want, got)
+	}
+	sampled := func(most int) int {
+		return b.count(`SELECT count(DISTINCT e.id) FROM dlq.count_groups('{}', $1) c CROSS JOIN unnest(c.sample) s (id)
+			JOIN dlq.dead_letter_open e ON e.id = s.id AND (e.queue, e.fingerprint) = (c.queue, c.fingerprint)`, most)
+	}
+	require.Equal(t, 90, sampled(1000))
+	require.Equal(t, 40, sampled(40))
+	require.Zero(t, sampled(0))
+
+	// Every entry has the same chance, whatever its place in the pass.
+	rows, err := b.pool.Query(t.Context(), `SELECT e.id::text, count(s.id)::integer FROM dlq.dead_letter_open e
+		LEFT JOIN (SELECT s.id FROM generate_series(1, 400) i CROSS JOIN LATERAL dlq.count_groups(
+			CASE WHEN i > 0 THEN '{}'::jsonb END, 9) c CROSS JOIN unnest(c.sample) s (id)) s ON s.id = e.id GROUP BY 1`)
+	require.NoError(t, err)
+	for rows.Next() {
+		var id string
+		var times int
+		require.NoError(t, rows.Scan(&id, &times))
+		require.InDelta(t, 40, times, 36, "an entry is in a tenth of the samples")
+	}
+	require.NoError(t, rows.Err())
+}
+
+// The groups are counted from the index alone.
+func TestCountGroups_ReadsOneIndex(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(200, "a", "T")
+	b.exec("VACUUM ANALYZE dlq.dead_letter_open")
+	var where, plan string
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT dlq.filter_where(dlq.replayable('{}'))").Scan(&where))
+	require.NoError(t, pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off"); err != nil {
+			return err
+		}
+		return tx.QueryRow(t.Context(), `EXPLAIN (FORMAT json) SELECT e.queue, e.fingerprint, e.error_type, e.id
+			FROM dlq.dead_letter_queue e WHERE `+where+
+			" AND (e.stage <> 'inbox' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))").Scan(&plan)
+	}))
+	require.Regexp(t, `(?s)"Node Type": "Index Only Scan"[^}]*"Index Name": "dead_letter_open_groups"`, plan)
 }

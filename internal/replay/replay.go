@@ -300,17 +300,20 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 			nil {
 			return err
 		}
-		rows, err := tx.PreviewReplay(ctx, filter)
+		rows, err := tx.CountGroups(ctx, dbsqlc.CountGroupsParams{Filter: filter, Most: sampleSize})
 		if err != nil {
 			return err
 		}
-		for _, row := range rows {
+		var sample []uuid.UUID
+		for i := range rows {
+			row := &rows[i]
 			p.Total += row.Entries
 			p.ByErrorType[row.ErrorType] += row.Entries
 			p.ByQueue[row.Queue] += row.Entries
 			p.ByAge[row.Age] += row.Entries
+			sample = append(sample, row.Sample...)
 		}
-		if err := r.addEstimates(ctx, tx, in, filter, p); err != nil {
+		if err := r.addEstimates(ctx, tx, in, sample, p); err != nil {
 			return err
 		}
 		if p.Approval, err = needsApproval(ctx, tx, in, filter); err != nil {

@@ -144,6 +144,54 @@ func (q *Queries) CountCheckpoints(ctx context.Context, filter json.RawMessage) 
 	return entries, err
 }
 
+const CountGroups = `-- name: CountGroups :many
+SELECT c.queue::text AS queue, c.fingerprint::text AS fingerprint, c.error_type::text AS error_type,
+    c.age::text AS age, c.entries::bigint AS entries, c.sample::uuid[] AS sample
+FROM dlq.count_groups($1::jsonb, $2::integer) c
+`
+
+type CountGroupsParams struct {
+	Filter json.RawMessage
+	Most   int32
+}
+
+type CountGroupsRow struct {
+	Queue       string
+	Fingerprint string
+	ErrorType   string
+	Age         string
+	Entries     int64
+	Sample      []uuid.UUID
+}
+
+// CountGroups counts the entries that a filter selects, and returns a random sample of them.
+func (q *Queries) CountGroups(ctx context.Context, arg CountGroupsParams) ([]CountGroupsRow, error) {
+	rows, err := q.db.Query(ctx, CountGroups, arg.Filter, arg.Most)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []CountGroupsRow{}
+	for rows.Next() {
+		var i CountGroupsRow
+		if err := rows.Scan(
+			&i.Queue,
+			&i.Fingerprint,
+			&i.ErrorType,
+			&i.Age,
+			&i.Entries,
+			&i.Sample,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const CountNotKnown = `-- name: CountNotKnown :exec
 UPDATE dlq.replay_runs r SET not_known = r.not_known + (SELECT count(*) FROM dlq.replay_run_entries e
     WHERE e.run_id = $1 AND e.entry_id = ANY ($2::uuid[]) AND e.job_id IS NOT NULL)
@@ -685,43 +733,6 @@ func (q *Queries) NextRescued(ctx context.Context, arg NextRescuedParams) ([]uui
 			return nil, err
 		}
 		items = append(items, entry_id)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
-const PreviewReplay = `-- name: PreviewReplay :many
-SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS age, p.entries::bigint AS entries
-FROM dlq.preview($1::jsonb) p
-`
-
-type PreviewReplayRow struct {
-	Queue     string
-	ErrorType string
-	Age       string
-	Entries   int64
-}
-
-func (q *Queries) PreviewReplay(ctx context.Context, filter json.RawMessage) ([]PreviewReplayRow, error) {
-	rows, err := q.db.Query(ctx, PreviewReplay, filter)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	items := []PreviewReplayRow{}
-	for rows.Next() {
-		var i PreviewReplayRow
-		if err := rows.Scan(
-			&i.Queue,
-			&i.ErrorType,
-			&i.Age,
-			&i.Entries,
-		); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err
@@ -1304,36 +1315,6 @@ func (q *Queries) RunsByID(ctx context.Context, arg RunsByIDParams) ([]RunsByIDR
 			return nil, err
 		}
 		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
-const SampleIDs = `-- name: SampleIDs :many
-SELECT f.id::uuid AS id FROM dlq.sample_ids($1::jsonb, $2::integer) f (id)
-`
-
-type SampleIDsParams struct {
-	Filter json.RawMessage
-	Most   int32
-}
-
-// SampleIDs returns entries that a filter selects, at random.
-func (q *Queries) SampleIDs(ctx context.Context, arg SampleIDsParams) ([]uuid.UUID, error) {
-	rows, err := q.db.Query(ctx, SampleIDs, arg.Filter, arg.Most)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	items := []uuid.UUID{}
-	for rows.Next() {
-		var id uuid.UUID
-		if err := rows.Scan(&id); err != nil {
-			return nil, err
-		}
-		items = append(items, id)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err
