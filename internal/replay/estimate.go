@@ -19,6 +19,9 @@ const (
 	sampleSize = 1000
 	// patchSample is the number of those to which a preview applies the patch, which reads their payloads.
 	patchSample = 100
+	// longAttempt is the duration from which on an attempt may well have done something before it failed: most
+	// refusals come within a second, and many clients give up after 5 s.
+	longAttempt = 5 * time.Second
 	// outside is the probability that a count is outside of its interval, on each side.
 	outside = 0.025
 )
@@ -30,11 +33,15 @@ const (
 	estimateNotKnown   = "superseded_not_known"
 	estimateOtherRun   = "other_run"
 	estimatePatchFails = "patch_fails"
+	estimateRanLong    = "ran_long"
+	estimateRanUnknown = "ran_not_known"
+	estimateRepeated   = "repeated"
+	estimateStepsDone  = "steps_done"
 )
 
 // Estimate is a number of entries, estimated from a sample.
 type Estimate struct {
-	What    string `json:"what" enum:"stale,superseded,superseded_not_known,other_run,patch_fails" doc:"What is counted. stale: the work is out of date. superseded: a later job has done the work. superseded_not_known: whether one has is not known. other_run: another replay run has not sent the entry yet, or holds it. patch_fails: the patch does not apply."`
+	What    string `json:"what" enum:"stale,superseded,superseded_not_known,other_run,patch_fails,ran_long,ran_not_known,repeated,steps_done" doc:"What is counted. stale: the work is out of date. superseded: a later job has done the work. superseded_not_known: whether one has is not known. other_run: another replay run has not sent the entry yet, or holds it. patch_fails: the patch does not apply. ran_long: its last attempt ran for more than 5 s. ran_not_known: it is not known how long its last attempt ran. repeated: it was attempted more than once, redeliveries included. steps_done: its resumable job has completed a step."`
 	Entries int64  `json:"entries" doc:"Estimated number of entries."`
 	Low     int64  `json:"low" doc:"Lower end of the 95 % interval (Clopper-Pearson)."`
 	High    int64  `json:"high" doc:"Upper end of the 95 % interval."`
@@ -52,6 +59,10 @@ func (e Estimate) Text(total int64) string {
 		estimateNotKnown:   "perhaps done by a later job: no index of River answers",
 		estimateOtherRun:   "also in another replay run, which skips them once this one has sent them",
 		estimatePatchFails: "skipped, because the patch does not apply",
+		estimateRanLong:    "ran for more than " + longAttempt.String() + " before they failed: they may have done something",
+		estimateRanUnknown: "it is not known how long the last attempt ran",
+		estimateRepeated:   "attempted more than once",
+		estimateStepsDone:  "completed a step of their resumable jobs",
 	}[e.What]
 	if e.Exact(total) {
 		return fmt.Sprintf("%d: %s", e.Entries, of)
@@ -113,6 +124,23 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 	}
 	if elsewhere > 0 {
 		add(estimateOtherRun, int(elsewhere), len(ids))
+	}
+	ran, err := tx.RanBefore(ctx, dbsqlc.RanBeforeParams{Ids: ids, LongSeconds: longAttempt.Seconds()})
+	if err != nil {
+		return err
+	}
+	for _, count := range []struct {
+		what string
+		hits int64
+	}{
+		{estimateRanLong, ran.RanLong},
+		{estimateRanUnknown, ran.RanNotKnown},
+		{estimateRepeated, ran.Repeated},
+		{estimateStepsDone, ran.StepsDone},
+	} {
+		if count.hits > 0 {
+			add(count.what, int(count.hits), len(ids))
+		}
 	}
 	if in.JSONPatch == nil && in.MergePatch == nil {
 		return nil

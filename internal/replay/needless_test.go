@@ -300,10 +300,11 @@ func TestPreview_EstimatesWhatNeedNotGo(t *testing.T) {
 		{What: "stale", Entries: 2, Low: 2, High: 2, Sampled: 4},
 		{What: "superseded", Entries: 1, Low: 1, High: 1, Sampled: 4},
 		{What: "other_run", Entries: 1, Low: 1, High: 1, Sampled: 4},
+		{What: "ran_not_known", Entries: 4, Low: 4, High: 4, Sampled: 4},
 		{What: "patch_fails", Entries: 3, Low: 3, High: 3, Sampled: 4},
 	}, preview.Estimates)
 	require.Equal(t, "needs a second person for more than 2 dead letters", preview.Approval)
-	require.Equal(t, "3: skipped, because the patch does not apply", preview.Estimates[3].Text(preview.Total))
+	require.Equal(t, "3: skipped, because the patch does not apply", preview.Estimates[4].Text(preview.Total))
 	require.Contains(t, replay.Estimate{What: "stale", Entries: 420, Low: 345, High: 506, Sampled: 1000}.Text(4200),
 		"about 420 (345 to 506): out of date")
 }
@@ -364,4 +365,45 @@ func TestCountGroups_ReadsOneIndex(t *testing.T) {
 			" AND (e.stage <> 'inbox' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))").Scan(&plan)
 	}))
 	require.Regexp(t, `(?s)"Node Type": "Index Only Scan"[^}]*"Index Name": "dead_letter_open_groups"`, plan)
+}
+
+// The preview says what may have been done before: by the last attempt of the job, or of the last redelivery.
+func TestPreview_SaysWhatRanBefore(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.registerQueue("a")
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, attempt, errors, metadata)
+		SELECT 'sync', jsonb_build_object('n', i), 'a', 3, 'running', a.attempt,
+			ARRAY[jsonb_build_object('error', 'x', 'attempt', a.attempt, 'at', now() - a.seconds * interval '1 second')],
+			a.metadata::jsonb
+		FROM (VALUES (1, 6, 1, '{}'), (2, 4, 3, '{}'), (3, 60, 2, '{"river:resumable_step": "charge"}'),
+			(4, NULL, 1, '{}')) a (i, seconds, attempt, metadata)`)
+	b.exec("UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'")
+	b.file()
+	request := withDefaults(replay.Request{All: true})
+	preview, err := b.replayer.Preview(t.Context(), request)
+	require.NoError(t, err)
+	require.Equal(t, []replay.Estimate{
+		{What: "ran_long", Entries: 2, Low: 2, High: 2, Sampled: 4},
+		{What: "ran_not_known", Entries: 1, Low: 1, High: 1, Sampled: 4},
+		{What: "repeated", Entries: 2, Low: 2, High: 2, Sampled: 4},
+		{What: "steps_done", Entries: 1, Low: 1, High: 1, Sampled: 4},
+	}, preview.Estimates[2:])
+	require.Equal(t, "2: ran for more than 5s before they failed: they may have done something",
+		preview.Estimates[2].Text(preview.Total))
+
+	// A redelivery that fails is the last attempt then.
+	run := b.start(*request)
+	b.runOnce()
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
+		errors = ARRAY[jsonb_build_object('error', 'x', 'attempt', 1, 'at', now() - interval '7 seconds')]
+		WHERE state = 'available'`)
+	b.turn()
+	require.EqualValues(t, 4, b.get(run).Failed)
+	preview, err = b.replayer.Preview(t.Context(), request)
+	require.NoError(t, err)
+	require.Equal(t, "ran_long", preview.Estimates[2].What)
+	require.EqualValues(t, 4, preview.Estimates[2].Entries)
+	require.Equal(t, "repeated", preview.Estimates[3].What)
+	require.EqualValues(t, 4, preview.Estimates[3].Entries)
 }

@@ -740,6 +740,46 @@ func (q *Queries) NextRescued(ctx context.Context, arg NextRescuedParams) ([]uui
 	return items, nil
 }
 
+const RanBefore = `-- name: RanBefore :one
+SELECT count(*) FILTER (WHERE a.seconds > $1::float8) AS ran_long,
+    count(*) FILTER (WHERE a.seconds IS NULL) AS ran_not_known,
+    count(*) FILTER (WHERE a.attempts > 1) AS repeated, count(*) FILTER (WHERE a.checkpoint) AS steps_done
+FROM (SELECT CASE jsonb_typeof(l.last -> 'processingDuration') WHEN 'number'
+          THEN (l.last ->> 'processingDuration')::float8 END AS seconds,
+          e.retry_count + jsonb_array_length(e.replay_attempts) AS attempts,
+          dlq.has_checkpoint(e.metadata) AS checkpoint
+      FROM dlq.dead_letter_queue e CROSS JOIN LATERAL (
+          SELECT coalesce(e.replay_attempts -> -1, e.retry_history -> -1) AS last) l
+      WHERE e.id = ANY ($2::uuid[]) AND e.stage IN ('inbox', 'open', 'failed')
+          AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since($2::uuid[]))) a
+`
+
+type RanBeforeParams struct {
+	LongSeconds float64
+	Ids         []uuid.UUID
+}
+
+type RanBeforeRow struct {
+	RanLong     int64
+	RanNotKnown int64
+	Repeated    int64
+	StepsDone   int64
+}
+
+// RanBefore counts entries by what they may have done before they failed. Their last attempt is that of
+// the last redelivery, or else of the job. Errors of rescued jobs have no duration.
+func (q *Queries) RanBefore(ctx context.Context, arg RanBeforeParams) (RanBeforeRow, error) {
+	row := q.db.QueryRow(ctx, RanBefore, arg.LongSeconds, arg.Ids)
+	var i RanBeforeRow
+	err := row.Scan(
+		&i.RanLong,
+		&i.RanNotKnown,
+		&i.Repeated,
+		&i.StepsDone,
+	)
+	return i, err
+}
+
 const ReleaseFailed = `-- name: ReleaseFailed :many
 WITH page AS MATERIALIZED (
     SELECT e.entry_id FROM dlq.replay_run_entries e
