@@ -1,9 +1,11 @@
 package main
 
 import (
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/replay"
@@ -30,4 +32,32 @@ func TestDurationText(t *testing.T) {
 	require.Equal(t, ", in less than a second", durationText(&replay.Preview{Total: 7, Seconds: 0.0007}))
 	require.Equal(t, ", in about 42s", durationText(&replay.Preview{Total: 7, Seconds: 42.1}))
 	require.Equal(t, "2026-11-21T10:00:00Z", stamp(time.Date(2026, 11, 21, 12, 0, 0, 0, time.FixedZone("", 7200))))
+}
+
+func TestPreview_PrintsWhatToExpect(t *testing.T) {
+	t.Parallel()
+	expect := &replay.Expectation{
+		Tried: 22, Untried: 3, Recover: 17, Low: 12, High: 21,
+		Groups: []replay.GroupExpectation{{
+			Queue: "a", Fingerprint: "c0ffee", Entries: 22, Since: time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC),
+			Recovered: 7, Failed: 2, FailedBefore: 30, Recover: 17, Low: 12, High: 21,
+		}},
+	}
+	var out strings.Builder
+	cmd := &cobra.Command{}
+	cmd.SetOut(&out)
+	require.NoError(t, printPreview(cmd, &replay.Preview{Total: 25, Expect: expect, Estimates: []replay.Estimate{
+		{What: "ran_long", Entries: 12, Low: 12, High: 12, Sampled: 25},
+	}}))
+	for _, line := range []string{
+		"12: ran for more than 5s before they failed: they may have done something\n",
+		"about 17 of 22 (12 to 21, 80 % interval) will recover, as far as earlier replay runs",
+		"c0ffee in a: 7 of 9 recovered since 2026-11-21 10:00 UTC, 0 of 30 before; of 22, about 17 (12 to 21) will\n",
+		"3: never tried: no earlier replay run has outcomes of their failure groups\n",
+	} {
+		require.Contains(t, out.String(), line)
+	}
+	out.Reset()
+	require.NoError(t, printRun(cmd, &replay.Run{Forecast: &replay.Forecast{Expect: expect}}))
+	require.Contains(t, out.String(), "forecast: about 17 of 22 (12 to 21, 80 % interval) will recover\n")
 }

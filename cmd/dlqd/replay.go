@@ -348,6 +348,9 @@ func printPreview(cmd *cobra.Command, p *replay.Preview) error {
 		}[e.What]
 		printSafef(out, "%s%s\n", e.Text(p.Total), hint)
 	}
+	for _, text := range p.Expect.Texts() {
+		printSafef(out, "%s\n", text)
+	}
 	if p.Checkpoints > 0 {
 		printSafef(out, "%d have a checkpoint: their jobs completed some steps; --resume continues after these, "+
 			"--from-start runs all again\n",
@@ -488,6 +491,9 @@ func printRun(cmd *cobra.Command, run *replay.Run) error {
 	}
 	printSafef(cmd.OutOrStdout(), "%s: %d replayed, %d succeeded, %d failed, %d skipped of %d, %s%s%s\n",
 		run.Status, run.Replayed, run.Succeeded, run.Failed, run.Skipped, run.Total, perSecond(run), timeLeft(run), reason)
+	if run.Forecast != nil && run.Forecast.Expect != nil && run.Forecast.Expect.Tried > 0 {
+		printSafef(cmd.OutOrStdout(), "forecast: %s\n", run.Forecast.Expect.Summary())
+	}
 	if run.NotKnown > 0 {
 		printSafef(cmd.OutOrStdout(), "%d were sent although it is not known whether a later job has done their work\n",
 			run.NotKnown)

@@ -292,7 +292,8 @@ BEGIN
             ('replay_runs', 'updated_at', 'When the run last advanced or was changed.'),
             ('replay_runs', 'finished_at', 'When the run ended; null until then.'),
             ('replay_runs', 'forecast',
-             'The result of a dry run at the start: entries, seconds, entries by queue, and warnings. Null if the '
+             'The result of a dry run at the start: entries, seconds, entries by queue, warnings, estimates, and how '
+             'many entries will recover. Null if the '
              'run was started by SQL.'),
             ('replay_run_entries', NULL,
              'The entries of a replay run, selected at its start, and the outcome of each.'),
@@ -661,6 +662,7 @@ BEGIN
             ('^replay_run_entries_next$', 'The next entries of a run.'),
             ('^replay_run_entries_behind$', 'The entry of a run that waits for another of its ordering key.'),
             ('^replay_run_entries_detail$', 'Entries with error texts, for erasures.'),
+            ('^replay_run_entries_group$', 'Outcomes of a failure group in all runs, the latest first.'),
             ('^replay_run_entries_step$', 'The next entries of a group of a progressive run.'),
             ('^replay_run_entries_uncounted$', 'Outcomes of a progressive run that are not counted yet.'),
             ('^replay_run_entries_unjudged$', 'Failures of a run that are not judged yet.'),

@@ -236,6 +236,13 @@ SELECT CASE @verb::text
 -- name: FindIDs :many
 SELECT f.id::uuid AS id FROM dlq.find_ids(@filter::jsonb, @max_entries::integer, NULL, @newest_first::boolean) f (id);
 
+-- name: GroupOutcomes :many
+-- GroupOutcomes returns what became of the last redeliveries of failure groups in replay runs.
+SELECT o.queue::text AS queue, o.fingerprint::text AS fingerprint, o.since::timestamptz AS since,
+    o.recovered::bigint AS recovered, o.failed::bigint AS failed, o.recovered_before::bigint AS recovered_before,
+    o.failed_before::bigint AS failed_before
+FROM dlq.group_outcomes(@queues::text[], @fingerprints::text[]) o;
+
 -- name: InRuns :one
 -- InRuns counts the entries that a run has not sent yet, or holds because they failed in it.
 SELECT count(DISTINCT e.entry_id)

@@ -159,6 +159,14 @@ func perSecond(v float64) string {
 	return number(v) + " per second"
 }
 
+// Expected returns how many dead letters the forecast expects to recover; nil if it could not tell.
+func (r replayRun) Expected() *replay.Expectation {
+	if r.Forecast == nil || r.Forecast.Expect == nil || r.Forecast.Expect.Tried == 0 {
+		return nil
+	}
+	return r.Forecast.Expect
+}
+
 // Sentence summarizes the progress or the result of the run.
 func (r replayRun) Sentence() string {
 	reason := upper(r.Reason)

@@ -407,3 +407,47 @@ func TestPreview_SaysWhatRanBefore(t *testing.T) {
 	require.Equal(t, "repeated", preview.Estimates[3].What)
 	require.EqualValues(t, 4, preview.Estimates[3].Entries)
 }
+
+// The preview says what became of earlier redeliveries of the same failure groups, and the run keeps that.
+func TestPreview_SaysWhatToExpect(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	grouped := func() {
+		b.exec("UPDATE dlq.dead_letter_open SET fingerprint = CASE queue WHEN 'a' THEN 'f' ELSE 'g' END")
+	}
+	b.fail(9, "a", "T")
+	grouped()
+	request := withDefaults(replay.Request{All: true})
+	preview, err := b.replayer.Preview(t.Context(), request)
+	require.NoError(t, err)
+	require.Equal(t, &replay.Expectation{Untried: 9}, preview.Expect)
+	require.Equal(t, []string{"9: never tried: no earlier replay run has outcomes of their failure groups"},
+		preview.Expect.Texts())
+
+	b.start(*request)
+	b.turn()
+	b.endJobs("discarded", 9)
+	b.turn()
+	grouped()
+	second := b.start(*request)
+	require.EqualValues(t, 9, second.Forecast.Expect.Tried)
+	b.turn()
+	b.endJobs("completed", 7)
+	b.endJobs("discarded", 2)
+	b.turn()
+
+	b.fail(20, "a", "T")
+	b.fail(3, "b", "U")
+	grouped()
+	run := b.start(*request)
+	e := run.Forecast.Expect
+	require.Equal(t, [3]int64{22, 3, 17}, [3]int64{e.Tried, e.Untried, e.Recover})
+	require.Less(t, e.Low, e.Recover)
+	require.Greater(t, e.High, e.Recover)
+	require.Len(t, e.Groups, 1)
+	g := e.Groups[0]
+	require.Equal(t, [6]int64{22, 7, 2, 0, 9, 17},
+		[6]int64{g.Entries, g.Recovered, g.Failed, g.RecoveredBefore, g.FailedBefore, g.Recover})
+	require.Contains(t, g.Text(), "f in a: 7 of 9 recovered since ")
+	require.Contains(t, g.Text(), ", 0 of 9 before; of 22, about 17 (")
+}

@@ -176,6 +176,7 @@ type Preview struct {
 	Unhealthy   []string         `json:"unhealthy" doc:"Reasons not to start the run now; force overrides them."`
 	Approval    string           `json:"approval,omitempty" doc:"Why the start needs the consent of a second person; absent if it does not."`
 	Estimates   []Estimate       `json:"estimates" doc:"Numbers of entries that were counted in a sample of at most 1,000: those that need not be repeated, or do not go."`
+	Expect      *Expectation     `json:"expect" doc:"How many entries will recover, as far as earlier replay runs tell."`
 	Samples     []Sample         `json:"samples" doc:"Up to five of the entries."`
 }
 
@@ -314,6 +315,9 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 			sample = append(sample, row.Sample...)
 		}
 		if err := r.addEstimates(ctx, tx, in, sample, p); err != nil {
+			return err
+		}
+		if p.Expect, err = expect(ctx, tx, rows); err != nil {
 			return err
 		}
 		if p.Approval, err = needsApproval(ctx, tx, in, filter); err != nil {
@@ -483,6 +487,7 @@ type Forecast struct {
 	ByQueue   map[string]int64 `json:"byQueue" doc:"Number of entries by queue."`
 	Unhealthy []string         `json:"unhealthy" doc:"Reasons not to start the run at that time."`
 	Estimates []Estimate       `json:"estimates,omitempty" doc:"Estimates of the dry run."`
+	Expect    *Expectation     `json:"expect,omitempty" doc:"How many entries will recover, as far as earlier replay runs told."`
 }
 
 // Start starts a run. Unless in.Force is set, it returns an error if the preview fails or gives reasons not to start
@@ -502,7 +507,7 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 		}
 		if forecast, err = json.Marshal(Forecast{
 			Entries: preview.Total, Seconds: preview.Seconds, ByQueue: preview.ByQueue, Unhealthy: preview.Unhealthy,
-			Estimates: preview.Estimates,
+			Estimates: preview.Estimates, Expect: preview.Expect,
 		}); err != nil {
 			return nil, err
 		}

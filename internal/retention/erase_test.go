@@ -296,7 +296,7 @@ var ownColumns = map[string]string{
 	"processes":           "name version parts queues",
 	"reconcile_findings":  "why",
 	"reconcile_looks":     "look cursor_state triggers triggers_before",
-	"replay_run_entries":  "outcome error_class fingerprint was taken_by",
+	"replay_run_entries":  "outcome error_class fingerprint was queue taken_by",
 	"replay_run_groups":   "queue fingerprint known state reason",
 	"replay_runs":         "scope queue destination actor origin reason forecast checkpoint",
 	"restored_partitions": "partition_name",

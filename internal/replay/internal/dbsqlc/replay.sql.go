@@ -427,6 +427,57 @@ func (q *Queries) FindIDs(ctx context.Context, arg FindIDsParams) ([]uuid.UUID, 
 	return items, nil
 }
 
+const GroupOutcomes = `-- name: GroupOutcomes :many
+SELECT o.queue::text AS queue, o.fingerprint::text AS fingerprint, o.since::timestamptz AS since,
+    o.recovered::bigint AS recovered, o.failed::bigint AS failed, o.recovered_before::bigint AS recovered_before,
+    o.failed_before::bigint AS failed_before
+FROM dlq.group_outcomes($1::text[], $2::text[]) o
+`
+
+type GroupOutcomesParams struct {
+	Queues       []string
+	Fingerprints []string
+}
+
+type GroupOutcomesRow struct {
+	Queue           string
+	Fingerprint     string
+	Since           time.Time
+	Recovered       int64
+	Failed          int64
+	RecoveredBefore int64
+	FailedBefore    int64
+}
+
+// GroupOutcomes returns what became of the last redeliveries of failure groups in replay runs.
+func (q *Queries) GroupOutcomes(ctx context.Context, arg GroupOutcomesParams) ([]GroupOutcomesRow, error) {
+	rows, err := q.db.Query(ctx, GroupOutcomes, arg.Queues, arg.Fingerprints)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []GroupOutcomesRow{}
+	for rows.Next() {
+		var i GroupOutcomesRow
+		if err := rows.Scan(
+			&i.Queue,
+			&i.Fingerprint,
+			&i.Since,
+			&i.Recovered,
+			&i.Failed,
+			&i.RecoveredBefore,
+			&i.FailedBefore,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const InRuns = `-- name: InRuns :one
 SELECT count(DISTINCT e.entry_id)
 FROM dlq.replay_runs r

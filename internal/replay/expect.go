@@ -1,0 +1,160 @@
+package replay
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"gonum.org/v1/gonum/mathext"
+
+	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
+)
+
+const (
+	// expectGroups is the number of failure groups, the largest first, whose earlier outcomes a preview reads.
+	expectGroups = 200
+	// shownGroups limits the groups in an [Expectation], toldGroups those in its text.
+	shownGroups, toldGroups = 20, 5
+	// fewOutcomes is the number of outcomes of a group in its last run below which those of earlier runs count, too.
+	fewOutcomes = 5
+	// beyond is the probability that a number of recoveries is outside of its interval, on each side.
+	beyond = 0.1
+)
+
+// Expectation says how many entries will recover, as far as earlier replay runs of the same failure groups tell.
+type Expectation struct {
+	Tried   int64              `json:"tried" doc:"Number of entries whose failure group has outcomes of earlier replay runs."`
+	Untried int64              `json:"untried" doc:"Number of other entries: no earlier replay run has tried their failure groups, or these are not among the 200 largest."`
+	Recover int64              `json:"recover" doc:"Expected number of tried entries that recover, if all are sent."`
+	Low     int64              `json:"low" doc:"Lower end of its 80 % interval."`
+	High    int64              `json:"high" doc:"Upper end of its 80 % interval."`
+	Groups  []GroupExpectation `json:"groups,omitempty" doc:"The 20 largest of the tried failure groups."`
+}
+
+// GroupExpectation is the expectation for a failure group. The last run is the one with the latest outcome; of all
+// runs, the last 100 outcomes count.
+type GroupExpectation struct {
+	Queue           string    `json:"queue" doc:"Queue of the group."`
+	Fingerprint     string    `json:"fingerprint" doc:"The failure group."`
+	Entries         int64     `json:"entries" doc:"Number of its entries."`
+	Since           time.Time `json:"since" doc:"Time of the first outcome in the last run that redelivered entries of the group."`
+	Recovered       int64     `json:"recovered" doc:"Number of entries that recovered in that run."`
+	Failed          int64     `json:"failed" doc:"Number of entries that failed in that run."`
+	RecoveredBefore int64     `json:"recoveredBefore" doc:"Number of entries that recovered in runs before."`
+	FailedBefore    int64     `json:"failedBefore" doc:"Number of entries that failed in runs before."`
+	Recover         int64     `json:"recover" doc:"Expected number of its entries that recover."`
+	Low             int64     `json:"low" doc:"Lower end of its 80 % interval."`
+	High            int64     `json:"high" doc:"Upper end of its 80 % interval."`
+}
+
+// prediction returns the mean and the variance of the number of entries that recover (beta-binomial, with Jeffreys'
+// prior). It takes the outcomes of the last run, because a repair or a new fault makes earlier ones out of date.
+func (g *GroupExpectation) prediction() (mean, variance float64) {
+	recovered, failed := g.Recovered, g.Failed
+	if recovered+failed < fewOutcomes {
+		recovered, failed = recovered+g.RecoveredBefore, failed+g.FailedBefore
+	}
+	a, b, n := float64(recovered)+0.5, float64(failed)+0.5, float64(g.Entries)
+	return n * a / (a + b), n * a * b * (a + b + n) / ((a + b) * (a + b) * (a + b + 1))
+}
+
+// Text describes the expectation.
+func (g *GroupExpectation) Text() string {
+	before := ""
+	if n := g.RecoveredBefore + g.FailedBefore; n > 0 {
+		before = fmt.Sprintf(", %d of %d before", g.RecoveredBefore, n)
+	}
+	return fmt.Sprintf("%s in %s: %d of %d recovered since %s%s; of %d, about %d (%d to %d) will", g.Fingerprint, g.Queue,
+		g.Recovered, g.Recovered+g.Failed, g.Since.UTC().Format("2006-01-02 15:04 UTC"), before, g.Entries, g.Recover, g.Low,
+		g.High)
+}
+
+// Texts describes the expectation: as a whole, for its largest groups, and what was never tried.
+func (e *Expectation) Texts() []string {
+	if e == nil { // an older server
+		return nil
+	}
+	var texts []string
+	if e.Tried > 0 {
+		texts = append(texts, e.Summary()+", as far as earlier replay runs of the same failure groups tell")
+	}
+	for i := range e.Groups[:min(len(e.Groups), toldGroups)] {
+		texts = append(texts, e.Groups[i].Text())
+	}
+	if e.Untried > 0 {
+		texts = append(texts, fmt.Sprintf("%d: never tried: no earlier replay run has outcomes of their failure groups",
+			e.Untried))
+	}
+	return texts
+}
+
+// Summary describes the expected number of all tried entries.
+func (e *Expectation) Summary() string {
+	return fmt.Sprintf("about %d of %d (%d to %d, 80 %% interval) will recover", e.Recover, e.Tried, e.Low, e.High)
+}
+
+// likelyRange returns the 80 % interval of a number from 0 to n with a mean and a variance: that of the beta distribution
+// on this range, widened to whole numbers.
+func likelyRange(mean, variance float64, n int64) (low, high int64) {
+	all := float64(n)
+	size := mean*(all-mean)/variance - 1
+	if size <= 0 { // one entry: it recovers or not
+		return 0, n
+	}
+	a, b := size*mean/all, size*(all-mean)/all
+	low = int64(all * mathext.InvRegIncBeta(a, b, beyond))
+	high = int64(math.Ceil(all * mathext.InvRegIncBeta(a, b, 1-beyond)))
+	return low, min(high, n)
+}
+
+// expect returns what earlier replay runs tell about the entries of a preview.
+func expect(ctx context.Context, tx transaction, cells []dbsqlc.CountGroupsRow) (*Expectation, error) {
+	type key struct{ queue, fingerprint string }
+	entries := map[key]int64{}
+	var keys []key
+	e := &Expectation{}
+	for i := range cells {
+		k := key{cells[i].Queue, cells[i].Fingerprint}
+		if e.Untried += cells[i].Entries; k.fingerprint == "" {
+			continue
+		}
+		if entries[k] == 0 {
+			keys = append(keys, k)
+		}
+		entries[k] += cells[i].Entries
+	}
+	slices.SortStableFunc(keys, func(a, b key) int { return cmp.Compare(entries[b], entries[a]) })
+	var in dbsqlc.GroupOutcomesParams
+	for _, k := range keys[:min(len(keys), expectGroups)] {
+		in.Queues, in.Fingerprints = append(in.Queues, k.queue), append(in.Fingerprints, k.fingerprint)
+	}
+	rows, err := tx.GroupOutcomes(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	mean, variance := 0.0, 0.0
+	for i := range rows {
+		row := &rows[i]
+		g := GroupExpectation{
+			Queue: row.Queue, Fingerprint: row.Fingerprint, Entries: entries[key{row.Queue, row.Fingerprint}],
+			Since: row.Since, Recovered: row.Recovered, Failed: row.Failed, RecoveredBefore: row.RecoveredBefore,
+			FailedBefore: row.FailedBefore,
+		}
+		m, v := g.prediction()
+		g.Recover = int64(math.Round(m))
+		g.Low, g.High = likelyRange(m, v, g.Entries)
+		mean, variance = mean+m, variance+v
+		e.Tried, e.Untried = e.Tried+g.Entries, e.Untried-g.Entries
+		e.Groups = append(e.Groups, g)
+	}
+	if e.Tried > 0 {
+		e.Recover = int64(math.Round(mean))
+		e.Low, e.High = likelyRange(mean, variance, e.Tried)
+	}
+	slices.SortStableFunc(e.Groups, func(a, b GroupExpectation) int { return cmp.Compare(b.Entries, a.Entries) })
+	e.Groups = e.Groups[:min(len(e.Groups), shownGroups)]
+	return e, nil
+}
