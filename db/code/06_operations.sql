@@ -18,9 +18,9 @@ COMMENT ON FUNCTION dlq.has_checkpoint IS
     'completed.';
 
 -- carried_metadata keeps what the application wrote into a job's metadata, and drops what describes
--- the old job. River needs an object: metadata of another type becomes {}. Postgres inlines this expression, and that of
--- dlq.is_superseded, because no part of it is STABLE, as a cast of an expression to text[] and to_jsonb are (measured:
--- 5 of the 110 µs of a redelivery).
+-- the old job. River needs an object: metadata of another type becomes {}. Postgres inlines this expression, and that
+-- of dlq.is_superseded, because no part of it is STABLE, as a cast of an expression to text[] and to_jsonb are
+-- (measured: 5 of the 110 µs of a redelivery).
 CREATE OR REPLACE FUNCTION dlq.carried_metadata(p_metadata jsonb, p_checkpoint text DEFAULT NULL) RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN jsonb_typeof(p_metadata) = 'object'

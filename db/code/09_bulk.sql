@@ -570,7 +570,8 @@ BEGIN
         || ' ON CONFLICT DO NOTHING' USING v_filter, v_id, v_groups;
     GET DIAGNOSTICS v_total = ROW_COUNT;
     EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id, was, queue, group_number, behind, leads)
-             SELECT $2, e.id, e.fingerprint, e.queue, ' || v_number || ', lag(e.id) OVER k, lead(e.id) OVER k IS NOT NULL
+             SELECT $2, e.id, e.fingerprint, e.queue, ' || v_number || ', lag(e.id) OVER k,
+                 lead(e.id) OVER k IS NOT NULL
              FROM dlq.dead_letter_queue e' || v_join || ' WHERE e.ordering_key IS NOT NULL AND ' || v_where
         || ' WINDOW k AS (PARTITION BY e.queue, e.ordering_key ORDER BY coalesce(e.order_place, dlq.order_place(e.river_job_id, e.job_created_at)) NULLS FIRST, e.job_created_at, e.river_job_id)
              ON CONFLICT DO NOTHING' USING v_filter, v_id, v_groups;

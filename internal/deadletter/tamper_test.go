@@ -230,7 +230,7 @@ func TestRedeliver_ExpressionsAreInlined(t *testing.T) {
 }
 
 // The trigger dead_letter_move skips redeliveries that dlqd makes in one statement, because dlq.on_moves writes their
-// audit rows. An UPDATE that looks the same leaves an audit row, too, whoever makes it.
+// audit rows. An UPDATE that looks the same by any role leaves an audit row, too.
 func TestMoves_NoUpdateHidesRedelivery(t *testing.T) {
 	t.Parallel()
 	url, pool := createRoleEntries(t)

@@ -55,7 +55,8 @@ func IsLocked(err error) bool {
 	return errors.As(err, &pgErr) && pgErr.Code == "55P03"
 }
 
-// IsCancelled reports whether Postgres cancelled a statement: it reached statement_timeout, or an operator cancelled it.
+// IsCancelled reports whether Postgres cancelled a statement: it reached statement_timeout, or an operator cancelled
+// it.
 func IsCancelled(err error) bool {
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && pgErr.Code == "57014"
@@ -79,6 +80,5 @@ func IsAway(err error) bool {
 // IsUnanswered reports whether a statement failed because the server is away, or because the statement or a lock took
 // too long.
 func IsUnanswered(err error) bool {
-	pgErr, ok := errors.AsType[*pgconn.PgError](err)
-	return IsAway(err) || IsLocked(err) || ok && pgErr.Code == "57014"
+	return IsAway(err) || IsLocked(err) || IsCancelled(err)
 }

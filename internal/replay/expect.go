@@ -96,8 +96,8 @@ func (e *Expectation) Summary() string {
 	return fmt.Sprintf("about %d of %d (%d to %d, 80 %% interval) will recover", e.Recover, e.Tried, e.Low, e.High)
 }
 
-// likelyRange returns the 80 % interval of a number from 0 to n with a mean and a variance: that of the beta distribution
-// on this range, widened to whole numbers.
+// likelyRange returns the 80 % interval of a number from 0 to n with a mean and a variance: that of the beta
+// distribution on this range, widened to whole numbers.
 func likelyRange(mean, variance float64, n int64) (low, high int64) {
 	all := float64(n)
 	size := mean*(all-mean)/variance - 1

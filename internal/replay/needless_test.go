@@ -334,7 +334,7 @@ func TestCountGroups_SamplesInTheSamePass(t *testing.T) {
 	require.Equal(t, 40, sampled(40))
 	require.Zero(t, sampled(0))
 
-	// Every entry has the same chance, whatever its place in the pass.
+	// Every entry has the same chance, at each place in the pass.
 	rows, err := b.pool.Query(t.Context(), `SELECT e.id::text, count(s.id)::integer FROM dlq.dead_letter_open e
 		LEFT JOIN (SELECT s.id FROM generate_series(1, 400) i CROSS JOIN LATERAL dlq.count_groups(
 			CASE WHEN i > 0 THEN '{}'::jsonb END, 9) c CROSS JOIN unnest(c.sample) s (id)) s ON s.id = e.id GROUP BY 1`)
