@@ -38,14 +38,10 @@ type bundle struct {
 
 func setup(t *testing.T) *bundle {
 	t.Helper()
-	b := &bundle{T: t, servers: postgrestest.NewReplicated(t, false), outcomes: map[string]int{}}
-	var err error
-	b.pool, err = postgres.Open(t.Context(), b.servers.PrimaryURL, 6)
-	require.NoError(t, err)
-	t.Cleanup(b.pool.Close)
+	servers := postgrestest.NewReplicated(t, false)
+	b := &bundle{T: t, servers: servers, pool: servers.Migrate(), outcomes: map[string]int{}}
 	logger := slog.New(slog.DiscardHandler)
 	schemas := postgres.DefaultSchemas()
-	require.NoError(t, (&postgres.Migrator{Pool: b.pool, Schemas: schemas, Logger: logger}).Up(t.Context()))
 	b.exec("CREATE TABLE reads (n integer)")
 	b.exec("INSERT INTO reads VALUES (1)")
 	b.servers.CatchUp()
@@ -60,6 +56,7 @@ func setup(t *testing.T) *bundle {
 		},
 	}
 	b.maxLag.Store(int64(time.Hour))
+	var err error
 	b.replica, err = replica.Open(t.Context(), b.config)
 	require.NoError(t, err)
 	loops := &background.Group{Logger: logger}

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"log/slog"
 	"net/http"
 	"regexp"
 	"slices"
@@ -28,13 +27,7 @@ import (
 func replicated(t *testing.T) (*scopeBundle, *postgrestest.Replicated, server.Config) {
 	t.Helper()
 	servers := postgrestest.NewReplicated(t, false)
-	pool, err := postgres.Open(t.Context(), servers.PrimaryURL, 2)
-	require.NoError(t, err)
-	defer pool.Close()
-	require.NoError(t, (&postgres.Migrator{
-		Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler),
-	}).Up(t.Context()))
-	servers.CatchUp()
+	servers.Migrate()
 	var config server.Config
 	b := scopeSetup(t, func(c *server.Config) {
 		c.DatabaseURL, c.ReplicaURL = servers.PrimaryURL, servers.StandbyURL

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -79,6 +80,17 @@ func NewReplicated(tb testing.TB, synchronous bool) *Replicated {
 	}
 	r.URL, r.PrimaryURL, r.StandbyURL = at(primary, standby), at(primary), at(standby)
 	return r
+}
+
+// Migrate creates River's schema and dlqd's on both servers, and returns a pool on the primary.
+func (r *Replicated) Migrate() *pgxpool.Pool {
+	r.tb.Helper()
+	pool := Open(r.tb, r.PrimaryURL)
+	require.NoError(r.tb, (&postgres.Migrator{
+		Pool: pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler),
+	}).Up(r.tb.Context()))
+	r.CatchUp()
+	return pool
 }
 
 // Exec runs a statement on the standby, as its superuser.
