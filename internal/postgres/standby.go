@@ -41,19 +41,24 @@ func ServerOf(ctx context.Context, db DB) (s Server, err error) {
 	return s, err
 }
 
-// ErrNotStandby means that a server is no standby of the primary.
-var ErrNotStandby = errors.New("the server is not a standby of the database")
+var (
+	// ErrNotStandby means that a server is no standby of the primary.
+	ErrNotStandby = errors.New("the server is not a standby of the database")
+	// ErrOtherDatabase is an ErrNotStandby of a server or a database that is not a copy of the primary's at all.
+	ErrOtherDatabase = fmt.Errorf("%w: it is another database", ErrNotStandby)
+)
 
-// CheckStandbyOf returns an [ErrNotStandby] if s is no standby of the primary, or another database of one.
+// CheckStandbyOf returns an [ErrOtherDatabase] if s is no copy of the primary's database, and an [ErrNotStandby] if it
+// is one that is no standby.
 func (s Server) CheckStandbyOf(primary Server) error {
 	switch {
 	case s.System != primary.System:
-		return fmt.Errorf("%w: its system identifier is %s, and the database's is %s", ErrNotStandby, s.System,
+		return fmt.Errorf("%w: its system identifier is %s, and the database's is %s", ErrOtherDatabase, s.System,
 			primary.System)
+	case s.Database != primary.Database:
+		return fmt.Errorf("%w: its oid is %d, and the database's is %d", ErrOtherDatabase, s.Database, primary.Database)
 	case !s.InRecovery:
 		return fmt.Errorf("%w: it is a primary", ErrNotStandby)
-	case s.Database != primary.Database:
-		return fmt.Errorf("%w: the URL names another database of the server", ErrNotStandby)
 	}
 	return nil
 }

@@ -94,20 +94,20 @@ type state struct {
 	problem error // why the standby cannot be read
 }
 
-// Open returns a Replica. It returns a [postgres.ErrNotStandby] if the server is no standby of the primary. A standby
-// that does not answer is no error: its loop tries again.
+// Open returns a Replica. It returns a [postgres.ErrOtherDatabase] if the server has another database. A server that
+// does not answer, or was promoted, is no error: the loop tries again.
 func Open(ctx context.Context, config Config) (*Replica, error) {
 	r := &Replica{config: config, queries: dbsqlc.New(config.Schemas.Rendered(config.Primary)), down: func() {}}
 	var err error
 	if r.primary, err = postgres.ServerOf(ctx, config.Primary); err != nil {
 		return nil, fmt.Errorf("replica: reading the system identifier of the database: %w", err)
 	}
-	if err = r.once(ctx); errors.Is(err, postgres.ErrNotStandby) {
+	if err = r.once(ctx); errors.Is(err, postgres.ErrOtherDatabase) {
 		r.Close()
 		return nil, err
 	}
 	if err != nil {
-		config.Logger.WarnContext(ctx, "the replica does not answer; the primary answers its reads", "error", err)
+		config.Logger.WarnContext(ctx, "the replica cannot be read; the primary answers its reads", "error", err)
 	}
 	return r, nil
 }

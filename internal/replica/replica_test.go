@@ -257,31 +257,36 @@ func TestReplica_ChoosesServer(t *testing.T) {
 		return !ok && strings.Contains(detail, "not a standby of the database: it was promoted")
 	}, time.Minute, 20*time.Millisecond)
 	require.False(t, answers(t, b.db, b.replica, "kim"))
+	promoted, err := replica.Open(t.Context(), b.config)
+	require.NoError(t, err, "dlqd starts")
+	defer promoted.Close()
+	require.False(t, answers(t, b.db, promoted, "kim"))
 }
 
-// TestOpen_RefusesOtherServers checks that a URL of another server, of the primary itself, or of another database is
-// refused. A server that does not answer is not.
-func TestOpen_RefusesOtherServers(t *testing.T) {
+// TestOpen_RefusesOtherDatabases checks that a URL of another server or of another database is refused. The primary
+// itself and a server that does not answer are not refused, but not read.
+func TestOpen_RefusesOtherDatabases(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	other := postgrestest.URL(t)
 	for url, why := range map[string]string{
-		other:                "its system identifier is",
-		b.servers.PrimaryURL: "it is a primary",
-		strings.Replace(b.servers.StandbyURL, "/replicated", "/postgres", 1): "another database of the server",
+		other: "its system identifier is",
+		strings.Replace(b.servers.StandbyURL, "/replicated", "/postgres", 1): "its oid is",
 	} {
 		config := b.config
 		config.URL = url
 		_, err := replica.Open(t.Context(), config)
-		require.ErrorIs(t, err, postgres.ErrNotStandby)
+		require.ErrorIs(t, err, postgres.ErrOtherDatabase)
 		require.ErrorContains(t, err, why)
 	}
-	config := b.config
-	config.URL = "postgres://nobody@127.0.0.1:1/none?connect_timeout=1"
-	r, err := replica.Open(t.Context(), config)
-	require.NoError(t, err)
-	defer r.Close()
-	ok, _ := r.Status()
-	require.False(t, ok)
-	require.False(t, answers(t, b.db, r))
+	for _, url := range []string{b.servers.PrimaryURL, "postgres://nobody@127.0.0.1:1/none?connect_timeout=1"} {
+		config := b.config
+		config.URL = url
+		r, err := replica.Open(t.Context(), config)
+		require.NoError(t, err)
+		defer r.Close()
+		ok, _ := r.Status()
+		require.False(t, ok)
+		require.False(t, answers(t, b.db, r))
+	}
 }

@@ -172,7 +172,7 @@ func TestReplica_AnswersListedOperations(t *testing.T) {
 	require.False(t, found[0].OK)
 	config.ReplicaURL = postgrestest.URL(t)
 	_, err = server.Start(t.Context(), config)
-	require.ErrorIs(t, err, postgres.ErrNotStandby, "a start with another server's URL is refused")
+	require.ErrorIs(t, err, postgres.ErrOtherDatabase, "a start with another server's URL is refused")
 }
 
 // TestReplica_ShowsOwnActs checks that an actor sees the actor's own change although the standby does not have it: in
