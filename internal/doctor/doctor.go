@@ -298,7 +298,8 @@ func Replica(ctx context.Context, pool *pgxpool.Pool, url string) []Finding {
 	lag, err := replicaLag(ctx, pool, url)
 	switch {
 	case errors.Is(err, postgres.ErrNotStandby):
-		f.Detail, f.Do = err.Error(), "correct --replica-url: the primary answers its reads"
+		f.Detail, f.Do = err.Error(), "make it a standby that follows the primary, or correct --replica-url: the primary "+
+			"answers its reads"
 	case err != nil:
 		f.Detail, f.Do = checkFailed+err.Error(), "check that the replica is available; the primary answers its reads"
 	case lag > maxSlotLag:
@@ -333,8 +334,11 @@ func replicaLag(ctx context.Context, pool *pgxpool.Pool, url string) (int64, err
 	if err != nil {
 		return 0, err
 	}
-	written, err := postgres.Position(ctx, pool)
-	return max(written-replayed, 0), err
+	written, err := postgres.PositionOf(ctx, pool)
+	if err == nil {
+		err = replayed.CheckFollows(written)
+	}
+	return max(written.Bytes-replayed.Bytes, 0), err
 }
 
 func (c *check) run(ctx context.Context, m *postgres.Migrator) Finding {

@@ -133,9 +133,9 @@ func New() *Metrics {
 		turnSeconds: histogramBy("loop_turn_seconds", "Time of one turn of a loop of this process.", turns, "loop"),
 		records:     counter("log_records_total", "Log records.", "level"),
 		replicaReads: counter("replica_reads_total", "Reads of the API that the read replica may answer, by outcome: "+
-			"replica (it answered), or why the primary did: own_act (the replica may lack a change of the viewer), lag (it "+
-			"lags more than the policy allows), away (it does not answer, or is not a standby of the database), repeated (it "+
-			"failed while it answered).", "outcome"),
+			"replica (it answered), or why the primary did: own_act (the replica may lack a change of the viewer), "+
+			"lag (it lags more than the policy allows), away (it "+
+			"does not answer, or does not follow the database's primary), repeated (it failed while it answered).", "outcome"),
 	}
 	for _, outcome := range replica.Outcomes() {
 		m.replicaReads.WithLabelValues(outcome)

@@ -99,26 +99,48 @@ func followStandby(config *pgx.ConnConfig) {
 	}
 }
 
-// Position returns how far a primary has written its WAL, in bytes.
-func Position(ctx context.Context, db DB) (position int64, err error) {
-	err = db.QueryRow(ctx, "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint", pgx.QueryExecModeExec).
-		Scan(&position)
-	return position, err
+// Position is how far a server has written or replayed the WAL. Positions on different timelines cannot be compared.
+type Position struct {
+	Timeline int64
+	Bytes    int64
 }
 
-// Position returns how far a standby has replayed the primary's WAL, in bytes.
-func (s *Standby) Position(ctx context.Context) (int64, error) {
+// CheckFollows returns an [ErrNotStandby] if a standby at p is not on the timeline of the primary. After a failover,
+// that is a standby which still follows the old primary, or the old primary itself: it may have replayed more bytes
+// than the new primary has written, but not those of the new primary.
+func (p Position) CheckFollows(primary Position) error {
+	if p.Timeline != primary.Timeline {
+		return fmt.Errorf("%w: it is on timeline %d, and the database is on timeline %d", ErrNotStandby, p.Timeline,
+			primary.Timeline)
+	}
+	return nil
+}
+
+// PositionOf returns how far a primary has written its WAL.
+func PositionOf(ctx context.Context, db DB) (p Position, err error) {
+	err = db.QueryRow(ctx, `SELECT ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint,
+		pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint`, pgx.QueryExecModeExec).Scan(&p.Timeline, &p.Bytes)
+	return p, err
+}
+
+// Position returns how far a standby has replayed the primary's WAL. A standby that has just followed the primary to a
+// new timeline reports the old one until it has written a page with changes of the new one: some seconds under load, or
+// until its next restartpoint.
+func (s *Standby) Position(ctx context.Context) (p Position, err error) {
 	var isStandby bool
-	var position *int64
-	err := s.Pool.QueryRow(ctx, `SELECT pg_is_in_recovery(), pg_wal_lsn_diff(pg_last_wal_replay_lsn(), '0/0')::bigint`,
-		pgx.QueryExecModeExec).Scan(&isStandby, &position)
+	var replayed *int64
+	err = s.Pool.QueryRow(ctx, `SELECT pg_is_in_recovery(), pg_wal_lsn_diff(pg_last_wal_replay_lsn(), '0/0')::bigint,
+		greatest((SELECT c.timeline_id FROM pg_control_checkpoint() c),
+			(SELECT r.min_recovery_end_timeline FROM pg_control_recovery() r))::bigint`,
+		pgx.QueryExecModeExec).Scan(&isStandby, &replayed, &p.Timeline)
 	switch {
 	case err != nil:
-		return 0, err
-	case !isStandby || position == nil:
-		return 0, fmt.Errorf("%w: it was promoted", ErrNotStandby)
+		return Position{}, err
+	case !isStandby || replayed == nil:
+		return Position{}, fmt.Errorf("%w: it was promoted", ErrNotStandby)
 	}
-	return *position, nil
+	p.Bytes = *replayed
+	return p, nil
 }
 
 // StandbyError is the failure of a standby to answer a read, such as a lost connection, or a statement that was

@@ -42,7 +42,7 @@ const (
 	OwnAct = "own_act"
 	// Lag means that the standby lags more than the policy allows.
 	Lag = "lag"
-	// Away means that the standby does not answer, or is no standby of the database.
+	// Away means that the standby does not answer, or does not follow the database's primary.
 	Away = "away"
 	// Repeated means that the standby failed while it answered, and the primary answered the same read.
 	Repeated = "repeated"
@@ -80,15 +80,15 @@ type Replica struct {
 
 // sample is a position of the primary.
 type sample struct {
-	at       time.Time
-	position int64
+	at time.Time
+	postgres.Position
 }
 
 // state is what the last comparison found.
 type state struct {
 	reads    *postgres.Standby // nil if the standby cannot be read
 	up       context.Context   //nolint:containedctx // of reads: ends when the standby stops answering
-	position int64             // what the standby has replayed
+	position postgres.Position // what the standby has replayed
 	// asOf is a time of which the standby has everything that was committed before; zero if that is unknown.
 	asOf    time.Time
 	problem error // why the standby cannot be read
@@ -138,6 +138,9 @@ func (r *Replica) once(ctx context.Context) error {
 		return err
 	}
 	position, err := r.position(ctx)
+	if err == nil && len(r.samples) > 0 {
+		err = position.CheckFollows(r.samples[len(r.samples)-1].Position)
+	}
 	if err != nil {
 		r.down()
 		r.up, r.down = nil, func() {}
@@ -147,14 +150,14 @@ func (r *Replica) once(ctx context.Context) error {
 		r.state.Store(&state{problem: err})
 		return err
 	}
-	for len(r.samples) > 1 && r.samples[1].position <= position {
+	for len(r.samples) > 1 && r.samples[1].Bytes <= position.Bytes {
 		r.samples = r.samples[1:]
 	}
 	if r.up == nil {
 		r.up, r.down = context.WithCancel(context.WithoutCancel(ctx))
 	}
 	s := &state{reads: r.reads, up: r.up, position: position}
-	if len(r.samples) > 0 && r.samples[0].position <= position {
+	if len(r.samples) > 0 && r.samples[0].Bytes <= position.Bytes {
 		s.asOf = r.samples[0].at
 	}
 	r.state.Store(s)
@@ -172,7 +175,10 @@ func (r *Replica) sample(ctx context.Context) error {
 		r.forgotten = time.Now()
 	}
 	at := time.Now()
-	position, err := postgres.Position(ctx, r.config.Primary)
+	position, err := postgres.PositionOf(ctx, r.config.Primary)
+	if err == nil && len(r.samples) > 0 && r.samples[0].Timeline != position.Timeline { // after a failover
+		r.samples = nil
+	}
 	if err == nil && len(r.samples) < maxSamples { // else the standby lags too much to be read
 		r.samples = append(r.samples, sample{at, position})
 	}
@@ -180,18 +186,17 @@ func (r *Replica) sample(ctx context.Context) error {
 }
 
 // position returns the position of the standby, to which it connects if necessary.
-func (r *Replica) position(ctx context.Context) (int64, error) {
+func (r *Replica) position(ctx context.Context) (p postgres.Position, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	var err error
 	if r.positions == nil {
 		if r.positions, err = postgres.OpenStandby(ctx, r.config.URL, 1, r.identify); err != nil {
-			return 0, err
+			return p, err
 		}
 	}
 	if r.reads == nil {
 		if r.reads, err = postgres.OpenStandby(ctx, r.config.URL, 0, r.admit); err != nil {
-			return 0, err
+			return p, err
 		}
 	}
 	return r.positions.Position(ctx)
@@ -229,8 +234,8 @@ func (r *Replica) Read(ctx context.Context, actors []string,
 ) (asOf time.Time, err error) {
 	s := r.state.Load()
 	outcome := r.decide(s)
-	if outcome == Served && !r.knows(ctx, s, actors) {
-		outcome = OwnAct
+	if outcome == Served {
+		outcome = r.compare(ctx, s, actors)
 	}
 	if outcome == Served {
 		reading, cancel := context.WithCancel(ctx)
@@ -261,11 +266,18 @@ func (r *Replica) decide(s *state) string {
 	return Served
 }
 
-// knows reports whether the standby has replayed the last changes of the actors. It does not if they cannot be read.
-func (r *Replica) knows(ctx context.Context, s *state, actors []string) bool {
+// compare returns Served, or what the standby lacks for an answer to the actors. It asks the primary, which may be
+// another server than at the last comparison of the positions.
+func (r *Replica) compare(ctx context.Context, s *state, actors []string) string {
 	ctx, _ = postgres.Counting(ctx) // not a statement of the page
-	position, err := r.queries.LastAct(ctx, actors)
-	return err == nil && position <= s.position
+	needed, err := r.queries.Needed(ctx, actors)
+	switch {
+	case err != nil || needed.Position > s.position.Bytes:
+		return OwnAct // an unknown change counts as one
+	case needed.Timeline != s.position.Timeline:
+		return Away
+	}
+	return Served
 }
 
 func (r *Replica) observe(outcome string) {

@@ -290,3 +290,26 @@ func TestOpen_RefusesOtherDatabases(t *testing.T) {
 		require.False(t, answers(t, b.db, r))
 	}
 }
+
+// TestReplica_RefusesOtherTimelines reads, after a failover, from the old primary: it runs as a standby again, but does
+// not follow the new primary, whose position in the WAL it has passed.
+func TestReplica_RefusesOtherTimelines(t *testing.T) {
+	t.Parallel()
+	servers := postgrestest.NewReplicated(t, false)
+	old := servers.Migrate()
+	servers.Lag()
+	_, err := old.Exec(t.Context(), "CREATE TABLE lost AS SELECT repeat('x', 1000) FROM generate_series(1, 10000)")
+	require.NoError(t, err)
+	servers.Fail()
+	primary := postgrestest.Open(t, servers.StandbyURL)
+	r, err := replica.Open(t.Context(), replica.Config{
+		Primary: primary, Schemas: postgres.DefaultSchemas(), URL: servers.Return(),
+		MaxLag: func() time.Duration { return time.Hour }, Logger: slog.New(slog.DiscardHandler),
+	})
+	require.NoError(t, err)
+	defer r.Close()
+	ok, detail := r.Status()
+	require.False(t, ok)
+	require.Contains(t, detail, "it is on timeline 1, and the database is on timeline 2")
+	require.False(t, answers(t, postgres.DefaultSchemas().Rendered(primary), r, "kim"))
+}

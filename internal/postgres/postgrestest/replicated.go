@@ -204,6 +204,22 @@ func (r *Replicated) Fail() {
 	r.resume() // what the stream held arrives too late
 }
 
+// Return starts the primary that Fail killed as a standby that does not follow the new primary, and returns the URL of
+// its database.
+func (r *Replicated) Return() string {
+	r.tb.Helper()
+	require.NoError(r.tb, r.primary.StopWithin(time.Second)) // releases its directory
+	path := filepath.Join(r.dir, "primary", "pgdata", "standby.signal")
+	require.NoError(r.tb, os.WriteFile(path, nil, 0o600))
+	of, err := os.Stat(filepath.Dir(path))
+	require.NoError(r.tb, err)
+	stat, ok := of.Sys().(*syscall.Stat_t)
+	require.True(r.tb, ok)
+	require.NoError(r.tb, os.Chown(path, int(stat.Uid), int(stat.Gid)))
+	r.primary = r.start("primary")
+	return WithDatabase(WithUser(r.primary.URL(), Role), "replicated")
+}
+
 func (r *Replicated) resume() {
 	if r.stopping {
 		r.stream.Release()

@@ -20,17 +20,24 @@ func (q *Queries) ForgetActs(ctx context.Context, after time.Duration) error {
 	return err
 }
 
-const LastAct = `-- name: LastAct :one
-SELECT coalesce(pg_wal_lsn_diff(max(a.position), '0/0'), 0)::bigint AS position
+const Needed = `-- name: Needed :one
+SELECT coalesce(pg_wal_lsn_diff(max(a.position), '0/0'), 0)::bigint AS position,
+    ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint AS timeline
 FROM dlq.last_acts a WHERE a.actor = ANY ($1::text[])
 `
 
-// LastAct returns the position of the last change of some actors, in bytes; 0 if there is none.
-func (q *Queries) LastAct(ctx context.Context, actors []string) (int64, error) {
-	row := q.db.QueryRow(ctx, LastAct, actors)
-	var position int64
-	err := row.Scan(&position)
-	return position, err
+type NeededRow struct {
+	Position int64
+	Timeline int64
+}
+
+// Needed returns what a standby must have replayed to answer some actors: the position of their last change, in bytes
+// (0 if there is none), on the primary's timeline.
+func (q *Queries) Needed(ctx context.Context, actors []string) (NeededRow, error) {
+	row := q.db.QueryRow(ctx, Needed, actors)
+	var i NeededRow
+	err := row.Scan(&i.Position, &i.Timeline)
+	return i, err
 }
 
 const RecordLastAct = `-- name: RecordLastAct :exec
