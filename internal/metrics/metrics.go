@@ -134,7 +134,7 @@ func New() *Metrics {
 		records:     counter("log_records_total", "Log records.", "level"),
 		replicaReads: counter("replica_reads_total", "Reads of the API that the read replica may answer, by outcome: "+
 			"replica (it answered), or why the primary did: own_act (the replica may lack a change of the viewer), "+
-			"lag (it lags more than the policy allows), away (it "+
+			"masking (it may lack a change of what the policy masks), lag (it lags more than the policy allows), away (it "+
 			"does not answer, or does not follow the database's primary), repeated (it failed while it answered).", "outcome"),
 	}
 	for _, outcome := range replica.Outcomes() {

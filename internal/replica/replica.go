@@ -40,6 +40,8 @@ const (
 	Served = "replica"
 	// OwnAct means that the standby may lack a change that the viewer made.
 	OwnAct = "own_act"
+	// Masking means that the standby may lack a change of what the policy masks.
+	Masking = "masking"
 	// Lag means that the standby lags more than the policy allows.
 	Lag = "lag"
 	// Away means that the standby does not answer, or does not follow the database's primary.
@@ -49,7 +51,7 @@ const (
 )
 
 // Outcomes returns all outcomes of a read.
-func Outcomes() []string { return []string{Served, OwnAct, Lag, Away, Repeated} }
+func Outcomes() []string { return []string{Served, OwnAct, Masking, Lag, Away, Repeated} }
 
 // Config configures a [Replica].
 type Config struct {
@@ -91,7 +93,8 @@ type state struct {
 	position postgres.Position // what the standby has replayed
 	// asOf is a time of which the standby has everything that was committed before; zero if that is unknown.
 	asOf    time.Time
-	problem error // why the standby cannot be read
+	masking string // see dbsqlc.Masking
+	problem error  // why the standby cannot be read
 }
 
 // Open returns a Replica. It returns a [postgres.ErrOtherDatabase] if the server has another database. A server that
@@ -137,7 +140,7 @@ func (r *Replica) once(ctx context.Context) error {
 	if err := r.sample(ctx); err != nil && ctx.Err() != nil {
 		return err
 	}
-	position, err := r.position(ctx)
+	position, masking, err := r.standing(ctx)
 	if err == nil && len(r.samples) > 0 {
 		err = position.CheckFollows(r.samples[len(r.samples)-1].Position)
 	}
@@ -156,7 +159,7 @@ func (r *Replica) once(ctx context.Context) error {
 	if r.up == nil {
 		r.up, r.down = context.WithCancel(context.WithoutCancel(ctx))
 	}
-	s := &state{reads: r.reads, up: r.up, position: position}
+	s := &state{reads: r.reads, up: r.up, position: position, masking: masking}
 	if len(r.samples) > 0 && r.samples[0].Bytes <= position.Bytes {
 		s.asOf = r.samples[0].at
 	}
@@ -185,21 +188,28 @@ func (r *Replica) sample(ctx context.Context) error {
 	return err
 }
 
-// position returns the position of the standby, to which it connects if necessary.
-func (r *Replica) position(ctx context.Context) (p postgres.Position, err error) {
+// standing returns the position of the standby, to which it connects if necessary, and the masking in force there.
+func (r *Replica) standing(ctx context.Context) (p postgres.Position, masking string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	if r.positions == nil {
 		if r.positions, err = postgres.OpenStandby(ctx, r.config.URL, 1, r.identify); err != nil {
-			return p, err
+			return p, "", err
 		}
 	}
 	if r.reads == nil {
 		if r.reads, err = postgres.OpenStandby(ctx, r.config.URL, 0, r.admit); err != nil {
-			return p, err
+			return p, "", err
 		}
 	}
-	return r.positions.Position(ctx)
+	if p, err = r.positions.Position(ctx); err != nil {
+		return p, "", err
+	}
+	err = r.positions.Read(ctx, func(ctx context.Context) (err error) {
+		masking, err = r.queries.Masking(ctx)
+		return err
+	})
+	return p, masking, err
 }
 
 // identify checks that a connection leads to a standby of the primary, and remembers to which.
@@ -227,7 +237,7 @@ func (r *Replica) admit(ctx context.Context, conn *pgx.Conn) error {
 }
 
 // Read calls run, with a context whose statements run on the standby if the standby may answer: it lags no more than
-// the policy allows, and has the last changes of the actors, who see the answer. asOf is the time of the data, or zero
+// the policy allows, masks what the primary masks, and has the last changes of the actors, who see the answer. asOf is the time of the data, or zero
 // if the primary answered. If the standby fails, Read calls run a second time, for the primary.
 func (r *Replica) Read(ctx context.Context, actors []string,
 	run func(context.Context) error,
@@ -276,6 +286,8 @@ func (r *Replica) compare(ctx context.Context, s *state, actors []string) string
 		return OwnAct // an unknown change counts as one
 	case needed.Timeline != s.position.Timeline:
 		return Away
+	case needed.Masking != s.masking:
+		return Masking
 	}
 	return Served
 }

@@ -197,6 +197,14 @@ func TestReplica_ChoosesServer(t *testing.T) {
 	b.maxLag.Store(int64(time.Hour))
 	b.servers.Resume()
 	b.await(true)
+
+	t.Log("a mask holds at once")
+	b.servers.Pause()
+	b.exec("SELECT dlq.protect('{notes}', '{}')")
+	require.False(t, answers(t, b.db, b.replica, "lee"))
+	require.Positive(t, b.count(replica.Masking))
+	b.servers.Resume()
+	b.await(true)
 	require.Eventually(t, func() bool { standby, _ := b.read("kim"); return standby }, time.Minute, 20*time.Millisecond)
 
 	t.Log("statements that the standby cancels or refuses are repeated on the primary")

@@ -20,23 +20,39 @@ func (q *Queries) ForgetActs(ctx context.Context, after time.Duration) error {
 	return err
 }
 
+const Masking = `-- name: Masking :one
+SELECT md5(string_agg(concat(s.value, extract(epoch FROM s.updated_at)), ',' ORDER BY s.key))::text AS masking
+FROM dlq.settings s WHERE s.key IN ('sensitive', 'sensitive_columns', 'policy_version', 'code_version')
+`
+
+// Masking identifies what callers may see: the mask (dlq.protect), the policy, and the functions that apply them.
+func (q *Queries) Masking(ctx context.Context) (string, error) {
+	row := q.db.QueryRow(ctx, Masking)
+	var masking string
+	err := row.Scan(&masking)
+	return masking, err
+}
+
 const Needed = `-- name: Needed :one
 SELECT coalesce(pg_wal_lsn_diff(max(a.position), '0/0'), 0)::bigint AS position,
-    ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint AS timeline
+    ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint AS timeline,
+    (SELECT md5(string_agg(concat(s.value, extract(epoch FROM s.updated_at)), ',' ORDER BY s.key)) FROM dlq.settings s
+        WHERE s.key IN ('sensitive', 'sensitive_columns', 'policy_version', 'code_version'))::text AS masking
 FROM dlq.last_acts a WHERE a.actor = ANY ($1::text[])
 `
 
 type NeededRow struct {
 	Position int64
 	Timeline int64
+	Masking  string
 }
 
 // Needed returns what a standby must have replayed to answer some actors: the position of their last change, in bytes
-// (0 if there is none), on the primary's timeline.
+// (0 if there is none), on the primary's timeline, and what Masking returns.
 func (q *Queries) Needed(ctx context.Context, actors []string) (NeededRow, error) {
 	row := q.db.QueryRow(ctx, Needed, actors)
 	var i NeededRow
-	err := row.Scan(&i.Position, &i.Timeline)
+	err := row.Scan(&i.Position, &i.Timeline, &i.Masking)
 	return i, err
 }
 
