@@ -127,6 +127,8 @@ type poolOptions struct {
 	// connected, if not nil, is called with each new connection. Its error refuses the connection.
 	connected func(context.Context, *pgx.Conn) error
 	choose    func(*pgx.ConnConfig) // chooses among several hosts
+	// parameters are settings of sessions besides sessionParameters. Behind a pooler, transactions set them.
+	parameters map[string]string
 }
 
 func openPool(ctx context.Context, url string, options poolOptions) (*pgxpool.Pool, error) {
@@ -143,11 +145,13 @@ func openPool(ctx context.Context, url string, options poolOptions) (*pgxpool.Po
 	}
 	options.choose(config.ConnConfig)
 	config.ConnConfig.Tracer = options.tracer
-	maps.Copy(config.ConnConfig.RuntimeParams, sessionParameters)
+	parameters := maps.Clone(sessionParameters)
+	maps.Copy(parameters, options.parameters)
+	maps.Copy(config.ConnConfig.RuntimeParams, parameters)
 	config.AfterConnect = options.connected
 	pool, version, err := open(ctx, config)
 	if refusesParameter(err) {
-		maps.DeleteFunc(config.ConnConfig.RuntimeParams, func(name, _ string) bool { return sessionParameters[name] != "" })
+		maps.DeleteFunc(config.ConnConfig.RuntimeParams, func(name, _ string) bool { return parameters[name] != "" })
 		if !namesExecMode(url) { // a prepared statement would stay in the session
 			config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
 		}

@@ -78,7 +78,11 @@ func (r rendered) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 // session.
 func (r rendered) in(ctx context.Context) DB {
 	if r.pool != nil && isLimited(ctx) {
-		return singleStatements{ReadPool(ctx, r.pool), r.schemas.Render(setScope), scopeArgs(ctx)}
+		settings := settingsQuery
+		if standbyReadOf(ctx) != nil {
+			settings = standbySettingsQuery
+		}
+		return singleStatements{ReadPool(ctx, r.pool), settings, r.schemas.Render(setScope), scopeArgs(ctx)}
 	}
 	return r.db
 }

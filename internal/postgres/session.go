@@ -32,6 +32,8 @@ const (
 	// settingsQuery is localSettings for the extended protocol, which allows one statement at a
 	// time.
 	settingsQuery = "SELECT set_config('row_security', 'off', true), set_config('jit', 'off', true)"
+	// standbySettingsQuery is settingsQuery for a standby.
+	standbySettingsQuery = settingsQuery + ", set_config('lock_timeout', '" + standbyLockTimeout + "', true)"
 )
 
 // BeginQuery returns a statement that begins a transaction with dlqd's settings and more, such as
@@ -62,11 +64,11 @@ func IsPooled(pool *pgxpool.Pool) bool {
 
 // Statements returns a pool for single statements, each with dlqd's settings. Statements whose context reads from a
 // standby ([Standby.Read]) run there.
-func Statements(pool *pgxpool.Pool) DB { return readable{statementsOf(pool)} }
+func Statements(pool *pgxpool.Pool) DB { return readable{statementsOf(pool, settingsQuery)} }
 
-func statementsOf(pool *pgxpool.Pool) DB {
+func statementsOf(pool *pgxpool.Pool, settings string) DB {
 	if IsPooled(pool) {
-		return singleStatements{pool: pool}
+		return singleStatements{pool: pool, settings: settings}
 	}
 	return pool
 }
@@ -97,9 +99,10 @@ func (r readable) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 // round trip. Statements that cannot run in a transaction, such as CALL of a procedure that commits
 // or REINDEX CONCURRENTLY, must go to the pool itself.
 type singleStatements struct {
-	pool *pgxpool.Pool
-	more string // a query for further settings, or ""
-	args []any  // of that query
+	pool     *pgxpool.Pool
+	settings string // settingsQuery or standbySettingsQuery
+	more     string // a query for further settings, or ""
+	args     []any  // of that query
 }
 
 func (s singleStatements) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
@@ -131,7 +134,7 @@ func (s singleStatements) Query(ctx context.Context, sql string, args ...any) (p
 	}
 	batch := &pgx.Batch{}
 	batch.BeginTx(pgx.TxOptions{BeginQuery: beginIsolated})
-	batch.Queue(settingsQuery)
+	batch.Queue(s.settings)
 	if s.more != "" {
 		batch.Queue(s.more, s.args...)
 	}
@@ -236,7 +239,8 @@ func (d *Driver) GetExecutor() riverdriver.Executor {
 	if !d.pooled {
 		return plain
 	}
-	return executor{d.UnwrapExecutor(singleTx{singleStatements: singleStatements{pool: d.pool}}), plain}
+	single := singleTx{singleStatements: singleStatements{pool: d.pool, settings: settingsQuery}}
+	return executor{d.UnwrapExecutor(single), plain}
 }
 
 // executor is River's executor. Statements that cannot run in a transaction go to plain.

@@ -78,12 +78,12 @@ func OpenStandby(ctx context.Context, url string, maxConns int32,
 ) (*Standby, error) {
 	pool, err := openPool(ctx, url, poolOptions{
 		name: "replica", maxConns: maxConns, tracer: standbyTracer{timeouts{DefaultTimeout}}, connected: check,
-		choose: followStandby,
+		choose: followStandby, parameters: map[string]string{"lock_timeout": standbyLockTimeout},
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &Standby{Pool: pool, statements: statementsOf(pool)}, nil
+	return &Standby{Pool: pool, statements: statementsOf(pool, standbySettingsQuery)}, nil
 }
 
 // followStandby makes connections to several hosts go to a standby.
@@ -94,9 +94,6 @@ func followStandby(config *pgx.ConnConfig) {
 		config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsStandby
 	}
 	config.ConnectTimeout = cmp.Or(config.ConnectTimeout, hostTimeout)
-	if config.RuntimeParams["lock_timeout"] == "" {
-		config.RuntimeParams["lock_timeout"] = standbyLockTimeout
-	}
 }
 
 // Position is how far a server has written or replayed the WAL. Positions on different timelines cannot be compared.

@@ -36,7 +36,8 @@ type bundle struct {
 	outcomes map[string]int
 }
 
-func setup(t *testing.T) *bundle {
+// setup opens the replica at url of the servers.
+func setup(t *testing.T, url func(*postgrestest.Replicated) string) *bundle {
 	t.Helper()
 	servers := postgrestest.NewReplicated(t, false)
 	b := &bundle{T: t, servers: servers, pool: servers.Migrate(), outcomes: map[string]int{}}
@@ -47,7 +48,7 @@ func setup(t *testing.T) *bundle {
 	b.servers.CatchUp()
 	b.db = schemas.Rendered(b.pool)
 	b.config = replica.Config{
-		Primary: b.pool, Schemas: schemas, URL: b.servers.StandbyURL, Logger: logger,
+		Primary: b.pool, Schemas: schemas, URL: url(servers), Logger: logger,
 		MaxLag: func() time.Duration { return time.Duration(b.maxLag.Load()) },
 		Observe: func(outcome string) {
 			b.mu.Lock()
@@ -68,6 +69,8 @@ func setup(t *testing.T) *bundle {
 	})
 	return b
 }
+
+func direct(servers *postgrestest.Replicated) string { return servers.StandbyURL }
 
 func (b *bundle) exec(sql string) {
 	b.Helper()
@@ -151,7 +154,7 @@ func running(does string) string {
 // last one promotes the standby.
 func TestReplica_ChoosesServer(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := setup(t, direct)
 	b.await(true)
 
 	t.Log("an idle primary: the data is of now")
@@ -275,7 +278,7 @@ func TestReplica_ChoosesServer(t *testing.T) {
 // itself and a server that does not answer are not refused, but not read.
 func TestOpen_RefusesOtherDatabases(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := setup(t, direct)
 	other := postgrestest.URL(t)
 	for url, why := range map[string]string{
 		other: "its system identifier is",
@@ -320,4 +323,22 @@ func TestReplica_RefusesOtherTimelines(t *testing.T) {
 	require.False(t, ok)
 	require.Contains(t, detail, "it is on timeline 1, and the database is on timeline 2")
 	require.False(t, answers(t, postgres.DefaultSchemas().Rendered(primary), r, "kim"))
+}
+
+// TestReplica_ReadsThroughPooler reads through a PgBouncer that pools transactions: the settings of a session are those
+// of each statement.
+func TestReplica_ReadsThroughPooler(t *testing.T) {
+	t.Parallel()
+	b := setup(t, (*postgrestest.Replicated).Pooler)
+	b.await(true)
+	for _, ctx := range []context.Context{t.Context(), postgres.AsReader(t.Context())} {
+		var settings string
+		asOf, err := b.replica.Read(ctx, []string{"kim"}, func(ctx context.Context) error {
+			return b.db.QueryRow(ctx, `SELECT concat_ws(' ', current_setting('row_security'), current_setting('jit'),
+				current_setting('lock_timeout'))`).Scan(&settings)
+		})
+		require.NoError(t, err)
+		require.False(t, asOf.IsZero())
+		require.Equal(t, "off off 1s", settings)
+	}
 }

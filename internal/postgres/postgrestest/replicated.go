@@ -93,6 +93,12 @@ func (r *Replicated) Migrate() *pgxpool.Pool {
 	return pool
 }
 
+// Pooler starts a [Pooler] in front of the standby and returns its URL.
+func (r *Replicated) Pooler() string {
+	r.tb.Helper()
+	return Pooler(r.tb, WithDatabase(WithUser(r.standby.URL(), Role), "replicated"), 4)
+}
+
 // Exec runs a statement on the standby, as its superuser.
 func (r *Replicated) Exec(sql string) {
 	r.tb.Helper()
