@@ -86,7 +86,7 @@ func exchangeOf(ctx context.Context) *exchange {
 func markUnchanged(ctx context.Context) { exchangeOf(ctx).changes = false }
 
 // carryOut carries out the operation of ctx. If readsReplica lists the operation, run may read from the replica, and
-// is called again for the primary if the replica fails.
+// is called again for the primary if it fails.
 func (s *service) carryOut(ctx context.Context, run func(context.Context) error) error {
 	if s.Replica == nil {
 		return run(ctx)

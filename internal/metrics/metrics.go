@@ -135,7 +135,8 @@ func New() *Metrics {
 		replicaReads: counter("replica_reads_total", "Reads of the API that the read replica may answer, by outcome: "+
 			"replica (it answered), or why the primary did: own_act (the replica may lack a change of the viewer), "+
 			"masking (it may lack a change of what the policy masks), lag (it lags more than the policy allows), away (it "+
-			"does not answer, or does not follow the database's primary), repeated (it failed while it answered).", "outcome"),
+			"does not answer, or does not follow the database's primary), repeated (it failed, or did not "+
+			"find what the request names).", "outcome"),
 	}
 	for _, outcome := range replica.Outcomes() {
 		m.replicaReads.WithLabelValues(outcome)

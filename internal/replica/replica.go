@@ -46,7 +46,8 @@ const (
 	Lag = "lag"
 	// Away means that the standby does not answer, or does not follow the database's primary.
 	Away = "away"
-	// Repeated means that the standby failed while it answered, and the primary answered the same read.
+	// Repeated means that the read failed on the standby, and the primary answered it. Not found is such a failure: the
+	// primary may have what the standby has not replayed yet.
 	Repeated = "repeated"
 )
 
@@ -238,7 +239,7 @@ func (r *Replica) admit(ctx context.Context, conn *pgx.Conn) error {
 
 // Read calls run, with a context whose statements run on the standby if the standby may answer: it lags no more than
 // the policy allows, masks what the primary masks, and has the last changes of the actors, who see the answer. asOf is the time of the data, or zero
-// if the primary answered. If the standby fails, Read calls run a second time, for the primary.
+// if the primary answered. If run fails there, Read calls run a second time, for the primary.
 func (r *Replica) Read(ctx context.Context, actors []string,
 	run func(context.Context) error,
 ) (asOf time.Time, err error) {
@@ -253,12 +254,13 @@ func (r *Replica) Read(ctx context.Context, actors []string,
 		err = s.reads.Read(reading, run)
 		stop()
 		cancel()
-		failed, isFailure := errors.AsType[*postgres.StandbyError](err)
-		if !isFailure || ctx.Err() != nil {
+		if err == nil || ctx.Err() != nil {
 			r.observe(Served)
 			return s.asOf, err
 		}
-		r.config.Logger.WarnContext(ctx, "the replica failed to answer a read; the primary answers it", "error", failed)
+		if failed, ok := errors.AsType[*postgres.StandbyError](err); ok {
+			r.config.Logger.WarnContext(ctx, "the replica failed to answer a read; the primary answers it", "error", failed)
+		}
 		outcome = Repeated
 	}
 	r.observe(outcome)

@@ -221,6 +221,23 @@ func TestReplica_ChoosesServer(t *testing.T) {
 	b.repeats(slow, func() { b.servers.Exec(running("pg_terminate_backend")) }) // 57P01
 	b.repeats("INSERT INTO reads VALUES (4)", nil)                              // 25006: nothing is written there
 
+	t.Log("what the standby does not find is looked for on the primary")
+	b.await(true)
+	repeated := b.count(replica.Repeated)
+	asOf, err := b.replica.Read(t.Context(), []string{"kim"}, func(ctx context.Context) error {
+		standby := false
+		if err := b.db.QueryRow(ctx, "SELECT pg_is_in_recovery()").Scan(&standby); err != nil {
+			return err
+		}
+		if standby {
+			return pgx.ErrNoRows
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	require.True(t, asOf.IsZero())
+	require.Equal(t, repeated+1, b.count(replica.Repeated))
+
 	t.Log("a lock that a paused replay holds is not waited for")
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
