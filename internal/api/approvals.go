@@ -69,6 +69,7 @@ func (a *Action) person(ctx context.Context) approval.Person {
 		by.Actor = a.Actor
 	case a.Actor != p.Name:
 		by.OnBehalfOf = a.Actor // "" if the action has no actor
+		actsFor(ctx, &by.OnBehalfOf)
 	}
 	return by
 }
@@ -319,6 +320,7 @@ func (s *service) decide(ctx context.Context, id string, action *Action,
 		}
 	}
 	action.act(ctx) // records on whose behalf the caller acts
+	actsFor(ctx, &out.Actor, out.OnBehalfOf, out.TokenBy)
 	if err := do(ctx, out.ID, action.person(ctx)); err != nil {
 		return nil, s.problem(ctx, err)
 	}

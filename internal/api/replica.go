@@ -69,7 +69,9 @@ type exchangeKey struct{}
 type exchange struct {
 	operation string
 	// changes says that the request may change data that pages show.
-	changes   bool
+	changes bool
+	// actedFor are the persons for whom the caller acts.
+	actedFor  []string
 	setHeader func(name, value string)
 }
 
@@ -114,5 +116,20 @@ func (s *service) acted(ctx context.Context, err error) {
 		refused.GetStatus() >= http.StatusBadRequest {
 		return
 	}
-	s.Replica.Acted(ctx, access.From(ctx).Name)
+	caller := access.From(ctx)
+	actors := append([]string{caller.Name}, exchangeOf(ctx).actedFor...)
+	if caller.TokenBy != "" {
+		actors = append(actors, caller.TokenBy)
+	}
+	s.Replica.Acted(ctx, actors...)
+}
+
+// actsFor notes persons for whom the request of ctx acts: they see its changes at once, as the caller does.
+func actsFor(ctx context.Context, names ...*string) {
+	x := exchangeOf(ctx)
+	for _, name := range names {
+		if name != nil && *name != "" {
+			x.actedFor = append(x.actedFor, *name)
+		}
+	}
 }

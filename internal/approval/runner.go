@@ -41,6 +41,9 @@ type Runner struct {
 	// Observe, if not nil, is called after each request that was executed or could not be, with its
 	// duration and error. It is not called if a stop cancelled the execution.
 	Observe func(took time.Duration, err error)
+	// Acted, if not nil, is called after each request with the persons whose act it was: who made the request, and who
+	// approved it.
+	Acted func(ctx context.Context, actors ...string)
 }
 
 // Loop returns the loop that executes approved requests.
@@ -88,6 +91,9 @@ func (r *Runner) RunOnce(ctx context.Context) (worked bool, err error) {
 		}
 	}()
 	err = r.execute(working, a)
+	if r.Acted != nil {
+		r.Acted(ctx, a.Actor, a.DecidedBy)
+	}
 	stop()
 	<-renewed
 	if ctx.Err() != nil {

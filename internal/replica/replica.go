@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -238,8 +239,9 @@ func (r *Replica) admit(ctx context.Context, conn *pgx.Conn) error {
 }
 
 // Read calls run, with a context whose statements run on the standby if the standby may answer: it lags no more than
-// the policy allows, masks what the primary masks, and has the last changes of the actors, who see the answer. asOf is the time of the data, or zero
-// if the primary answered. If run fails there, Read calls run a second time, for the primary.
+// the policy allows, masks what the primary masks, and has the last changes of the actors, who see the answer. asOf is
+// the time of the data, or zero if the primary answered. If run fails there, Read calls run a second time, for the
+// primary.
 func (r *Replica) Read(ctx context.Context, actors []string,
 	run func(context.Context) error,
 ) (asOf time.Time, err error) {
@@ -300,14 +302,14 @@ func (r *Replica) observe(outcome string) {
 	}
 }
 
-// Acted records that an actor has changed something. It must be called after the change has committed and before the
-// actor gets the answer.
-func (r *Replica) Acted(ctx context.Context, actor string) {
+// Acted records a change as one of the actors: those who made it, and those for whom. It must be called after the change
+// has committed and before the caller gets the answer.
+func (r *Replica) Acted(ctx context.Context, actors ...string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), actTimeout) // a client that disconnected may come back
 	defer cancel()
-	if err := r.queries.RecordLastAct(ctx, actor); err != nil {
-		r.config.Logger.WarnContext(ctx, "recording a change failed; the actor's next pages from the replica may lack it",
-			"actor", actor, "error", err)
+	if err := r.queries.RecordLastAct(ctx, actors); err != nil {
+		r.config.Logger.WarnContext(ctx, "recording a change failed; the actors' next pages from the replica may lack it",
+			"actor", strings.Join(actors, ", "), "error", err)
 	}
 }
 

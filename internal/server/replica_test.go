@@ -192,9 +192,14 @@ func TestReplica_ShowsOwnActs(t *testing.T) {
 	}()
 	other := &scopeBundle{bundle: &bundle{T: t, base: s.Addresses()[0]}}
 	kim, lee := b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root")
+	// kim acts with a token of root's, on behalf of rob, and decides on a request of pat's.
+	reader := func(name string) string { return b.named(name, access.Reader, "x") }
+	root, rob, pat := reader("root"), reader("rob"), reader("pat")
+	request := b.requestAs("pat", access.Scope{{Queues: []string{"mailqueue"}, Kinds: []string{"order.*"}}})
 	for _, process := range []*scopeBundle{b, other} {
-		process.fromReplica(kim)
-		process.fromReplica(lee)
+		for _, token := range []string{kim, lee, root, rob, pat} {
+			process.fromReplica(token)
+		}
 	}
 	open := func(token string) <-chan string { // the live sections of the list
 		address := b.base + "/events?page=/dead-letters"
@@ -232,8 +237,18 @@ func TestReplica_ShowsOwnActs(t *testing.T) {
 	servers.Pause()
 	id := b.ids["pay_eu/order.paid"]
 	status, out, _ := b.get(kim, "POST", "/api/dlq/bulk",
-		`{"do": "assign", "assignee": "mallory", "filter": {"ids": ["`+id+`"]}}`)
+		`{"do": "assign", "assignee": "mallory", "actor": "rob", "filter": {"ids": ["`+id+`"]}}`)
 	require.Equal(t, http.StatusOK, status, out)
+	var done struct{ Undo string }
+	require.NoError(t, json.Unmarshal([]byte(out), &done))
+	status, out, asOf := b.get(lee, "GET", "/api/dlq/operations/"+done.Undo, "")
+	require.Equal(t, http.StatusOK, status, "the primary has what the replica does not have yet: %s", out)
+	require.Empty(t, asOf)
+	require.Equal(t, http.StatusOK, b.decide(kim, request, "refuse", `{"note": "not now"}`))
+	for name, token := range map[string]string{"root": root, "rob": rob, "pat": pat} {
+		_, _, asOf = b.get(token, "GET", "/api/dlq/entries", "")
+		require.Empty(t, asOf, "kim's change is one of %s", name)
+	}
 	for name, process := range map[string]*scopeBundle{"the same": b, "another": other} {
 		_, out, asOf := process.get(kim, "GET", "/api/dlq/entries", "")
 		require.Contains(t, out, "mallory", "%s process", name)

@@ -474,13 +474,17 @@ func (s *Server) startDLQWorker() error {
 	if err != nil {
 		return err
 	}
-	approved := (&approval.Runner{
+	runner := &approval.Runner{
 		Store: s.store, Replayer: s.replayer(), Archive: s.archive,
 		CancelJob: func(ctx context.Context, job int64, act deadletter.Act) error {
 			return s.cancelJob(ctx, riverAdmin, job, act)
 		},
 		Logger: s.logger.With("part", "approvals"), Observe: s.metrics.ObserveApproval,
-	}).Loop()
+	}
+	if s.replica != nil {
+		runner.Acted = s.replica.Acted
+	}
+	approved := runner.Loop()
 	s.loops.Add(approved)
 	s.wakeApproved = approved.Wake
 	queues := &breaker.Queues{Pool: s.pool, Schemas: s.config.Schemas, River: riverAdmin, Breakers: s.breakers}

@@ -57,12 +57,13 @@ func (q *Queries) Needed(ctx context.Context, actors []string) (NeededRow, error
 }
 
 const RecordLastAct = `-- name: RecordLastAct :exec
-INSERT INTO dlq.last_acts (actor, position, at) VALUES ($1, pg_current_wal_insert_lsn(), now())
+INSERT INTO dlq.last_acts (actor, position, at)
+SELECT DISTINCT a.actor, pg_current_wal_insert_lsn(), now() FROM unnest($1::text[]) a (actor) ORDER BY a.actor
 ON CONFLICT (actor) DO UPDATE SET position = greatest(last_acts.position, excluded.position), at = excluded.at
 `
 
-// RecordLastAct runs after an actor's change has committed.
-func (q *Queries) RecordLastAct(ctx context.Context, actor string) error {
-	_, err := q.db.Exec(ctx, RecordLastAct, actor)
+// RecordLastAct runs after a change of some actors has committed. It locks rows in the order of their names.
+func (q *Queries) RecordLastAct(ctx context.Context, actors []string) error {
+	_, err := q.db.Exec(ctx, RecordLastAct, actors)
 	return err
 }
