@@ -82,7 +82,8 @@ func newMonitored(t *testing.T, files policytest.Files) *monitored {
 	w.config = server.Config{
 		DatabaseURL: w.url, Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true,
 		Listen: []string{w.address}, Policy: rules, Source: source,
-		Logger: slog.New(slog.DiscardHandler), StopTimeout: 10 * time.Second,
+		ReplicaURL: "postgres://nobody@127.0.0.1:1/none?connect_timeout=1",
+		Logger:     slog.New(slog.DiscardHandler), StopTimeout: 10 * time.Second,
 		Measure: func(context.Context) (breaker.Load, error) {
 			if w.unmeasured.Load() {
 				return breaker.Load{}, errors.New("no load today")
@@ -388,7 +389,7 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 		"DLQQueueGrowing", "DLQQueueNearSizeLimit", "DLQQueueOverSizeLimit",
 		"DLQOldestNearAgeLimit", "DLQOldestEntry", "CircuitBreakerOpen", "AutomaticRedeliveryStopped",
 		"DatabaseRestored", "CaptureMissing", "CaptureFallingBack", "ReconcilerFindsFailures", "LeasesExpiring",
-		"DlqdLoopFailing", "PartitionsRunningOut", "PolicyReloadFailed", "DLQQueueFilling",
+		"DlqdLoopFailing", "DlqdReplicaUnavailable", "PartitionsRunningOut", "PolicyReloadFailed", "DLQQueueFilling",
 		"DLQNeedsPerson near", "JobsWaitLong stuck", "DeliveryWaitLong late", "QueuePausedLong forgotten",
 		"DLQQueueGrowing fresh", "DLQQueueNearSizeLimit app-near", "DLQQueueOverSizeLimit app-over",
 		"DLQOldestNearAgeLimit app-near", "DLQOldestEntry app-over")

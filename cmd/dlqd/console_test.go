@@ -30,7 +30,7 @@ func TestConsole_CopiedCommandsRun(t *testing.T) {
 	t.Parallel()
 	const queue = "it's $HOME; `id`"
 	p := newDeployment(t, map[string]string{"dlq-routing": "rules:\n  - {name: theirs, match: {status: 422}, class: " +
-		"validation}\n"})
+		"validation}\n"}, "")
 	p.serve()
 	p.answers(func(w http.ResponseWriter, d delivery) {
 		w.Header().Set("X-Error-Type", "it's \"$HOME\"")

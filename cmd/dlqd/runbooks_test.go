@@ -32,12 +32,14 @@ import (
 type scenario struct {
 	file   string            // path of the document, if it is not a runbook
 	policy map[string]string // files of the policy, added to the defaults or replacing them
-	setUp  func(*deployment)
-	steps  []step
-	prints []string          // patterns that the output of the blocks not marked "wait" must match
-	waits  string            // pattern of the final output of the block marked "wait"
-	after  map[string]string // SQL that returns one value, and that value
-	check  func(*deployment)
+	// hasReplica says that dlqd reads from a standby.
+	hasReplica bool
+	setUp      func(*deployment)
+	steps      []step
+	prints     []string          // patterns that the output of the blocks not marked "wait" must match
+	waits      string            // pattern of the final output of the block marked "wait"
+	after      map[string]string // SQL that returns one value, and that value
+	check      func(*deployment)
 }
 
 // step is what do does just before the test runs the runbook's block that contains the text in the
@@ -134,6 +136,18 @@ var scenarios = map[string]scenario{
 			"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'":                                                "2",
 		},
 		check: func(p *deployment) { require.Equal(p, 9, p.acceptedCount("order.placed")) },
+	},
+	// The replay of the replica is paused.
+	"replica-not-read": {
+		policy:     map[string]string{"monitoring": "replica: {maxLag: 5s}\n"},
+		hasReplica: true,
+		setUp: func(p *deployment) {
+			p.awaitMetric("dlqd_replica_up 1")
+			p.servers.Pause()
+			p.awaitMetric("dlqd_replica_up 0")
+		},
+		prints: []string{`paused \| +1 \| `, ` +1 \| [0-9A-F]+/`},
+		waits:  `dlqd_replica_up 1`,
 	},
 	// A message kills each process that works on it.
 	"poison-message": {
@@ -570,7 +584,15 @@ func runRunbook(t *testing.T, s *scenario) {
 	t.Helper()
 	raw, err := os.ReadFile(s.file)
 	require.NoError(t, err)
-	p := newDeployment(t, s.policy)
+	url := ""
+	var servers *postgrestest.Replicated
+	if s.hasReplica {
+		servers = postgrestest.NewReplicated(t, false)
+		servers.Migrate()
+		url = servers.PrimaryURL
+	}
+	p := newDeployment(t, s.policy, url)
+	p.servers = servers
 	p.serve()
 	s.setUp(p)
 
@@ -612,6 +634,7 @@ type deployment struct {
 	*testing.T
 
 	url            string
+	servers        *postgrestest.Replicated // nil without a replica
 	pool           *pgxpool.Pool
 	dlqd           *served
 	archive        string // directory
@@ -633,9 +656,12 @@ type delivery struct {
 	status         int
 }
 
-func newDeployment(t *testing.T, files map[string]string) *deployment {
+// newDeployment creates a deployment on the database of url; on a new one if url is empty.
+func newDeployment(t *testing.T, files map[string]string, url string) *deployment {
 	t.Helper()
-	url := postgrestest.URL(t)
+	if url == "" {
+		url = postgrestest.URL(t)
+	}
 	p := &deployment{
 		T: t, url: url, pool: postgrestest.Open(t, url), archive: t.TempDir(), config: t.TempDir(),
 		logins: map[string]string{
@@ -767,7 +793,11 @@ func (p *deployment) refuses(n, status int, kind, errorType, payload string) {
 
 func (p *deployment) serve() {
 	p.Helper()
-	p.dlqd = serve(p.T, "--database-url", p.url, "--config-dir", p.config, "--archive", p.archive)
+	args := []string{"--database-url", p.url, "--config-dir", p.config, "--archive", p.archive}
+	if p.servers != nil {
+		args = append(args, "--replica-url", p.servers.StandbyURL)
+	}
+	p.dlqd = serve(p.T, args...)
 }
 
 // kill kills dlqd with SIGKILL.
@@ -796,6 +826,19 @@ func (p *deployment) await(want, sql string) {
 	}, 5*time.Minute, 50*time.Millisecond, "%s: %s, not %s\n%s", sql, &got, want, p.dlqd.log)
 }
 
+// awaitMetric waits until dlqd serves a metric with a value.
+func (p *deployment) awaitMetric(line string) {
+	p.Helper()
+	require.Eventually(p, func() bool {
+		response, err := http.Get(p.dlqd.api + "/metrics")
+		require.NoError(p, err)
+		defer response.Body.Close()
+		text, err := io.ReadAll(response.Body)
+		require.NoError(p, err)
+		return strings.Contains(string(text), "\n"+line+"\n")
+	}, 5*time.Minute, 50*time.Millisecond, line)
+}
+
 // block runs a block of a runbook as the role that its first line names, and returns the output.
 func (p *deployment) block(language, text string) string {
 	p.Helper()
@@ -804,8 +847,12 @@ func (p *deployment) block(language, text string) string {
 		role = first[1]
 	}
 	as, known := p.logins[role]
+	url := postgrestest.WithUser(p.url, as)
+	if p.servers != nil && role == "a superuser on the replica" {
+		url, known = postgrestest.Superuser(p, p.servers.StandbyURL), true
+	}
 	require.True(p, known, "role %q", role)
-	cmd := exec.CommandContext(p.Context(), program, "psql", "--database-url", postgrestest.WithUser(p.url, as), "--",
+	cmd := exec.CommandContext(p.Context(), program, "psql", "--database-url", url, "--",
 		"-X", "-v", "ON_ERROR_STOP=1", "-f", "-")
 	cmd.Stdin = strings.NewReader(text)
 	if language == "sh" {

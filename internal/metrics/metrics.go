@@ -311,9 +311,18 @@ func (m *Metrics) WatchPool(pool *pgxpool.Pool) { m.registry.MustRegister(poolSt
 // ObserveReplica counts a read that the read replica may answer, for replica.Config.Observe.
 func (m *Metrics) ObserveReplica(outcome string) { m.replicaReads.WithLabelValues(outcome).Inc() }
 
-// WatchReplica publishes the age of the read replica's data. asOf returns the time of the data.
-func (m *Metrics) WatchReplica(asOf func() time.Time) {
+// WatchReplica publishes whether the read replica may answer reads, and the age of its data. asOf returns the time of
+// the data.
+func (m *Metrics) WatchReplica(up func() bool, asOf func() time.Time) {
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Namespace: namespace, Name: "replica_up",
+		Help: "1 if the read replica may answer reads; 0 if the primary answers all of them. Only with --replica-url.",
+	}, func() float64 {
+		if up() {
+			return 1
+		}
+		return 0
+	}), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: namespace, Name: "replica_age_seconds",
 		Help: "Age of the read replica's data, to about two seconds: how long ago the primary was where the replica is; " +
 			"-1 if that is unknown. Only with --replica-url.",

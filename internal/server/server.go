@@ -405,7 +405,10 @@ func (s *Server) openReplica(ctx context.Context) (err error) {
 	}); err != nil {
 		return err
 	}
-	s.metrics.WatchReplica(s.replica.AsOf)
+	s.metrics.WatchReplica(func() bool {
+		ok, _ := s.replica.Status()
+		return ok
+	}, s.replica.AsOf)
 	s.loops.Add(s.replica.Loop())
 	return nil
 }

@@ -31,7 +31,7 @@ func Served(tb testing.TB) []Metric {
 	m := metrics.New()
 	m.WatchDatabase(nil, nil, slog.New(slog.DiscardHandler))
 	m.WatchPool(nil)
-	m.WatchReplica(nil)
+	m.WatchReplica(nil, nil)
 	m.WatchPolicy(nil, nil)
 	m.WatchBreakers((*breaker.Breakers)(nil))
 	m.WatchLoops(func() []background.Status { return nil })

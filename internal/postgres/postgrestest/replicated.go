@@ -58,6 +58,9 @@ func NewReplicated(tb testing.TB, synchronous bool) *Replicated {
 	r.primary = r.start("primary")
 	r.stream = NewProxy(tb, r.primary.URL())
 	r.exec(r.primary.URL(), "CREATE ROLE "+Role+" LOGIN")
+	for _, role := range []string{"dlq_reader", "dlq_operator", "dlq_admin"} {
+		r.exec(r.primary.URL(), "CREATE ROLE "+role)
+	}
 	r.exec(r.primary.URL(), "CREATE DATABASE replicated OWNER "+Role)
 	r.copyPrimary()
 	r.standby = r.start("standby")
