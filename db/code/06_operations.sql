@@ -158,8 +158,10 @@ BEGIN
                    h.id AS holder, coalesce(o.state = 'completed' AND NOT o.done, false) AS completed
             FROM (
                 SELECT * FROM dlq.dead_letter_queue e
+                -- IS TRUE excludes the indexes on the status. By old statistics no entry may be pending, and the plan
+                -- would read all that are.
                 WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed')
-                    AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+                    AND (e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')) IS TRUE
                 ORDER BY e.stage, e.id -- the order of dlq.lock_entries
                 FOR UPDATE
             ) e
@@ -336,7 +338,7 @@ BEGIN
     FOR v_entry IN
         SELECT e.id, e.river_job_id FROM dlq.dead_letter_queue e
         WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed')
-            AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+            AND (e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')) IS TRUE
         ORDER BY e.stage, e.id
     LOOP
         BEGIN

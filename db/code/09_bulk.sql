@@ -847,7 +847,8 @@ BEGIN
         BEGIN
             SELECT coalesce(array_agg(l.id), '{}') INTO ids
             FROM (SELECT e.id FROM dlq.dead_letter_open e
-                  WHERE e.id = ANY (p_ids) AND e.status = ANY (p_from) ORDER BY e.id FOR UPDATE) l;
+                  -- IS TRUE excludes the indexes on the status, as in dlq.redeliver_now.
+                  WHERE e.id = ANY (p_ids) AND (e.status = ANY (p_from)) IS TRUE ORDER BY e.id FOR UPDATE) l;
             stages := CASE WHEN ids = '{}' THEN '{}' ELSE '{open}' END;
             since := NULL;
             until := NULL;

@@ -229,6 +229,29 @@ func TestRedeliver_ExpressionsAreInlined(t *testing.T) {
 	require.NotContains(t, strings.Join(plan, " "), "dlq.")
 }
 
+// Statistics from a time without pending entries do not make a redelivery read all pending entries.
+func TestRedeliver_ReadsOnlyItsEntries(t *testing.T) {
+	t.Parallel()
+	_, pool := createRoleEntries(t)
+	s := ownerSession(t, pool)
+	for _, sql := range []string{
+		"ALTER TABLE dlq.dead_letter_open SET (autovacuum_enabled = off)",
+		"INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', 'q', 1, 'running' FROM generate_series(1, 500)",
+		"UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'",
+		"SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))",
+		"UPDATE dlq.dead_letter_open SET status = 'dlq_processing', redelivery_job_id = river_job_id",
+		"VACUUM ANALYZE dlq.dead_letter_open",
+		"UPDATE dlq.dead_letter_open SET status = 'dlq_pending', next_retry_at = now()",
+		"BEGIN",
+		"SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_open ORDER BY id LIMIT 10), 'kim', 'sent')",
+	} {
+		s.can(sql)
+	}
+	require.Equal(t, "true", s.text(`SELECT (sum(pg_stat_get_xact_tuples_returned(indexrelid)) < 500)::text FROM pg_index
+		WHERE indrelid = 'dlq.dead_letter_open'::regclass AND indexrelid <> 'dlq.dead_letter_open_pkey'::regclass`))
+	require.Equal(t, "10", s.text("SELECT count(*)::text FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"))
+}
+
 // The trigger dead_letter_move skips redeliveries that dlqd makes in one statement, because dlq.on_moves writes their
 // audit rows. An UPDATE that looks the same by any role leaves an audit row, too.
 func TestMoves_NoUpdateHidesRedelivery(t *testing.T) {
