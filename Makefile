@@ -164,7 +164,7 @@ script-check: ## type-check the console's script (needs npm)
 	$(TSC) --allowJs --checkJs --noEmit --strict --target es2022 --module esnext --lib dom,dom.iterable,es2022 internal/console/static/console.js
 
 .PHONY: trial-incidents
-trial-incidents: install-postgres ## handle three incidents in the console; print clicks and seconds, and fail above 60 s
+trial-incidents: install-postgres ## handle three incidents and four tasks in the console; print clicks and seconds, and fail above 60 s
 	@scripts/install.sh chromium
 	DLQD_TRIAL=1 $(WITH_POSTGRES) go test -v -count=1 -parallel 1 -run TestIncident_ ./internal/console
 

@@ -8,13 +8,15 @@ import (
 	"text/template"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
 
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/server"
 )
 
-// maxClicks limits the clicks and filled fields from an alert's link to the report.
+// maxClicks limits the clicks and filled fields from an alert's link, or from the overview, to the result.
 const maxClicks = 10
 
 // maxIncident limits the time of an incident. Only "make trial-incidents" enforces it, because
@@ -144,4 +146,105 @@ func TestIncident_PoisonMessage(t *testing.T) {
 	b.until(`document.getElementById("head").innerText.includes("resolved")`)
 	b.within(maxClicks)
 	require.Equal(t, 4, o.count("SELECT count(*) FROM dlq.dead_letter_open"))
+}
+
+// task starts the count of clicks and the clock at the overview, for a task that no alert leads to.
+func (b *tab) task() {
+	b.Helper()
+	b.clicks, b.began = 0, time.Now()
+	b.open("/")
+}
+
+// TestIncident_FindsAMessage finds what became of a message by its id.
+func TestIncident_FindsAMessage(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	for i := range 5 {
+		o.submit("payments", fmt.Sprint("order-", i), "payment.captured",
+			map[string]any{"answer": 402, "says": "card declined"})
+	}
+	id := o.entry("order-3", "dlq_manual")
+	b := o.tab()
+	b.task()
+	b.click("[data-look]")
+	b.fill("#look-for", "order-3")
+	b.navigate(func() { b.press("\r") })
+	require.Equal(t, "/dead-letters/"+id, b.value("location.pathname"))
+	b.waitForText("card declined")
+	b.within(maxClicks)
+}
+
+// TestIncident_NamesWhoDiscarded finds who discarded dead letters yesterday, which ones and why.
+func TestIncident_NamesWhoDiscarded(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	o.fail("reports", "report.daily", "no such report", 4)
+	o.exec(`SELECT dlq.act_where('discard', '{"kind": "report.daily"}', 'lee', 'ticket 4711')`)
+	superuser, err := pgx.Connect(t.Context(), postgrestest.Superuser(t, o.url)) // the audit trail is append-only
+	require.NoError(t, err)
+	_, err = superuser.Exec(t.Context(), `SET session_replication_role = replica;
+		UPDATE dlq.dead_letter_transitions SET at = at - interval '1 day' WHERE actor = 'lee';
+		UPDATE dlq.operations SET started_at = started_at - interval '1 day', last_at = last_at - interval '1 day'`)
+	require.NoError(t, err)
+	require.NoError(t, superuser.Close(t.Context()))
+	b := o.tab()
+	b.task()
+	b.follow(`.rail a[href="/audit"]`)
+	b.follow(b.button("Yesterday"))
+	b.waitForText("ticket 4711")
+	require.Contains(t, b.texts("#rows"), "lee")
+	b.follow(`#rows a[href^="/operations/"]`)
+	b.until(`document.querySelectorAll("main .rows > li .ok").length === 4`)
+	b.within(maxClicks)
+}
+
+// TestIncident_ParksADestination parks the pending dead letters of one destination. Those of others stay pending.
+func TestIncident_ParksADestination(t *testing.T) {
+	t.Parallel()
+	o := open(t, func(c *server.Config) {
+		bank := *c.Policy.Destinations["default"]
+		bank.Name = "bank"
+		c.Policy.Destinations["bank"] = &bank
+		c.Policy.Queues["payments"].Destination = "bank"
+	})
+	o.exec("SELECT dlq.set_automatic('class', 'outage', false)")
+	for i := range 4 {
+		for _, queue := range []string{"payments", "orders"} {
+			o.submit(queue, fmt.Sprint(queue, i), "order.placed", map[string]any{"answer": 503, "says": "maintenance"})
+		}
+	}
+	const pending = "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND waiting_for = 'automatic'"
+	o.eventually(8, pending)
+	b := o.tab()
+	b.task()
+	b.follow(`.rail a[href="/queues"]`)
+	b.follow(`tr[id="destination:bank"] a[href^="/dead-letters"]`)
+	b.rows(4)
+	b.click("#act-on > summary")
+	b.follow(`#act-on a[href*="do=park"]`)
+	b.fill("textarea[name=note]", "the bank mends it on Monday")
+	b.follow(b.button("Park 4"))
+	b.waitForText("Park: 4 dead letters.")
+	b.within(maxClicks)
+	require.Equal(t, 4, o.count(
+		"SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND queue = 'payments'"))
+	require.Equal(t, 4, o.count(pending))
+}
+
+// TestIncident_DownloadsForACustomer downloads the dead letters of a customer.
+func TestIncident_DownloadsForACustomer(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	o.fail("payments", "payment.captured", "no such account", 200) // two of them are of customer 42
+	b := o.tab()
+	b.task()
+	b.follow(`.rail a[href="/dead-letters"]`)
+	b.fill("[data-filter]", "payload.customer:42")
+	b.navigate(func() { b.press("\r") })
+	b.rows(2)
+	b.follow(b.button("Download …"))
+	b.waitForText("Download 2 dead letters")
+	b.click(".form .primary")
+	o.eventually(1, "SELECT count(*) FROM dlq.acts WHERE subject = 'export' AND act = 'exported'")
+	b.within(maxClicks)
 }
