@@ -16,8 +16,8 @@ func (b *tab) focusIn(selector string) {
 }
 
 // TestFocus_ReturnsAfterActions acts on an entry, a group, a queue, a saved view and in the review. The focus returns
-// to the form, or to its section, also if the address has a fragment, and a live update keeps it there. Without a script,
-// the address leads back to the section, and the tab key goes on from there.
+// to the form, or to its section, also if the address has a fragment, and a live update keeps it there. Without a
+// script, the address leads back to the section, and the tab key goes on from there.
 func TestFocus_ReturnsAfterActions(t *testing.T) {
 	t.Parallel()
 	o := open(t, withTokens)
