@@ -62,7 +62,8 @@ func TestMoves_RefusalSaysWhoDecided(t *testing.T) {
 
 // decision finds the entry that a page of the review opens, and the page after the decision.
 var decision = regexp.MustCompile(
-	`action="/dead-letters/([0-9a-f-]{36})/act"[^>]*>\s*<input[^>]*>\s*<input type="hidden" name="next" value="([^"]*)">`)
+	`action="/dead-letters/([0-9a-f-]{36})/act#actions"[^>]*>\s*<input[^>]*>\s*` +
+		`<input type="hidden" name="next" value="([^"]*)">`)
 
 // reviewed opens the review. It returns the open entry, "" for none, and the page after the decision.
 func (b *scopeBundle) reviewed(token, path string) (id, next, page string) {

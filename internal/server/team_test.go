@@ -163,7 +163,7 @@ func (b *bundle) listTurn(tally *teamTally, send func(string, string, url.Values
 	}
 	path := "/dead-letters/" + id[1]
 	_, page = send("GET", path, nil)
-	if strings.Contains(page, "is looking at this") || !strings.Contains(page, `action="`+path+`/act"`) {
+	if strings.Contains(page, "is looking at this") || !strings.Contains(page, `action="`+path+`/act#actions"`) {
 		return // a colleague began since the list was read
 	}
 	b.act(tally, send, id[1], name, path, "", turn)
