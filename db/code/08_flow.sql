@@ -25,7 +25,7 @@ COMMENT ON FUNCTION dlq.reserve_pace IS
 
 -- A held message is a River job with the metadata key dlq:held that is scheduled for a few minutes
 -- later. p_horizon bounds the scan, because a queue may hold any number of jobs that applications
--- scheduled.
+-- scheduled. A caller releases each second what may go in that second, so the messages are spread over it.
 CREATE OR REPLACE FUNCTION dlq.release_held(p_queues text[], p_limit integer, p_horizon interval,
     p_held text DEFAULT 'breaker') RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -47,9 +47,12 @@ BEGIN
             FOR UPDATE SKIP LOCKED
         ) h
         LIMIT p_limit
+    ), placed AS (
+        SELECT held.id, (row_number() OVER () - 1) / (count(*) OVER ())::float8 * interval '1 second' AS after FROM held
     ), released AS (
-        UPDATE river.river_job j SET state = 'available', scheduled_at = now(), metadata = j.metadata - 'dlq:held'
-        FROM held WHERE j.id = held.id
+        UPDATE river.river_job j SET state = 'available', scheduled_at = now() + p.after,
+            metadata = j.metadata - 'dlq:held'
+        FROM placed p WHERE j.id = p.id
         RETURNING j.queue
     ), notified AS (
         SELECT count(pg_notify('river.river_insert', json_build_object('queue', r.queue)::text)) AS n
@@ -60,8 +63,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.release_held IS
-    'Makes up to p_limit held messages available now: those held for p_held, by default because of an open '
-    'breaker. Returns how many.';
+    'Makes up to p_limit held messages available, spread over the next second: those held for p_held, by default '
+    'because of an open breaker. Returns how many.';
 
 -- put_back puts back messages that are running in River clients which do not deliver them. River's
 -- rescuer does the same minutes later, because it waits for the longest timeout of all queues.

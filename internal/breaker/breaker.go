@@ -72,6 +72,7 @@ type Breakers struct {
 	mu        sync.Mutex
 	shared    map[string]dbsqlc.BreakersRow       // as last read, by name
 	local     map[string]*local                   // by name
+	ramps     map[string]*ramp                    // by name, of breakers that have opened
 	unwritten map[string]dbsqlc.OpenBreakerParams // openings of this process that the database has not stored, by name
 }
 
@@ -90,7 +91,8 @@ func New(config Config) *Breakers {
 	}
 	return &Breakers{
 		config: config, queries: dbsqlc.New(config.DB),
-		shared: map[string]dbsqlc.BreakersRow{}, local: map[string]*local{}, unwritten: map[string]dbsqlc.OpenBreakerParams{},
+		shared: map[string]dbsqlc.BreakersRow{}, local: map[string]*local{}, ramps: map[string]*ramp{},
+		unwritten: map[string]dbsqlc.OpenBreakerParams{},
 	}
 }
 
@@ -125,6 +127,9 @@ func (b *Breakers) Sync(ctx context.Context) error {
 			b.config.Logger.Warn("circuit breaker changed", "breaker", row.Name, "from", was, "to", row.State, "reason",
 				row.Reason, "actor", row.ChangedBy)
 			delete(b.local, row.Name) // the counts are from before this change
+			if was == string(Closed) {
+				b.fall(row.Name)
+			}
 		}
 		b.shared[row.Name] = row
 	}
@@ -241,7 +246,10 @@ func (p *Permit) Done(ctx context.Context, ok bool) {
 	defer cancel()
 	b := p.breakers
 	var err error
-	if p.epoch != 0 {
+	if p.epoch == 0 {
+		b.countForRamp(p.name, ok)
+	}
+	if p.epoch != 0 { // a probe
 		_, err = b.queries.ReportProbe(ctx, dbsqlc.ReportProbeParams{
 			Name: p.name, Epoch: p.epoch, Ok: ok, Probes: int32(p.settings.Probes), SuccessRate: p.settings.SuccessRate,
 			OpenFor: p.settings.OpenFor, Actor: b.config.Actor, Now: b.config.Now(), Until: p.until,
@@ -301,6 +309,7 @@ func (b *Breakers) count(p *Permit, ok bool) *dbsqlc.OpenBreakerParams {
 		Name: p.name, State: string(Open), Since: now, TroubleSince: &now, OpenUntil: &until,
 		Reason: reason, ChangedBy: b.config.Actor,
 	}
+	b.fall(p.name)
 	b.config.Logger.Warn("circuit breaker changed", "breaker", p.name, "from", string(Closed), "to", string(Open),
 		"reason", reason)
 	opening := dbsqlc.OpenBreakerParams{

@@ -252,6 +252,12 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
 			return hold(ctx, job, heldFor, errors.Join(errAttemptLost, err))
 		}
 	}
+	// A message that the releaser has released has its place. One that still has HeldKey woke up by itself.
+	if meta.Held != "" || meta.EntryID != nil && meta.Snoozes == 0 {
+		if !w.config.Breakers.TakePlace(destination) {
+			return hold(ctx, job, heldFor, nil)
+		}
+	}
 	permit, err := w.config.Breakers.Allow(ctx, destination, w.Timeout(job))
 	if err != nil || permit == nil {
 		return hold(ctx, job, heldFor, err)
@@ -384,6 +390,7 @@ type metadata struct {
 	Replay  int        `json:"dlq:replay"` // the number of this redelivery of the entry, from 1
 	Trace   string     `json:"dlq:trace"`  // of the request that asked for the replay: traceparent and tracestate
 	Snoozes int        `json:"snoozes"`    // River's count
+	Held    string     `json:"dlq:held"`   // HeldKey
 	// Destination is where an operator sent this redelivery, instead of to its queue's destination.
 	Destination string `json:"dlq:destination"`
 }

@@ -44,13 +44,9 @@ const (
 	maxWake = 500
 	// maxRelease bounds the messages of a destination that one round releases.
 	maxRelease = 1000
-	// lingerDoublings is how many seconds after a breaker has closed messages may still become held. Each second
-	// doubles the number of messages that a round releases.
-	lingerDoublings = 10
 	// restoredLinger is how long messages may still become held after an operator has resumed a restored database.
 	restoredLinger = time.Minute
-	// maxDoublings bounds the doublings of a release or of a hold time: 20 exceed maxRelease and
-	// holdTime.
+	// maxDoublings bounds the doublings of a hold time: 20 exceed holdTime.
 	maxDoublings = 20
 )
 
@@ -82,9 +78,9 @@ func hold(ctx context.Context, job *river.Job[Args], reason string, err error) (
 }
 
 // Releaser releases held messages. Those held for a breaker are released as the breaker permits: a
-// few as probes and, after it has closed, more each second up to maxRelease and the destination's
-// pace. Releaser also releases messages whose predecessor is done, and those of a restored database
-// after it was resumed.
+// few as probes and, after it has closed, as many as the destination takes ([breaker.Breakers.Places]), up to
+// maxRelease and the destination's pace. Releaser also releases messages whose predecessor is done, and those of a
+// restored database after it was resumed.
 type Releaser struct {
 	DB       postgres.DB // renders schema names in queries
 	Policy   func() *policy.Policy
@@ -100,13 +96,12 @@ type Releaser struct {
 	// it.
 	queue, orderingKey string
 
-	closed  map[string]time.Time // by destination: when its breaker was first seen closed
-	drained map[string]bool      // by destination: no message is held
+	drained map[string]bool // by destination: no message is held
 }
 
 // Loop returns the loop that releases held messages.
 func (r *Releaser) Loop() *background.Loop {
-	r.closed, r.drained, r.resumedAt = map[string]time.Time{}, map[string]bool{}, time.Now()
+	r.drained, r.resumedAt = map[string]bool{}, time.Now()
 	return background.New(background.Config{
 		Name: "held-messages", Interval: releaseInterval,
 		Once: background.Each(r.once), Failing: "releasing held messages failed",
@@ -148,7 +143,6 @@ func (r *Releaser) releaseFor(ctx context.Context, destination string) error {
 	settings := p.Breaker(destination)
 	status, wait := r.Breakers.State(breaker.DestinationPrefix + destination)
 	if status != breaker.Closed {
-		delete(r.closed, destination)
 		r.drained[destination] = false
 		if status == breaker.Open && wait > 0 {
 			return nil
@@ -156,29 +150,25 @@ func (r *Releaser) releaseFor(ctx context.Context, destination string) error {
 		_, err := r.release(ctx, destination, settings.Probes)
 		return err
 	}
-	if r.drained[destination] {
+	// The breaker may have opened and closed between two rounds.
+	if r.drained[destination] && !r.Breakers.Paces(destination) {
 		return nil
 	}
-	now := time.Now()
-	if r.closed[destination].IsZero() {
-		r.closed[destination] = now
-	}
-	doublings := min(int(now.Sub(r.closed[destination])/time.Second), maxDoublings)
-	most := min(settings.Probes<<doublings, maxRelease)
-	if rate := p.Destinations[destination].RedeliveriesPerSecond; rate > 0 {
+	places := r.Breakers.Places(destination, maxRelease)
+	if rate := p.Destinations[destination].RedeliveriesPerSecond; rate > 0 && places > 0 {
 		within := releaseInterval
-		places, err := deadletter.ReservePlaces(ctx, r.DB, breaker.DestinationPrefix+destination, rate, most, now, &within)
+		paced, err := deadletter.ReservePlaces(ctx, r.DB, breaker.DestinationPrefix+destination, rate, places, time.Now(),
+			&within)
 		if err != nil {
 			return err
 		}
-		most = places.Granted
+		places = paced.Granted
 	}
-	if most == 0 {
+	if places == 0 {
 		return nil
 	}
-	released, err := r.release(ctx, destination, most)
-	// Messages may still become held for a moment after the breaker has closed.
-	r.drained[destination] = err == nil && released < most && doublings >= lingerDoublings
+	released, err := r.release(ctx, destination, places)
+	r.drained[destination] = err == nil && r.Breakers.Released(destination, released, places)
 	return err
 }
 

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/api"
@@ -129,6 +130,31 @@ func TestBreaker_ReleasesHeldMessagesWhenItCloses(t *testing.T) {
 	changes := b.count("SELECT count(*) FROM dlq.circuit_breaker_changes WHERE to_state = 'half_open'")
 	require.LessOrEqual(t, tries, n+1+3+10*changes, "only probes are delivered while it is open")
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'"))
+}
+
+// After a breaker has closed, held messages go one a second while the destination does not answer.
+func TestBreaker_PacesHeldMessagesUntilTheDestinationAnswers(t *testing.T) {
+	t.Parallel()
+	receiver, answer := &down{}, make(chan struct{})
+	b := setup(t, options{receiver: func(w http.ResponseWriter, r *http.Request) {
+		<-answer
+		receiver.ServeHTTP(w, r)
+	}, config: func(c *server.Config) { c.Policy.Queues["default"].WhenOpen = policy.WhenOpenAccept }})
+	t.Cleanup(sync.OnceFunc(func() { close(answer) }))
+	status, out, _ := b.call("POST", "/api/circuit-breakers/destination:default/open", `{"for": "2h"}`)
+	require.Equal(t, http.StatusOK, status, out)
+	const n = 40
+	for i := range n {
+		b.submit(fmt.Sprintf("m%d", i))
+	}
+	require.Equal(t, n, b.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:held'"))
+	start := time.Now()
+	status, out, _ = b.call("POST", "/api/circuit-breakers/destination:default/reset", `{}`)
+	require.Equal(t, http.StatusOK, status, out)
+	require.Eventually(t, func() bool {
+		released := n - b.count("SELECT count(*) FROM river_job WHERE metadata ? 'dlq:held'")
+		return !assert.LessOrEqual(t, float64(released), 3+time.Since(start).Seconds()) || released >= 5
+	}, 5*time.Minute, 50*time.Millisecond)
 }
 
 func TestBreaker_OperatorOpensAndResets(t *testing.T) {

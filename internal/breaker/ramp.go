@@ -1,0 +1,146 @@
+package breaker
+
+import (
+	"math"
+	"time"
+)
+
+// After a breaker has closed, a ramp limits the redeliveries and the released messages that this process sends to the
+// destination. It begins low, and rises only while the destination answers well: it doubles up to half of the rate at
+// which the destination failed last, and then rises by rampRaise, as TCP's congestion control does (RFC 5681). It ends
+// when no message is held any more.
+const (
+	rampStart  = 1.0         // messages a second
+	rampRaise  = 1.0         // messages a second, each rampStep
+	rampStep   = time.Second // between two changes of the rate
+	rampReach  = time.Second // how far ahead places are given: whoever comes later gets one, too
+	rampLinger = 10 * time.Second
+	// rampShare is the share of failed deliveries at which the rate is halved.
+	rampShare = 0.1
+)
+
+// ramp is the rate of a destination after its breaker has opened.
+type ramp struct {
+	rate, threshold   float64 // messages a second; below the threshold, the rate doubles
+	since             time.Time
+	succeeded, failed int       // deliveries since then
+	free              time.Time // the next place
+	needed            time.Time // when the breaker was first seen closed, or a message last found no place
+}
+
+// fall begins again at the lowest rate, because the breaker has opened.
+func (r *ramp) fall() {
+	*r = ramp{rate: rampStart, threshold: max(r.rate/2, rampStart)}
+}
+
+// adjust changes the rate by the deliveries of the last step. It rises only if deliveries came near it.
+func (r *ramp) adjust(now time.Time) {
+	if r.since.IsZero() {
+		r.since, r.needed = now, now
+	}
+	passed := now.Sub(r.since)
+	if passed < rampStep {
+		return
+	}
+	switch total := float64(r.succeeded + r.failed); {
+	case r.failed > 0 && float64(r.failed) >= rampShare*total:
+		r.threshold = max(r.rate/2, rampStart)
+		r.rate = r.threshold
+	case r.failed > 0 || float64(r.succeeded) < r.rate*passed.Seconds()/2:
+	case r.rate < r.threshold:
+		r.rate = min(2*r.rate, r.threshold)
+	default:
+		r.rate += rampRaise
+	}
+	r.since, r.succeeded, r.failed = now, 0, 0
+}
+
+// take takes up to most places that are at most reach ahead.
+func (r *ramp) take(now time.Time, most int, reach time.Duration) int {
+	r.adjust(now)
+	first := r.free
+	if first.Before(now) {
+		first = now
+	}
+	places := min(most, int(1+math.Floor(now.Add(reach).Sub(first).Seconds()*r.rate)))
+	if places <= 0 {
+		return 0
+	}
+	r.free = first.Add(time.Duration(float64(places) / r.rate * float64(time.Second)))
+	return places
+}
+
+// Places returns how many held messages of a destination, whose breaker is closed, may be released in the next second.
+func (b *Breakers) Places(destination string, most int) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if r := b.ramps[DestinationPrefix+destination]; r != nil {
+		return r.take(b.config.Now(), most, rampReach)
+	}
+	return min(most, int(rampStart)) // one tells whether any message is held
+}
+
+// Released records how many messages were released with the places of [Breakers.Places]. It reports whether no message
+// is held, and none will be until the breaker opens again.
+func (b *Breakers) Released(destination string, messages, places int) (drained bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	name := DestinationPrefix + destination
+	r := b.ramps[name]
+	switch {
+	case r == nil && messages == 0:
+		return true
+	case r == nil: // of another process, or from before the start of this one
+		b.ramps[name] = &ramp{rate: rampStart, threshold: math.Inf(1)}
+		return false
+	case messages < places && b.config.Now().Sub(r.needed) > rampLinger:
+		delete(b.ramps, name)
+		return true
+	}
+	return false
+}
+
+// Paces reports whether a ramp limits what goes to a destination: its breaker has opened, and messages may be held.
+func (b *Breakers) Paces(destination string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.ramps[DestinationPrefix+destination] != nil
+}
+
+// TakePlace reports whether a redelivery to a destination may go now. If it may not, the message is held: it gets a
+// place from [Breakers.Places] in its turn.
+func (b *Breakers) TakePlace(destination string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	name := DestinationPrefix + destination
+	r := b.ramps[name]
+	if state, _ := b.state(name); r == nil || state != Closed {
+		return true // the breaker decides
+	}
+	now := b.config.Now()
+	if r.take(now, 1, 0) == 1 {
+		return true
+	}
+	r.needed = now
+	return false
+}
+
+// fall makes the ramp of a breaker that has opened begin again.
+func (b *Breakers) fall(name string) {
+	if r := b.ramps[name]; r != nil {
+		r.fall()
+		return
+	}
+	b.ramps[name] = &ramp{rate: rampStart, threshold: math.Inf(1)}
+}
+
+// countForRamp counts a delivery through a closed breaker.
+func (b *Breakers) countForRamp(name string, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if r := b.ramps[name]; r != nil && ok {
+		r.succeeded++
+	} else if r != nil {
+		r.failed++
+	}
+}

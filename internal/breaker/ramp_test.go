@@ -1,0 +1,94 @@
+package breaker_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/breaker"
+)
+
+// closed returns the breakers of a process that has just seen its breaker close.
+func (b *bundle) closed() *breaker.Breakers {
+	b.Helper()
+	p := b.process("one")
+	require.NoError(b, p.ForceOpen(b.Context(), bank, "kim", "", 0))
+	_, err := p.Reset(b.Context(), bank, "kim", "")
+	require.NoError(b, err)
+	return p
+}
+
+// A destination takes 50 messages a second. Held messages go out slowly at first, more while all are taken, and fewer
+// once some are not; none is left over.
+func TestRamp_RisesOnlyWhileTheDestinationAnswers(t *testing.T) {
+	t.Parallel()
+	const takes = 50
+	b := setup(t, "")
+	p := b.closed()
+	delivered, failed, before, refused := 0, 0, 1, false
+	for delivered < 2000 {
+		places := p.Places("default", 1000)
+		require.LessOrEqual(t, places, 2*before+1)
+		if refused {
+			require.Less(t, places, before)
+		}
+		require.False(t, p.Released("default", places, places))
+		for i := range places {
+			require.True(t, b.deliver(p, i < takes))
+		}
+		delivered, failed = delivered+min(places, takes), failed+max(places-takes, 0)
+		refused = places > takes+takes/5
+		before = places
+		b.pass(time.Second)
+	}
+	require.Less(t, failed, delivered/10)
+	b.requireState(p, breaker.Closed)
+
+	// If the breaker opens again, they begin again.
+	require.NoError(t, p.ForceOpen(t.Context(), bank, "kim", "", 0))
+	_, err := p.Reset(t.Context(), bank, "kim", "")
+	require.NoError(t, err)
+	require.LessOrEqual(t, p.Places("default", 1000), 2)
+
+	// Silence is no good answer.
+	for range 100 {
+		b.pass(time.Second)
+		require.LessOrEqual(t, p.Places("default", 1000), 2)
+	}
+}
+
+// A redelivery that finds no place is held, and gets one with the messages that wait already. Places are given at most
+// a second ahead, so none waits for those of others.
+func TestRamp_RedeliveriesShareThePlacesOfHeldMessages(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "")
+	fresh := b.process("fresh")
+	require.True(t, fresh.TakePlace("default"), "no breaker has opened")
+	p := b.closed()
+	require.True(t, p.TakePlace("default"))
+	for range 1000 {
+		require.False(t, p.TakePlace("default"))
+	}
+	b.pass(time.Second)
+	require.Positive(t, p.Places("default", 1000))
+	require.False(t, p.TakePlace("default"))
+	b.pass(2 * time.Second)
+	require.True(t, p.TakePlace("default"))
+
+	// The ramp ends once no message is held and none was held for a while.
+	require.False(t, p.Released("default", 0, 1))
+	b.pass(time.Minute)
+	require.True(t, p.Paces("default"))
+	require.True(t, p.Released("default", 0, 1))
+	require.False(t, p.Paces("default"))
+	for range 1000 {
+		require.True(t, p.TakePlace("default"))
+	}
+
+	// A process that starts while messages are held begins slowly, too.
+	require.Equal(t, 1, fresh.Places("default", 1000))
+	require.False(t, fresh.Released("default", 1, 1))
+	require.True(t, fresh.TakePlace("default"))
+	require.False(t, fresh.TakePlace("default"))
+}
