@@ -623,9 +623,8 @@ BEGIN
         SELECT r.entry_id FROM followers f JOIN dlq.replay_run_entries r ON r.run_id = NEW.run_id
             AND r.behind = f.entry_id AND r.entry_id <> f.entry_id
     )
-    UPDATE dlq.replay_run_entries r SET behind = NULL, detail = 'dead letter ' || NEW.entry_id
-        || ' of its ordering key, before it, ' || CASE NEW.outcome WHEN 'failed' THEN 'failed again'
-            ELSE 'was skipped' END
+    UPDATE dlq.replay_run_entries r SET behind = NULL, detail = 'an earlier one of its ordering key '
+        || CASE NEW.outcome WHEN 'failed' THEN 'failed again' ELSE 'was skipped' END || ': dead letter ' || NEW.entry_id
     FROM followers f WHERE r.run_id = NEW.run_id AND r.entry_id = f.entry_id;
     RETURN NULL;
 END

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"math/rand/v2"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -505,19 +507,63 @@ func TestRun_FollowersWaitForSuccess(t *testing.T) {
 			bad := b.closuresOf(run, "bad")
 			require.Equal(t, []string{"succeeded", "failed: x"}, bad[:2])
 			for _, follower := range bad[2:] {
-				require.Regexp(t, "^skipped: dead letter [0-9a-f-]+ of its ordering key, before it, failed again$", follower)
+				require.Regexp(t, "^skipped: an earlier one of its ordering key failed again: dead letter [0-9a-f-]+$", follower)
 			}
 			require.Equal(t, []string{"succeeded", "succeeded"}, b.closuresOf(run, "closed")[1:])
 			stale := b.closuresOf(run, "stale")
 			require.Contains(t, stale[0], "skipped: its work is out of date")
 			for _, follower := range stale[1:] {
-				require.Regexp(t, "^skipped: dead letter [0-9a-f-]+ of its ordering key, before it, was skipped$", follower)
+				require.Regexp(t, "^skipped: an earlier one of its ordering key was skipped: dead letter [0-9a-f-]+$", follower)
 			}
 			got := b.get(run)
 			require.Equal(t, "completed", got.Status)
 			require.EqualValues(t, 7, got.Skipped)
 			require.EqualValues(t, 7, got.Replayed)
 		}
+	}
+}
+
+// Many keys, several processes that are cut off at any time, and redeliveries that fail at random: nothing is sent
+// before its predecessor has succeeded.
+func TestRun_NoFollowerOvertakes(t *testing.T) {
+	t.Parallel()
+	for _, progressive := range []bool{false, true} {
+		b := setup(t)
+		random := rand.New(rand.NewPCG(1, 2))
+		for key := range 12 {
+			b.failKey("k"+strconv.Itoa(key), 1+random.IntN(6), `{}`)
+		}
+		run := b.start(replay.Request{All: true, BatchSize: 3, Progressive: progressive, NewestFirst: random.IntN(2) == 0})
+		for b.get(run).Status != "completed" {
+			var wg sync.WaitGroup
+			for range 3 {
+				runner, patience := b.newRunner(), time.Duration(1+random.IntN(50))*time.Millisecond
+				wg.Go(func() {
+					ctx, cut := context.WithTimeout(t.Context(), patience)
+					defer cut()
+					for ctx.Err() == nil {
+						_, _ = runner.RunOnce(ctx) // it is cut off
+					}
+				})
+			}
+			wg.Wait()
+			b.turn()
+			b.endJobs("completed", random.IntN(8))
+			b.endJobs("discarded", random.IntN(2))
+			if progressive {
+				b.exec(`SELECT dlq.replay_go_on($1) FROM dlq.replay_runs
+					WHERE EXISTS (SELECT FROM dlq.replay_run_groups WHERE state IN ('held', 'stopped'))`, run.ID)
+			} else if b.get(run).Status == "stopped" {
+				require.NoError(t, b.replayer.Control(t.Context(), run.ID, "resume", "kim"))
+			}
+		}
+		const ordered = `SELECT count(*) FROM (
+			SELECT x.outcome, x.job_id, x.sent_at, lag(x.outcome) OVER k AS before, lag(x.ended_at) OVER k AS ended_before
+			FROM dlq.replay_run_entries x JOIN dlq.dead_letter_queue e ON e.id = x.entry_id
+			WINDOW k AS (PARTITION BY e.ordering_key ORDER BY e.river_job_id)) o WHERE before IS NOT NULL AND `
+		require.Zero(t, b.count(ordered+"job_id IS NOT NULL AND (before <> 'succeeded' OR ended_before > sent_at)"))
+		require.Positive(t, b.count(ordered+"outcome = 'skipped' AND before = 'failed'"))
+		require.Positive(t, b.count(ordered+"outcome = 'succeeded'"))
 	}
 }
 
