@@ -119,7 +119,7 @@ WHERE r.run_id = @run AND r.entry_id = d.id AND r.outcome = 'failed' AND r.error
 -- LockProgressive lets one process at a time decide about the groups of a run; other processes skip
 -- the run.
 SELECT r.id, r.status::text AS status, extract(epoch FROM r.step_deadline)::float8 AS step_deadline,
-    coalesce(r.destination, '')::text AS destination, coalesce(r.queue, '')::text AS queue
+    coalesce(r.destination, '')::text AS destination, coalesce(r.queue, '')::text AS queue, r.created_at
 FROM dlq.replay_runs r WHERE r.id = @id AND r.unsettled FOR UPDATE OF r SKIP LOCKED;
 
 -- name: TakeOutcomes :many

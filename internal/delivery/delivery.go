@@ -93,6 +93,8 @@ type Delivered struct {
 	Queue       string
 	Destination string        // empty if the delivery ended before its destination was known
 	Outcome     string        // OutcomeOK, OutcomeHeld, or the class of the error
+	Available   bool          // whether the destination was available, even if it rejected the message
+	Run         uuid.UUID     // the replay run that sent it; uuid.Nil if none did
 	Waited      time.Duration // from when the job was due until the attempt began
 	Took        time.Duration
 }
@@ -200,9 +202,12 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[Args]) error {
 		result.Waited = max(job.AttemptedAt.Sub(job.ScheduledAt), 0)
 	}
 	meta := metadataOf(job)
+	if meta.RunID != nil {
+		result.Run = *meta.RunID
+	}
 	ctx, span := w.startSpan(ctx, job, &meta)
 	var err error
-	result.Outcome, err = w.work(ctx, job, &meta, &result.Destination)
+	result.Outcome, err = w.work(ctx, job, &meta, &result)
 	endSpan(span, result.Outcome, err)
 	result.Took = time.Since(start)
 	w.config.Logger.DebugContext(ctx, "delivery", "queue", job.Queue, "job", job.ID, "attempt", job.Attempt,
@@ -211,10 +216,10 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[Args]) error {
 	return err
 }
 
-// work delivers or holds a message. It stores the destination's name in *to and returns the outcome:
-// OutcomeOK, OutcomeHeld or the class of the error.
+// work delivers or holds a message. It sets the result's destination and whether that was available, and returns the
+// outcome: OutcomeOK, OutcomeHeld or the class of the error.
 func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
-	to *string,
+	result *Delivered,
 ) (outcome string, err error) {
 	if w.config.Holds != nil && w.config.Holds(job.CreatedAt) {
 		return hold(ctx, job, HeldForRestored, nil)
@@ -246,7 +251,7 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
 			Message: fmt.Sprintf("the policy has no destination %q", destination),
 		})
 	}
-	*to = destination
+	result.Destination = destination
 	if w.inDoubt() {
 		if current, err := w.isCurrentAttempt(ctx, job); err != nil || !current {
 			return hold(ctx, job, heldFor, errors.Join(errAttemptLost, err))
@@ -264,8 +269,9 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
 	}
 	err = w.deliver(ctx, &planner.Policy().Data, target, queue, job, meta)
 	// A delivery that was cut off by a stop or a cancellation says nothing about its destination.
-	if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		permit.Done(ctx, isAvailable(err))
+	result.Available = isAvailable(err) || isStopped(ctx)
+	if !isStopped(ctx) {
+		permit.Done(ctx, result.Available)
 	}
 	if err != nil {
 		return w.classify(planner, job, err)

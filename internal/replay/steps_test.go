@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
@@ -265,6 +266,35 @@ func TestProgressive_PoolsSmallGroups(t *testing.T) {
 	require.Equal(t, 300, b.count("SELECT sum(entries) FROM dlq.replay_run_groups"))
 	require.EqualValues(t, 21*5, got.Replayed)
 	require.Equal(t, 3, b.count("SELECT cardinality(known) FROM dlq.replay_run_groups WHERE number = 21"))
+}
+
+// A group is held while other deliveries to its destination are worse than before the run. Once an operator has let it
+// go on, only those since it was held count.
+func TestProgressive_HoldsWhileOthersAreHarmed(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	var asked []string
+	var since []time.Time
+	worse := "12 of 40 other deliveries to default failed"
+	b.runner.Worse = func(destination string, run uuid.UUID, began, from, _ time.Time) string {
+		asked, since = append(asked, destination), append(since, from)
+		require.NotEqual(t, uuid.Nil, run)
+		require.False(t, from.Before(began))
+		return worse
+	}
+	b.failAs(20, "default", "GROUP")
+	run := b.start(replay.Request{All: true, Progressive: true})
+	b.turn()
+	group := b.groups(run)["GROUP"]
+	require.Equal(t, "held", group.State)
+	require.Equal(t, "held in the canary: "+worse, group.Reason)
+	require.Equal(t, "default", asked[0])
+	worse = ""
+	b.turn()
+	b.steer(run, "go-on", group.Number)
+	b.turn()
+	require.Equal(t, "going", b.groups(run)["GROUP"].State)
+	require.True(t, since[len(since)-1].After(since[0]))
 }
 
 // Followers of an ordering key wait for their predecessor, also if that is in another group.

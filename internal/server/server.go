@@ -160,6 +160,7 @@ type Server struct {
 	replica   *replica.Replica // nil without a ReplicaURL or without the API
 	breakers  *breaker.Breakers
 	delivery  *delivery.Worker
+	traffic   *delivery.Traffic
 	river     *delivery.Client
 	process   *process.Process
 	// presencePool is the connection pool of the heartbeats and of the rescue of messages: see register.
@@ -322,6 +323,7 @@ func (s *Server) listens() bool { return s.config.API || len(s.config.Listen) > 
 
 // startPolicyAndBreakers starts what all parts use: the policy, the circuit breakers and the conditions.
 func (s *Server) startPolicyAndBreakers(ctx context.Context) error {
+	s.traffic = delivery.NewTraffic()
 	s.breakers = breaker.New(breaker.Config{
 		DB: s.store.DB(), Policy: s.policy, Actor: postgres.ProcessName(), Logger: s.logger,
 	})
@@ -417,7 +419,10 @@ func (s *Server) startProcessing(ctx context.Context) error {
 	s.delivery = delivery.NewWorker(delivery.Config{
 		Logger:  s.logger.With("part", "delivery"),
 		Planner: s.planner.Load, Breakers: s.breakers, DB: s.store.DB(),
-		Observe: s.metrics.ObserveDelivery, Tracer: s.telemetry.Tracer,
+		Observe: func(d delivery.Delivered) {
+			s.metrics.ObserveDelivery(d)
+			s.traffic.Observe(&d, time.Now())
+		}, Tracer: s.telemetry.Tracer,
 		InDoubt: s.process.InDoubt, Holds: s.guard.Load().Holds,
 	})
 	var err error
@@ -470,7 +475,9 @@ func (s *Server) startDLQWorker() error {
 	s.worker = worker.New(config)
 	s.loops.Add(s.worker.Loops()...)
 	s.loops.Add(regrouper.Loop())
-	runs := replay.NewRunner(s.store, s.planner.Load, s.logger.With("part", "replay"), s.guard.Load().MaySend).Loop()
+	runner := replay.NewRunner(s.store, s.planner.Load, s.logger.With("part", "replay"), s.guard.Load().MaySend)
+	runner.Worse = s.traffic.Worse
+	runs := runner.Loop()
 	s.loops.Add(runs)
 	s.wakeRuns = runs.Wake
 	riverAdmin, err := s.riverAdmin()

@@ -517,7 +517,7 @@ func (q *Queries) LimitStatements(ctx context.Context, timeout string) error {
 
 const LockProgressive = `-- name: LockProgressive :one
 SELECT r.id, r.status::text AS status, extract(epoch FROM r.step_deadline)::float8 AS step_deadline,
-    coalesce(r.destination, '')::text AS destination, coalesce(r.queue, '')::text AS queue
+    coalesce(r.destination, '')::text AS destination, coalesce(r.queue, '')::text AS queue, r.created_at
 FROM dlq.replay_runs r WHERE r.id = $1 AND r.unsettled FOR UPDATE OF r SKIP LOCKED
 `
 
@@ -527,6 +527,7 @@ type LockProgressiveRow struct {
 	StepDeadline float64
 	Destination  string
 	Queue        string
+	CreatedAt    time.Time
 }
 
 // LockProgressive lets one process at a time decide about the groups of a run; other processes skip
@@ -540,6 +541,7 @@ func (q *Queries) LockProgressive(ctx context.Context, id uuid.UUID) (LockProgre
 		&i.StepDeadline,
 		&i.Destination,
 		&i.Queue,
+		&i.CreatedAt,
 	)
 	return i, err
 }
