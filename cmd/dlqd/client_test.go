@@ -46,7 +46,8 @@ func TestPreview_PrintsWhatToExpect(t *testing.T) {
 	var out strings.Builder
 	cmd := &cobra.Command{}
 	cmd.SetOut(&out)
-	require.NoError(t, printPreview(cmd, &replay.Preview{Total: 25, Expect: expect, Estimates: []replay.Estimate{
+	load := []replay.Load{{Queue: "a", Destination: "psp", Entries: 25, PerSecond: []float64{4, 12.5}, Failures: 7}}
+	require.NoError(t, printPreview(cmd, &replay.Preview{Total: 25, Expect: expect, Load: load, Estimates: []replay.Estimate{
 		{What: "ran_long", Entries: 12, Low: 12, High: 12, Sampled: 25},
 	}}))
 	for _, line := range []string{
@@ -54,6 +55,7 @@ func TestPreview_PrintsWhatToExpect(t *testing.T) {
 		"about 17 of 22 (12 to 21, 80 % interval) will recover, as far as earlier replay runs",
 		"c0ffee in a: 7 of 9 recovered since 2026-11-21 10:00 UTC, 0 of 30 before; of 22, about 17 (12 to 21) will\n",
 		"3: never tried: no earlier replay run has outcomes of their failure groups\n",
+		"a, to destination psp: 25, at most 12.5 per second; in the last hour, 0 redeliveries and 7 failures\n",
 	} {
 		require.Contains(t, out.String(), line)
 	}

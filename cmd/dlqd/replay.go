@@ -348,7 +348,7 @@ func printPreview(cmd *cobra.Command, p *replay.Preview) error {
 		}[e.What]
 		printSafef(out, "%s%s\n", e.Text(p.Total), hint)
 	}
-	for _, text := range p.Expect.Texts() {
+	for _, text := range p.Notes() {
 		printSafef(out, "%s\n", text)
 	}
 	if p.Checkpoints > 0 {

@@ -341,6 +341,19 @@ ROLLBACK TO SAVEPOINT lookup;
 -- LimitStatements sets the statement_timeout of the transaction.
 SELECT set_config('statement_timeout', @timeout::text, true);
 
+-- name: LastHour :many
+-- LastHour counts redeliveries and failures of queues in the last hour, from the rollups.
+SELECT f.queue, sum(f.redelivered)::bigint AS redelivered, sum(f.failures)::bigint AS failures
+FROM dlq.rollup_flow f
+WHERE f.step = 'minute' AND f.scope = 'queue' AND f.bucket >= now() - interval '1 hour'
+    AND f.queue = ANY (@queues::text[])
+GROUP BY f.queue;
+
+-- name: LimitStatements :one
+-- LimitStatements sets the statement_timeout of the transaction, and returns the one before.
+WITH b AS MATERIALIZED (SELECT current_setting('statement_timeout')::text AS before)
+SELECT b.before::text AS before, set_config('statement_timeout', @timeout::text, true)::text AS now FROM b;
+
 -- name: CountNotKnown :exec
 -- CountNotKnown counts sent entries of which it is not known whether later work has superseded them.
 UPDATE dlq.replay_runs r SET not_known = r.not_known + (SELECT count(*) FROM dlq.replay_run_entries e

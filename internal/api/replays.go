@@ -189,7 +189,11 @@ func (s *service) registerReplays(api huma.API) {
 			ByQueue: map[string]int64{"default": 4200}, ByAge: map[string]int64{"hour": 4200}, Seconds: 8.4,
 			Unhealthy: []string{}, Samples: []replay.Sample{},
 			Estimates: []replay.Estimate{{What: "stale", Entries: 420, Low: 345, High: 506, Sampled: 1000}},
-			Expect:    &replay.Expectation{Tried: 4000, Untried: 200, Recover: 3100, Low: 2400, High: 3700},
+			Load: []replay.Load{{
+				Queue: "default", Destination: "default", Entries: 4200, PerSecond: []float64{500, 500},
+				Redelivered: 120, Failures: 4300,
+			}},
+			Expect: &replay.Expectation{Tried: 4000, Untried: 200, Recover: 3100, Low: 2400, High: 3700},
 		}})
 
 	list := huma.Operation{

@@ -163,7 +163,7 @@ func (b *bulk) actionRequest() api.BulkRequest {
 	return r
 }
 
-// Estimates returns the estimates of the preview, and what to expect, as sentences.
+// Estimates returns the estimates of the preview, what to expect, and the load, as sentences.
 func (b *bulk) Estimates() []string {
 	if b.Preview == nil {
 		return nil
@@ -172,7 +172,7 @@ func (b *bulk) Estimates() []string {
 	for i, e := range b.Preview.Estimates {
 		list[i] = e.Text(b.Preview.Total)
 	}
-	return append(list, b.Preview.Expect.Texts()...)
+	return append(list, b.Preview.Notes()...)
 }
 
 // loadPreview asks the API for a preview.

@@ -451,3 +451,27 @@ func TestPreview_SaysWhatToExpect(t *testing.T) {
 	require.Contains(t, g.Text(), "f in a: 7 of 9 recovered since ")
 	require.Contains(t, g.Text(), ", 0 of 9 before; of 22, about 17 (")
 }
+
+// The preview says what each queue gets over time, beside its last hour.
+func TestPreview_SaysTheLoad(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(5, "a", "T")
+	b.fail(15, "b", "T")
+	b.exec("SELECT dlq.refresh_rollups()")
+	preview, err := b.replayer.Preview(t.Context(), withDefaults(replay.Request{All: true, Rate: 8}))
+	require.NoError(t, err)
+	require.Equal(t, []replay.Load{
+		{Queue: "b", Entries: 15, PerSecond: []float64{0, 0, 4, 8, 8, 8, 8, 8, 8, 8}, Failures: 15},
+		{Queue: "a", Entries: 5, PerSecond: []float64{8, 8, 4, 0, 0, 0, 0, 0, 0, 0}, Failures: 5},
+	}, preview.Load)
+	require.Equal(t, "b: 15, at most 8 per second; in the last hour, 0 redeliveries and 15 failures",
+		preview.Load[0].Text())
+
+	preview, err = b.replayer.Preview(t.Context(), withDefaults(replay.Request{All: true, Rate: 8, Queue: "c",
+		NewestFirst: true}))
+	require.NoError(t, err)
+	require.Len(t, preview.Load, 1)
+	require.EqualValues(t, 20, preview.Load[0].Entries)
+	require.Equal(t, "c", preview.Load[0].Queue)
+}

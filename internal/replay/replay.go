@@ -177,6 +177,7 @@ type Preview struct {
 	Approval    string           `json:"approval,omitempty" doc:"Why the start needs the consent of a second person; absent if it does not."`
 	Estimates   []Estimate       `json:"estimates" doc:"Numbers of entries that were counted in a sample of at most 1,000: those that need not be repeated, or do not go."`
 	Expect      *Expectation     `json:"expect" doc:"How many entries will recover, as far as earlier replay runs tell."`
+	Load        []Load           `json:"load" doc:"Redeliveries over time by queue, the most entries first, beside the last hour."`
 	Samples     []Sample         `json:"samples" doc:"Up to five of the entries."`
 }
 
@@ -290,8 +291,10 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 	}
 	p := &Preview{
 		Destination: in.Destination, ByErrorType: map[string]int64{}, ByQueue: map[string]int64{},
-		ByAge: map[string]int64{}, Unhealthy: []string{}, Estimates: []Estimate{}, Samples: []Sample{},
+		ByAge: map[string]int64{}, Unhealthy: []string{}, Estimates: []Estimate{}, Load: []Load{},
+		Samples: []Sample{},
 	}
+	rate := cmp.Or(in.Rate, unlimitedRate)
 	err := inTx(ctx, r.Store, func(tx transaction) error {
 		filter, err := tx.Replayable(ctx, in.Filter)
 		if err != nil {
@@ -318,6 +321,9 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 			return err
 		}
 		if p.Expect, err = expect(ctx, tx, rows); err != nil {
+			return err
+		}
+		if err := p.addLoad(ctx, tx, in, rate, r.Planner().Policy(), rows); err != nil {
 			return err
 		}
 		if p.Approval, err = needsApproval(ctx, tx, in, filter); err != nil {
@@ -363,10 +369,6 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 	}
 	for _, queue := range unworked {
 		p.Unhealthy = append(p.Unhealthy, "no River client works queue "+queue+": redeliveries would wait there")
-	}
-	rate := in.Rate
-	if rate == 0 {
-		rate = unlimitedRate
 	}
 	p.Seconds = float64(p.Total) / rate
 	return p, nil

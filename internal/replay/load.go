@@ -1,0 +1,98 @@
+package replay
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
+)
+
+// loadParts is the number of parts of equal size into which a preview divides a run.
+const loadParts = 10
+
+// Load is what a run sends to a queue, beside what happened there in the last hour.
+type Load struct {
+	Queue       string    `json:"queue" doc:"Queue of the redeliveries."`
+	Destination string    `json:"destination,omitempty" doc:"Destination to which it delivers messages; absent for a queue of an application."`
+	Entries     int64     `json:"entries" doc:"Number of entries that go there."`
+	PerSecond   []float64 `json:"perSecond" doc:"Redeliveries per second in each tenth of the run at its rate (10,000 without one), estimated from the sample. Concurrency and slow destinations make it less."`
+	Redelivered int64     `json:"redelivered" doc:"Number of redeliveries of the queue in the last hour."`
+	Failures    int64     `json:"failures" doc:"Number of failures of the queue in the last hour, redeliveries included. dlqd does not count jobs that succeed."`
+}
+
+// Text describes the load.
+func (l *Load) Text() string {
+	where := l.Queue
+	if l.Destination != "" {
+		where += ", to destination " + l.Destination
+	}
+	return fmt.Sprintf("%s: %d, at most %s per second; in the last hour, %d redeliveries and %d failures", where,
+		l.Entries, strconv.FormatFloat(slices.Max(l.PerSecond), 'g', 3, 64), l.Redelivered, l.Failures)
+}
+
+// addLoad adds what a run at a rate sends to each queue over time. Its order is that of capture.
+func (p *Preview) addLoad(ctx context.Context, tx transaction, in *Request, rate float64, known *policy.Policy,
+	cells []dbsqlc.CountGroupsRow,
+) error {
+	type place struct {
+		id    uuid.UUID
+		queue string
+	}
+	var sample []place
+	loads := map[string]*Load{}
+	var queues []string
+	for i := range cells {
+		queue := cmp.Or(in.Queue, cells[i].Queue)
+		if loads[queue] == nil {
+			loads[queue] = &Load{Queue: queue, Destination: in.Destination, PerSecond: make([]float64, loadParts)}
+			if q := known.Queues[queue]; in.Destination == "" && q != nil {
+				loads[queue].Destination = q.Destination
+			}
+			queues = append(queues, queue)
+		}
+		loads[queue].Entries += cells[i].Entries
+		for _, id := range cells[i].Sample {
+			sample = append(sample, place{id, queue})
+		}
+	}
+	slices.SortFunc(sample, func(a, b place) int { return slices.Compare(a.id[:], b.id[:]) })
+	if in.NewestFirst {
+		slices.Reverse(sample)
+	}
+	for part := range loadParts {
+		from, to := part*len(sample)/loadParts, (part+1)*len(sample)/loadParts
+		if from == to { // fewer entries than parts
+			to = min(from+1, len(sample))
+		}
+		for _, s := range sample[from:to] {
+			loads[s.queue].PerSecond[part] += rate / float64(to-from)
+		}
+	}
+	rows, err := tx.LastHour(ctx, queues)
+	if err != nil {
+		return err
+	}
+	for i := range rows {
+		loads[rows[i].Queue].Redelivered, loads[rows[i].Queue].Failures = rows[i].Redelivered, rows[i].Failures
+	}
+	for _, queue := range queues {
+		p.Load = append(p.Load, *loads[queue])
+	}
+	slices.SortStableFunc(p.Load, func(a, b Load) int { return cmp.Compare(b.Entries, a.Entries) })
+	return nil
+}
+
+// Notes describes what to expect, and the load of the queues that get most entries.
+func (p *Preview) Notes() []string {
+	notes := p.Expect.Texts()
+	for i := range p.Load[:min(len(p.Load), toldGroups)] {
+		notes = append(notes, p.Load[i].Text())
+	}
+	return notes
+}
