@@ -47,14 +47,16 @@ func TestPreview_PrintsWhatToExpect(t *testing.T) {
 	cmd := &cobra.Command{}
 	cmd.SetOut(&out)
 	load := []replay.Load{{Queue: "a", Destination: "psp", Entries: 25, PerSecond: []float64{4, 12.5}, Failures: 7}}
-	require.NoError(t, printPreview(cmd, &replay.Preview{Total: 25, Expect: expect, Load: load, Estimates: []replay.Estimate{
-		{What: "ran_long", Entries: 12, Low: 12, High: 12, Sampled: 25},
-	}}))
+	require.NoError(t, printPreview(cmd, &replay.Preview{Total: 25, Expect: expect, Load: load,
+		Unworked: []replay.UnworkedKind{{Kind: "sync", Unknown: 3, Sampled: 4}}, Estimates: []replay.Estimate{
+			{What: "ran_long", Entries: 12, Low: 12, High: 12, Sampled: 25},
+		}}))
 	for _, line := range []string{
 		"12: ran for more than 5s before they failed: they may have done something\n",
 		"about 17 of 22 (12 to 21, 80 % interval) will recover, as far as earlier replay runs",
 		"c0ffee in a: 7 of 9 recovered since 2026-11-21 10:00 UTC, 0 of 30 before; of 22, about 17 (12 to 21) will\n",
 		"3: never tried: no earlier replay run has outcomes of their failure groups\n",
+		"no worker seems to know kind sync: inferred from 3 of 4 last attempts, with the latest of them\n",
 		"a, to destination psp: 25, at most 12.5 per second; in the last hour, 0 redeliveries and 7 failures\n",
 	} {
 		require.Contains(t, out.String(), line)

@@ -136,3 +136,34 @@ COMMENT ON FUNCTION dlq.superseded IS
     'For each of the given entries, the later job that has done its work (job_id) with the same unique key, ordering '
     'key, args or payload (same), among the jobs that River still keeps. known is false if no index answers, or the '
     'statement''s time is used up.';
+
+-- unworked_kinds reads the last 1,000 completed jobs by River's index on state and finalized_at.
+CREATE OR REPLACE FUNCTION dlq.unworked_kinds(p_ids uuid[]) RETURNS TABLE (kind text, unknown bigint, entries bigint)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
+    WITH attempts AS MATERIALIZED (
+        SELECT e.job_kind AS kind, e.last_failed_at AS at,
+               coalesce(e.rule = 'unknown-job-kind', false)
+                   OR coalesce(e.error_message LIKE '%job kind is not registered%', false) AS unknown
+        FROM dlq.dead_letter_queue e
+        WHERE e.id = ANY (p_ids) AND e.stage IN ('inbox', 'open', 'failed')
+            AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(p_ids))
+    ), kinds AS MATERIALIZED (
+        SELECT a.kind, count(*) FILTER (WHERE a.unknown) AS unknown, count(*) AS entries, max(a.at) AS at,
+               (array_agg(a.unknown ORDER BY a.at DESC, a.unknown))[1] AS last
+        FROM attempts a GROUP BY a.kind
+    ), completed AS MATERIALIZED (
+        SELECT j.kind, max(j.finalized_at) AS at
+        FROM (SELECT o.kind, o.finalized_at FROM river.river_job o
+              WHERE o.state = 'completed' AND o.finalized_at IS NOT NULL
+              ORDER BY o.finalized_at DESC LIMIT 1000) j
+        GROUP BY j.kind
+    )
+    SELECT k.kind, k.unknown, k.entries FROM kinds k
+    WHERE k.last AND NOT EXISTS (SELECT FROM completed c WHERE c.kind = k.kind AND c.at > k.at)
+    ORDER BY k.unknown DESC, k.kind
+$$;
+COMMENT ON FUNCTION dlq.unworked_kinds IS
+    'Of the kinds of the given entries, those that no worker seems to know: the latest attempt failed because the kind '
+    'is not registered, and none of the last 1,000 completed jobs of the kind ended after it. unknown is the number of '
+    'the entries with that error.';

@@ -349,6 +349,11 @@ WHERE f.step = 'minute' AND f.scope = 'queue' AND f.bucket >= now() - interval '
     AND f.queue = ANY (@queues::text[])
 GROUP BY f.queue;
 
+-- name: UnworkedKinds :many
+-- UnworkedKinds returns the kinds of entries that no worker seems to know.
+SELECT k.kind::text AS kind, k.unknown::bigint AS unknown, k.entries::bigint AS entries
+FROM dlq.unworked_kinds(@ids::uuid[]) k;
+
 -- name: LimitStatements :one
 -- LimitStatements sets the statement_timeout of the transaction, and returns the one before.
 WITH b AS MATERIALIZED (SELECT current_setting('statement_timeout')::text AS before)

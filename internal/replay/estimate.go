@@ -167,6 +167,28 @@ func (p *Patch) failures(ctx context.Context, tx transaction, ids []uuid.UUID) (
 	return fails, len(events), err
 }
 
+// UnworkedKind is a kind of job that no worker seems to know.
+type UnworkedKind struct {
+	Kind    string `json:"kind" doc:"Kind of the jobs."`
+	Unknown int64  `json:"unknown" doc:"Number of sampled entries of the kind whose last attempt failed because the kind is not registered."`
+	Sampled int64  `json:"sampled" doc:"Number of sampled entries of the kind."`
+}
+
+// Text says what is inferred, and from what.
+func (k *UnworkedKind) Text() string {
+	return fmt.Sprintf("no worker seems to know kind %s: inferred from %d of %d last attempts, with the latest of them",
+		k.Kind, k.Unknown, k.Sampled)
+}
+
+// addUnworked adds the kinds of the sample that no worker seems to know.
+func (p *Preview) addUnworked(ctx context.Context, tx transaction, ids []uuid.UUID) error {
+	rows, err := tx.UnworkedKinds(ctx, ids)
+	for i := range rows {
+		p.Unworked = append(p.Unworked, UnworkedKind{Kind: rows[i].Kind, Unknown: rows[i].Unknown, Sampled: rows[i].Entries})
+	}
+	return err
+}
+
 // needsApproval returns why a run needs a second person; "" if it does not.
 func needsApproval(ctx context.Context, tx transaction, in *Request, filter json.RawMessage) (string, error) {
 	operations := []string{"replay"}

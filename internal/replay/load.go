@@ -88,9 +88,13 @@ func (p *Preview) addLoad(ctx context.Context, tx transaction, in *Request, rate
 	return nil
 }
 
-// Notes describes what to expect, and the load of the queues that get most entries.
+// Notes describes kinds that no worker seems to know, what to expect, and the load of the queues that get most entries.
 func (p *Preview) Notes() []string {
-	notes := p.Expect.Texts()
+	var notes []string
+	for i := range p.Unworked[:min(len(p.Unworked), toldGroups)] {
+		notes = append(notes, p.Unworked[i].Text())
+	}
+	notes = append(notes, p.Expect.Texts()...)
 	for i := range p.Load[:min(len(p.Load), toldGroups)] {
 		notes = append(notes, p.Load[i].Text())
 	}

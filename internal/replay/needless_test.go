@@ -475,3 +475,30 @@ func TestPreview_SaysTheLoad(t *testing.T) {
 	require.EqualValues(t, 20, preview.Load[0].Entries)
 	require.Equal(t, "c", preview.Load[0].Queue)
 }
+
+// That no worker knows a kind is inferred from its latest attempt, unless a job of the kind has completed since.
+func TestPreview_InfersUnworkedKinds(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.registerQueue("a")
+	failed := func(kind, message string, ago int) {
+		b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state)
+			VALUES ($1, '{"n": 1}', 'a', 1, 'running')`, kind)
+		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now() - $2 * interval '1 minute', attempt = 1,
+			errors = ARRAY[jsonb_build_object('error', $1::text, 'attempt', 1)] WHERE state = 'running'`, message, ago)
+	}
+	const unknown = "job kind is not registered in the client's Workers bundle: x"
+	failed("gone", "timeout", 20)
+	failed("gone", unknown, 10)
+	failed("back", unknown, 20)
+	failed("back", "timeout", 10)
+	failed("works", unknown, 10)
+	b.complete("works", "a", `{"n": 2}`, `{}`)
+	b.file()
+	preview, err := b.replayer.Preview(t.Context(), withDefaults(replay.Request{All: true}))
+	require.NoError(t, err)
+	require.Equal(t, []replay.UnworkedKind{{Kind: "gone", Unknown: 1, Sampled: 2}}, preview.Unworked)
+	require.Contains(t, preview.Notes(),
+		"no worker seems to know kind gone: inferred from 1 of 2 last attempts, with the latest of them")
+	require.Empty(t, preview.Unhealthy, "an inference does not stop a run")
+}

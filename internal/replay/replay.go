@@ -178,6 +178,7 @@ type Preview struct {
 	Estimates   []Estimate       `json:"estimates" doc:"Numbers of entries that were counted in a sample of at most 1,000: those that need not be repeated, or do not go."`
 	Expect      *Expectation     `json:"expect" doc:"How many entries will recover, as far as earlier replay runs tell."`
 	Load        []Load           `json:"load" doc:"Redeliveries over time by queue, the most entries first, beside the last hour."`
+	Unworked    []UnworkedKind   `json:"unworkedKinds,omitempty" doc:"Kinds that no worker seems to know. This is inferred from errors; it does not stop a run."`
 	Samples     []Sample         `json:"samples" doc:"Up to five of the entries."`
 }
 
@@ -324,6 +325,9 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 			return err
 		}
 		if err := p.addLoad(ctx, tx, in, rate, r.Planner().Policy(), rows); err != nil {
+			return err
+		}
+		if err := p.addUnworked(ctx, tx, sample); err != nil {
 			return err
 		}
 		if p.Approval, err = needsApproval(ctx, tx, in, filter); err != nil {

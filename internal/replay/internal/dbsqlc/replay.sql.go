@@ -1855,6 +1855,38 @@ func (q *Queries) UnsettledReplays(ctx context.Context) ([]UnsettledReplaysRow, 
 	return items, nil
 }
 
+const UnworkedKinds = `-- name: UnworkedKinds :many
+SELECT k.kind::text AS kind, k.unknown::bigint AS unknown, k.entries::bigint AS entries
+FROM dlq.unworked_kinds($1::uuid[]) k
+`
+
+type UnworkedKindsRow struct {
+	Kind    string
+	Unknown int64
+	Entries int64
+}
+
+// UnworkedKinds returns the kinds of entries that no worker seems to know.
+func (q *Queries) UnworkedKinds(ctx context.Context, ids []uuid.UUID) ([]UnworkedKindsRow, error) {
+	rows, err := q.db.Query(ctx, UnworkedKinds, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []UnworkedKindsRow{}
+	for rows.Next() {
+		var i UnworkedKindsRow
+		if err := rows.Scan(&i.Kind, &i.Unknown, &i.Entries); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const UnworkedQueues = `-- name: UnworkedQueues :one
 SELECT dlq.unworked_queues($1::text[])::text[] AS queues
 `
