@@ -65,3 +65,22 @@ func TestPreview_PrintsWhatToExpect(t *testing.T) {
 	require.NoError(t, printRun(cmd, &replay.Run{Forecast: &replay.Forecast{Expect: expect}}))
 	require.Contains(t, out.String(), "forecast: about 17 of 22 (12 to 21, 80 % interval) will recover\n")
 }
+
+func TestCalibration_Prints(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	cmd := &cobra.Command{}
+	cmd.SetOut(&out)
+	require.NoError(t, printCalibration(cmd, &replay.Calibration{}))
+	require.Equal(t, "no forecast of an ended replay run can be judged yet\n", out.String())
+	out.Reset()
+	require.NoError(t, printCalibration(cmd, &replay.Calibration{
+		Groups: 6, Judged: 5, Held: 4, Expected: 50, Recovered: 48,
+		Latest: []replay.CalibrationGroup{{Fingerprint: "c0ffee", Entries: 22, Expected: 17, Low: 12, High: 21, Recovered: 18,
+			Judged: true, Held: true, Queue: "a"}},
+	}))
+	require.Contains(t, out.String(),
+		"4 of 5 forecasts of a failure group held their 80 % interval (80 %): 50 expected to recover, 48 did\n")
+	require.Contains(t, out.String(), "1 are not judged")
+	require.Regexp(t, `c0ffee +22 +17 +12 to 21 +18 +yes +a`, out.String())
+}

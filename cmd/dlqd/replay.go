@@ -588,6 +588,43 @@ func newDiff() *cobra.Command {
 	return cmd
 }
 
+func newCalibration() *cobra.Command {
+	var c client
+	cmd := &cobra.Command{
+		Use: "calibration", Short: "Show how often the forecasts of ended replay runs were right", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			out, err := call(cmd, &c, api.GetReplayCalibration, api.None{})
+			if err != nil || c.asJSON {
+				return err
+			}
+			return printCalibration(cmd, out)
+		},
+	}
+	c.register(cmd)
+	return cmd
+}
+
+func printCalibration(cmd *cobra.Command, c *replay.Calibration) error {
+	_, _ = fmt.Fprintln(cmd.OutOrStdout(), cmp.Or(c.Text(), "no forecast of an ended replay run can be judged yet"))
+	if unjudged := c.Groups - c.Judged; unjudged > 0 {
+		_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%d are not judged, because some of their dead letters were not redelivered\n",
+			unjudged)
+	}
+	if len(c.Latest) == 0 {
+		return nil
+	}
+	w, row := table(cmd, "RUN\tFAILURE GROUP\tENTRIES\tEXPECTED\tINTERVAL\tRECOVERED\tHELD\tQUEUE")
+	for i := range c.Latest {
+		g := &c.Latest[i]
+		held := "-"
+		if g.Judged {
+			held = map[bool]string{true: "yes", false: "no"}[g.Held]
+		}
+		row(g.Run, g.Fingerprint, g.Entries, g.Expected, fmt.Sprintf("%d to %d", g.Low, g.High), g.Recovered, held, g.Queue)
+	}
+	return w.Flush()
+}
+
 // newSteer returns a command for groups of a progressive run.
 func newSteer(verb, short string) *cobra.Command {
 	var c client
@@ -676,7 +713,7 @@ func newReplays() *cobra.Command {
 		}
 		cmd.AddCommand(sub)
 	}
-	cmd.AddCommand(newDiff())
+	cmd.AddCommand(newDiff(), newCalibration())
 	cmd.AddCommand(newSteer("go-on", "Let groups of a progressive run go on that are held or stopped"),
 		newSteer("back", "Let groups of a progressive run go on with a step as large as the one before"),
 		newSteer("end", "End groups of a progressive run; their other dead letters are skipped"))

@@ -50,6 +50,7 @@ var commandRequests = []struct {
 	{"list-replays", "replays --json", "/api/dlq/replays", "", false},
 	{"get-replay", "replays show {run} --json", "/api/dlq/replays/{run}", "", false},
 	{"get-replay-report", "replays show {run} --report --json", "/api/dlq/replays/{run}/report", "", false},
+	{"get-replay-calibration", "replays calibration --json", "/api/dlq/replays/calibration", "", false},
 	{"diff-replays", "replays diff {run} {run} --json", "/api/dlq/replays/{run}/diff/{run}", "", false},
 	{"follow-replay", "replays follow {run}", "/api/dlq/replays/{run}", "", true}, // polls this path
 	{

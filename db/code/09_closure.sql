@@ -95,3 +95,40 @@ $$;
 COMMENT ON FUNCTION dlq.group_outcomes IS
     'What became of the last 100 redeliveries of each of the given failure groups in replay runs: in the run with the '
     'latest outcome, whose first outcome was at since, and in runs before. Groups without outcomes have no row.';
+
+CREATE OR REPLACE FUNCTION dlq.replay_result(p_run uuid) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+    SELECT jsonb_agg(g.expected || jsonb_build_object('recovered', coalesce(c.recovered, 0),
+        'failed', coalesce(c.failed, 0)) ORDER BY g.place)
+    FROM dlq.replay_runs r
+    CROSS JOIN LATERAL (
+        SELECT jsonb_build_object('queue', j -> 'queue', 'fingerprint', j -> 'fingerprint', 'entries', j -> 'entries',
+            'recover', j -> 'recover', 'low', j -> 'low', 'high', j -> 'high') AS expected, place
+        FROM jsonb_array_elements(CASE jsonb_typeof(r.forecast #> '{expect,groups}') WHEN 'array'
+            THEN r.forecast #> '{expect,groups}' END) WITH ORDINALITY e (j, place)) g
+    LEFT JOIN (
+        SELECT x.queue, x.was, count(*) FILTER (WHERE x.outcome = 'succeeded') AS recovered,
+               count(*) FILTER (WHERE x.outcome = 'failed') AS failed
+        FROM dlq.replay_run_entries x WHERE x.run_id = p_run GROUP BY 1, 2) c
+        ON c.queue = g.expected ->> 'queue' AND c.was = g.expected ->> 'fingerprint'
+    WHERE r.id = p_run
+$$;
+COMMENT ON FUNCTION dlq.replay_result IS
+    'What became of the failure groups of a run''s forecast, in the form of replay_runs.result. It reads each entry of '
+    'the run.';
+
+CREATE OR REPLACE FUNCTION dlq.replay_calibration()
+RETURNS TABLE (run_id uuid, queue text, fingerprint text, entries bigint, recover bigint, low bigint, high bigint,
+    recovered bigint, failed bigint, judged boolean, held boolean)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT r.id, g.queue, g.fingerprint, g.entries, g.recover, g.low, g.high, g.recovered, g.failed,
+           g.recovered + g.failed >= g.entries, g.recovered BETWEEN g.low AND g.high
+    FROM dlq.replay_runs r
+    CROSS JOIN LATERAL jsonb_to_recordset(r.result) g (queue text, fingerprint text, entries bigint, recover bigint,
+        low bigint, high bigint, recovered bigint, failed bigint)
+    WHERE r.result IS NOT NULL AND dlq.scope_within(r.scope, (SELECT dlq.scope()))
+    ORDER BY r.id DESC, g.entries DESC, g.queue, g.fingerprint
+$$;
+COMMENT ON FUNCTION dlq.replay_calibration IS
+    'The forecasts of all ended replay runs beside what happened, by failure group. judged: each entry has recovered '
+    'or failed. held: the number that recovered is in the 80 % interval.';

@@ -194,7 +194,7 @@ SELECT (r.unsettled AND (r.status IN ('running', 'paused', 'stopped')
 FROM dlq.replay_runs r WHERE r.id = @id;
 
 -- name: Settle :exec
-UPDATE dlq.replay_runs SET unsettled = false WHERE id = @id;
+UPDATE dlq.replay_runs SET unsettled = false, result = dlq.replay_result(@id::uuid) WHERE id = @id;
 
 -- name: ReleaseFailed :many
 -- ReleaseFailed makes entries due that failed in a run, or in a group of it (0: in any), or that it did
@@ -354,11 +354,6 @@ GROUP BY f.queue;
 SELECT k.kind::text AS kind, k.unknown::bigint AS unknown, k.entries::bigint AS entries
 FROM dlq.unworked_kinds(@ids::uuid[]) k;
 
--- name: LimitStatements :one
--- LimitStatements sets the statement_timeout of the transaction, and returns the one before.
-WITH b AS MATERIALIZED (SELECT current_setting('statement_timeout')::text AS before)
-SELECT b.before::text AS before, set_config('statement_timeout', @timeout::text, true)::text AS now FROM b;
-
 -- name: CountNotKnown :exec
 -- CountNotKnown counts sent entries of which it is not known whether later work has superseded them.
 UPDATE dlq.replay_runs r SET not_known = r.not_known + (SELECT count(*) FROM dlq.replay_run_entries e
@@ -481,6 +476,12 @@ FROM dlq.run_report(@id::uuid, @most::integer) t;
 -- each.
 SELECT t.was::text AS was, t.before::text AS before, t.after::text AS after, t.entries::bigint AS entries
 FROM dlq.diff_runs(@a::uuid, @b::uuid, @most::integer) t;
+
+-- name: Calibration :many
+SELECT c.run_id::uuid AS run_id, c.queue::text AS queue, c.fingerprint::text AS fingerprint,
+    c.entries::bigint AS entries, c.recover::bigint AS recover, c.low::bigint AS low, c.high::bigint AS high,
+    c.recovered::bigint AS recovered, c.failed::bigint AS failed, c.judged::boolean AS judged, c.held::boolean AS held
+FROM dlq.replay_calibration() c;
 
 -- name: Replayable :one
 SELECT dlq.replayable(@filter::jsonb)::jsonb AS filter;

@@ -69,6 +69,7 @@ var needs = map[string]need{
 	"go-on-replay": {access.Operator, true}, "back-replay": {access.Operator, true},
 	"end-replay":        {access.Operator, true},
 	"get-replay-report": {access.Reader, true}, "diff-replays": {access.Reader, true},
+	"get-replay-calibration": {access.Reader, true},
 
 	// Approving an operation that requires admin requires admin, too; see decide.
 	"list-approvals": {access.Operator, true}, "get-approval": {access.Operator, true},

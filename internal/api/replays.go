@@ -146,6 +146,9 @@ var (
 	GetReplayReport = Operation[RunInput, replay.RunReport]{
 		"get-replay-report", http.MethodGet, "/api/dlq/replays/{id}/report",
 	}
+	GetReplayCalibration = Operation[None, replay.Calibration]{
+		"get-replay-calibration", http.MethodGet, "/api/dlq/replays/calibration",
+	}
 	DiffReplays = Operation[RunsInput, replay.RunComparison]{
 		"diff-replays", http.MethodGet, "/api/dlq/replays/{id}/diff/{other}",
 	}
@@ -299,6 +302,22 @@ func (s *service) registerReports(api huma.API, tags []string, run uuid.UUID) {
 	})
 	register(s, api, GetReplayReport, report, func(ctx context.Context, in *RunInput) (*replay.RunReport, error) {
 		out, err := s.Replayer.Report(ctx, uuid.MustParse(in.ID))
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		return out, nil
+	})
+	calibration := huma.Operation{
+		Tags: tags, Summary: "Get how often the forecasts of ended replay runs were right", Errors: []int{503},
+	}
+	example(&calibration, http.StatusOK, replay.Calibration{
+		Runs: 20, Groups: 61, Judged: 50, Held: 41, Expected: 3100, Recovered: 3050, Latest: []replay.CalibrationGroup{{
+			Run: run, Queue: "payments", Fingerprint: "c0ffee0123456789abcd", Entries: 22, Expected: 17, Low: 12, High: 21,
+			Recovered: 18, Failed: 4, Judged: true, Held: true,
+		}},
+	})
+	register(s, api, GetReplayCalibration, calibration, func(ctx context.Context, _ *None) (*replay.Calibration, error) {
+		out, err := s.Replayer.Calibration(ctx)
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}

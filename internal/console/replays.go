@@ -219,6 +219,7 @@ func filterWords(raw json.RawMessage) string {
 
 type replays struct {
 	Sentence string
+	Forecast string // how often forecasts were right; "" if none can be judged
 	Runs     []replayRun
 	Why      string // why the viewer cannot start a run; "" if they can
 	Copies   []copyText
@@ -235,6 +236,11 @@ func (c *Console) replays(in *request) (*view, error) {
 	p := &replays{Runs: runs, Why: missingRole(in.me(), access.Operator), Copies: copies("dlqd replays",
 		"SELECT "+runColumns+" FROM dlq.replay_runs ORDER BY id DESC LIMIT 50;", in.curl(api.ListReplays.Path))}
 	p.Sentence = p.summary()
+	calibration, err := call(in, api.GetReplayCalibration, api.None{})
+	if err != nil {
+		return nil, err
+	}
+	p.Forecast = calibration.Text()
 	return &view{Template: "replays", Title: "Replays", Data: p, Interval: runsInterval}, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
 	"gonum.org/v1/gonum/mathext"
 
 	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
@@ -157,4 +158,71 @@ func expect(ctx context.Context, tx transaction, cells []dbsqlc.CountGroupsRow) 
 	slices.SortStableFunc(e.Groups, func(a, b GroupExpectation) int { return cmp.Compare(b.Entries, a.Entries) })
 	e.Groups = e.Groups[:min(len(e.Groups), shownGroups)]
 	return e, nil
+}
+
+// Calibration says how often the 80 % intervals of forecasts held.
+type Calibration struct {
+	Runs      int64              `json:"runs" doc:"Number of ended runs whose forecast had failure groups."`
+	Groups    int64              `json:"groups" doc:"Number of failure groups in their forecasts."`
+	Judged    int64              `json:"judged" doc:"Number of these groups of which each entry has recovered or failed. Of the others, some were skipped or not sent."`
+	Held      int64              `json:"held" doc:"Number of judged groups whose recoveries were in the 80 % interval."`
+	Expected  int64              `json:"expected" doc:"Expected recoveries of the judged groups."`
+	Recovered int64              `json:"recovered" doc:"Their recoveries."`
+	Latest    []CalibrationGroup `json:"latest" doc:"The groups of the latest runs, at most 100."`
+}
+
+// CalibrationGroup is a failure group in the forecast of a run, beside what happened.
+type CalibrationGroup struct {
+	Run         uuid.UUID `json:"runId" doc:"The run."`
+	Queue       string    `json:"queue" doc:"Queue of the group."`
+	Fingerprint string    `json:"fingerprint" doc:"The failure group."`
+	Entries     int64     `json:"entries" doc:"Number of its entries."`
+	Expected    int64     `json:"expected" doc:"Expected number of recoveries."`
+	Low         int64     `json:"low" doc:"Lower end of the 80 % interval."`
+	High        int64     `json:"high" doc:"Upper end of the 80 % interval."`
+	Recovered   int64     `json:"recovered" doc:"Number of entries that recovered."`
+	Failed      int64     `json:"failed" doc:"Number of entries that failed."`
+	Judged      bool      `json:"judged" doc:"Whether each entry has recovered or failed."`
+	Held        bool      `json:"held" doc:"Whether the recoveries are in the interval."`
+}
+
+// maxCalibrationGroups limits the groups in a [Calibration].
+const maxCalibrationGroups = 100
+
+// Text describes the calibration; "" without judged groups.
+func (c *Calibration) Text() string {
+	if c.Judged == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d of %d forecasts of a failure group held their 80 %% interval (%.0f %%): %d expected to "+
+		"recover, %d did", c.Held, c.Judged, 100*float64(c.Held)/float64(c.Judged), c.Expected, c.Recovered)
+}
+
+// Calibration returns how often the intervals of the forecasts of ended runs held.
+func (r *Replayer) Calibration(ctx context.Context) (*Calibration, error) {
+	rows, err := dbsqlc.New(r.Store.DB()).Calibration(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c := &Calibration{Groups: int64(len(rows)), Latest: []CalibrationGroup{}}
+	for i := range rows {
+		row := &rows[i]
+		if i == 0 || rows[i-1].RunID != row.RunID {
+			c.Runs++
+		}
+		if row.Judged {
+			c.Judged, c.Expected, c.Recovered = c.Judged+1, c.Expected+row.Recover, c.Recovered+row.Recovered
+			if row.Held {
+				c.Held++
+			}
+		}
+		if i < maxCalibrationGroups {
+			c.Latest = append(c.Latest, CalibrationGroup{
+				Run: row.RunID, Queue: row.Queue, Fingerprint: row.Fingerprint, Entries: row.Entries, Expected: row.Recover,
+				Low: row.Low, High: row.High, Recovered: row.Recovered, Failed: row.Failed, Judged: row.Judged,
+				Held: row.Held,
+			})
+		}
+	}
+	return c, nil
 }

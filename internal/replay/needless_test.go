@@ -450,6 +450,21 @@ func TestPreview_SaysWhatToExpect(t *testing.T) {
 		[6]int64{g.Entries, g.Recovered, g.Failed, g.RecoveredBefore, g.FailedBefore, g.Recover})
 	require.Contains(t, g.Text(), "f in a: 7 of 9 recovered since ")
 	require.Contains(t, g.Text(), ", 0 of 9 before; of 22, about 17 (")
+
+	// The forecasts of ended runs are compared with what happened: all 9 failed before, and 7 recovered.
+	b.exec("SELECT dlq.replay_cancel($1, 'kim')", run.ID)
+	b.turn()
+	c, err := b.replayer.Calibration(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, [5]int64{2, 2, 1, 0, 7}, [5]int64{c.Runs, c.Groups, c.Judged, c.Held, c.Recovered})
+	require.Less(t, c.Latest[1].High, int64(7))
+	require.Equal(t, replay.CalibrationGroup{
+		Run: second.ID, Queue: "a", Fingerprint: "f", Entries: 9, Expected: c.Latest[1].Expected, Low: c.Latest[1].Low,
+		High: c.Latest[1].High, Recovered: 7, Failed: 2, Judged: true,
+	}, c.Latest[1])
+	require.False(t, c.Latest[0].Judged, "its entries were not sent")
+	require.Contains(t, c.Text(), "0 of 1 forecasts of a failure group held their 80 % interval (0 %)")
+	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_calibration() WHERE judged AND NOT held"))
 }
 
 // The preview says what each queue gets over time, beside its last hour.

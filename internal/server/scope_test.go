@@ -254,6 +254,7 @@ var operations = []operation{
 	{"get-replay", "GET", "/api/dlq/replays/{id}", access.Reader, "", "run", ""},
 	{"list-replay-entries", "GET", "/api/dlq/replays/{id}/entries", access.Reader, "", "run", ""},
 	{"get-replay-report", "GET", "/api/dlq/replays/{id}/report", access.Reader, "", "run", ""},
+	{"get-replay-calibration", "GET", "/api/dlq/replays/calibration", access.Reader, "", "", ""},
 	{"diff-replays", "GET", "/api/dlq/replays/{id}/diff/{id}", access.Reader, "", "run", ""},
 	{"follow-replay", "GET", "/api/dlq/replays/{id}/events", access.Reader, "", "stream", ""},
 	{"start-replay", "POST", "/api/dlq/replay", access.Operator, `{"filter": {}, "dryRun": true}`, "", ""},

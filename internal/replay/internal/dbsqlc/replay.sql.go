@@ -38,6 +38,106 @@ func (q *Queries) ActiveReplays(ctx context.Context) ([]uuid.UUID, error) {
 	return items, nil
 }
 
+const BackBeforeLookup = `-- name: BackBeforeLookup :exec
+ROLLBACK TO SAVEPOINT lookup
+`
+
+func (q *Queries) BackBeforeLookup(ctx context.Context) error {
+	_, err := q.db.Exec(ctx, BackBeforeLookup)
+	return err
+}
+
+const BehindFailures = `-- name: BehindFailures :many
+SELECT e.entry_id, e.detail::text AS why FROM dlq.replay_run_entries e
+WHERE e.run_id = $1 AND e.entry_id = ANY ($2::uuid[]) AND e.outcome IS NULL AND e.job_id IS NULL
+    AND e.detail IS NOT NULL
+`
+
+type BehindFailuresParams struct {
+	ID  uuid.UUID
+	Ids []uuid.UUID
+}
+
+type BehindFailuresRow struct {
+	EntryID uuid.UUID
+	Why     string
+}
+
+// BehindFailures returns entries of a batch that are not to be sent, because an earlier one of their ordering
+// key did not succeed (dlq.on_replay_ended).
+func (q *Queries) BehindFailures(ctx context.Context, arg BehindFailuresParams) ([]BehindFailuresRow, error) {
+	rows, err := q.db.Query(ctx, BehindFailures, arg.ID, arg.Ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []BehindFailuresRow{}
+	for rows.Next() {
+		var i BehindFailuresRow
+		if err := rows.Scan(&i.EntryID, &i.Why); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const Calibration = `-- name: Calibration :many
+SELECT c.run_id::uuid AS run_id, c.queue::text AS queue, c.fingerprint::text AS fingerprint,
+    c.entries::bigint AS entries, c.recover::bigint AS recover, c.low::bigint AS low, c.high::bigint AS high,
+    c.recovered::bigint AS recovered, c.failed::bigint AS failed, c.judged::boolean AS judged, c.held::boolean AS held
+FROM dlq.replay_calibration() c
+`
+
+type CalibrationRow struct {
+	RunID       uuid.UUID
+	Queue       string
+	Fingerprint string
+	Entries     int64
+	Recover     int64
+	Low         int64
+	High        int64
+	Recovered   int64
+	Failed      int64
+	Judged      bool
+	Held        bool
+}
+
+func (q *Queries) Calibration(ctx context.Context) ([]CalibrationRow, error) {
+	rows, err := q.db.Query(ctx, Calibration)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []CalibrationRow{}
+	for rows.Next() {
+		var i CalibrationRow
+		if err := rows.Scan(
+			&i.RunID,
+			&i.Queue,
+			&i.Fingerprint,
+			&i.Entries,
+			&i.Recover,
+			&i.Low,
+			&i.High,
+			&i.Recovered,
+			&i.Failed,
+			&i.Judged,
+			&i.Held,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const CheckDestination = `-- name: CheckDestination :exec
 SELECT dlq.check_destination($1::jsonb, nullif($2::text, ''))
 `
@@ -303,8 +403,8 @@ func (q *Queries) Events(ctx context.Context, ids []uuid.UUID) ([]EventsRow, err
 
 const Expiries = `-- name: Expiries :many
 SELECT e.id, e.queue, e.kind,
-    greatest(e.job_created_at, CASE WHEN e.job_kind = 'dlqd_message'
-        THEN dlq.to_timestamptz(e.original_event ->> 'scheduledAt') END)::timestamptz AS due_at,
+    least(greatest(e.job_created_at, CASE WHEN e.job_kind = 'dlqd_message'
+        THEN dlq.to_timestamptz(e.original_event ->> 'scheduledAt') END, 'epoch'), now())::timestamptz AS due_at,
     coalesce(CASE WHEN e.job_kind = 'dlqd_message' THEN e.original_event ->> 'expiresAt' END,
         e.metadata ->> 'dlqd:expires_at', '')::text AS expires_at
 FROM dlq.dead_letter_queue e
@@ -322,7 +422,8 @@ type ExpiriesRow struct {
 
 // Expiries returns what tells whether the work of entries is out of date. expires_at is a message's
 // expiresAt, or the metadata of an application's job; empty if there is none. due_at is when the job
-// was inserted, or of a message when it was to be delivered, if that is later.
+// was inserted, or of a message when it was to be delivered, if that is later. It lies between 1970 and
+// now: any client can write an infinite time.
 func (q *Queries) Expiries(ctx context.Context, ids []uuid.UUID) ([]ExpiriesRow, error) {
 	rows, err := q.db.Query(ctx, Expiries, ids)
 	if err != nil {
@@ -492,27 +593,19 @@ func (q *Queries) LastHour(ctx context.Context, queues []string) ([]LastHourRow,
 	return items, nil
 }
 
-const LimitStatements = `-- name: LimitStatements :one
-WITH b AS MATERIALIZED (SELECT current_setting('statement_timeout')::text AS before)
-SELECT b.before::text AS before, set_config('statement_timeout', $1::text, true)::text AS now FROM b
+const LimitStatements = `-- name: LimitStatements :exec
+SELECT set_config('statement_timeout', $1::text, true)
 `
 
-type LimitStatementsRow struct {
-	Before string
-	Now    string
-}
-
-// LimitStatements sets the statement_timeout of the transaction, and returns the one before.
-func (q *Queries) LimitStatements(ctx context.Context, timeout string) (LimitStatementsRow, error) {
-	row := q.db.QueryRow(ctx, LimitStatements, timeout)
-	var i LimitStatementsRow
-	err := row.Scan(&i.Before, &i.Now)
-	return i, err
+// LimitStatements sets the statement_timeout of the transaction.
+func (q *Queries) LimitStatements(ctx context.Context, timeout string) error {
+	_, err := q.db.Exec(ctx, LimitStatements, timeout)
+	return err
 }
 
 const LockProgressive = `-- name: LockProgressive :one
 SELECT r.id, r.status::text AS status, extract(epoch FROM r.step_deadline)::float8 AS step_deadline,
-    coalesce(r.destination, '')::text AS destination, coalesce(r.queue, '')::text AS queue
+    coalesce(r.destination, '')::text AS destination, coalesce(r.queue, '')::text AS queue, r.created_at
 FROM dlq.replay_runs r WHERE r.id = $1 AND r.unsettled FOR UPDATE OF r SKIP LOCKED
 `
 
@@ -522,6 +615,7 @@ type LockProgressiveRow struct {
 	StepDeadline float64
 	Destination  string
 	Queue        string
+	CreatedAt    time.Time
 }
 
 // LockProgressive lets one process at a time decide about the groups of a run; other processes skip
@@ -535,6 +629,7 @@ func (q *Queries) LockProgressive(ctx context.Context, id uuid.UUID) (LockProgre
 		&i.StepDeadline,
 		&i.Destination,
 		&i.Queue,
+		&i.CreatedAt,
 	)
 	return i, err
 }
@@ -1091,11 +1186,13 @@ SELECT (EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.o
      OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL AND e.job_id IS NULL
          AND e.behind IS NULL)
      OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL
-         AND e.behind IS NOT NULL))::boolean AS unfinished
+         AND e.behind IS NOT NULL)
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome = 'failed'
+         AND e.error_class IS NULL))::boolean AS unfinished
 `
 
-// ReplayUnfinished returns whether redeliveries of a run are under way, or entries are left to
-// send.
+// ReplayUnfinished returns whether redeliveries of a run are under way, entries are left to send, or
+// failures are not judged yet.
 func (q *Queries) ReplayUnfinished(ctx context.Context, id uuid.UUID) (bool, error) {
 	row := q.db.QueryRow(ctx, ReplayUnfinished, id)
 	var unfinished bool
@@ -1406,6 +1503,17 @@ func (q *Queries) RunsByID(ctx context.Context, arg RunsByIDParams) ([]RunsByIDR
 	return items, nil
 }
 
+const SaveBeforeLookup = `-- name: SaveBeforeLookup :exec
+SAVEPOINT lookup
+`
+
+// SaveBeforeLookup and BackBeforeLookup enclose the search for later work: a statement that Postgres
+// cancels does not end the transaction.
+func (q *Queries) SaveBeforeLookup(ctx context.Context) error {
+	_, err := q.db.Exec(ctx, SaveBeforeLookup)
+	return err
+}
+
 const SaveGroup = `-- name: SaveGroup :exec
 UPDATE dlq.replay_run_groups g SET succeeded = $1, failed = $2, skipped = $3,
     active_at = clock_timestamp()
@@ -1461,7 +1569,7 @@ func (q *Queries) SetReplayRate(ctx context.Context, arg SetReplayRateParams) er
 }
 
 const Settle = `-- name: Settle :exec
-UPDATE dlq.replay_runs SET unsettled = false WHERE id = $1
+UPDATE dlq.replay_runs SET unsettled = false, result = dlq.replay_result($1::uuid) WHERE id = $1
 `
 
 func (q *Queries) Settle(ctx context.Context, id uuid.UUID) error {
@@ -1794,16 +1902,18 @@ func (q *Queries) UnjudgedFailures(ctx context.Context, arg UnjudgedFailuresPara
 }
 
 const Unsettled = `-- name: Unsettled :one
-SELECT (EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = $1 AND r.status IN ('running', 'paused', 'stopped'))
-     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome IS NULL
+SELECT (r.unsettled AND (r.status IN ('running', 'paused', 'stopped')
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IS NULL
          AND e.job_id IS NOT NULL)
-     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.outcome = 'failed'
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome = 'failed'
          AND e.error_class IS NULL)
-     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.group_number IS NOT NULL
-         AND e.outcome IS NOT NULL AND NOT e.counted))::boolean AS unsettled
+     OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.group_number IS NOT NULL
+         AND e.outcome IS NOT NULL AND NOT e.counted)))::boolean AS unsettled
+FROM dlq.replay_runs r WHERE r.id = $1
 `
 
-// Unsettled returns whether outcomes of a run may still come, or are not judged yet.
+// Unsettled returns whether outcomes of a run may still come, or are not judged yet. Those of a run that was
+// settled, or is of an earlier version, are not.
 func (q *Queries) Unsettled(ctx context.Context, id uuid.UUID) (bool, error) {
 	row := q.db.QueryRow(ctx, Unsettled, id)
 	var unsettled bool
