@@ -85,6 +85,20 @@ trial-replay: install-postgres ## replay 20,000 messages that died for five caus
 	go run ./bench -rounds 1 incident
 	go run ./bench -rounds 21 -scale 0.1 incident
 
+BENCH ?= replay
+BASE ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
+
+# The base is measured with the benchmarks of this tree, or with its own if those do not compile there.
+.PHONY: bench-compare
+bench-compare: install-postgres ## run BENCH of this tree and of BASE (the last tag) in turn and print what changed; ROUNDS=3 SCALE=1 WRITE=true
+	@test -n "$(BASE)" || { echo "there is no tag: set BASE to a commit"; exit 2; }
+	rm -rf bin/base && mkdir -p bin/base && git archive $(BASE) | tar -x -C bin/base
+	cp -r bin/base/bench bin/base/own && rm bin/base/bench/*.go && cp bench/*.go bin/base/bench
+	cd bin/base && { CGO_ENABLED=0 go build -o ../bench-base ./bench || CGO_ENABLED=0 go build -o ../bench-base ./own; }
+	rm -rf bin/base
+	CGO_ENABLED=0 go build -o bin/bench ./bench
+	bin/bench -beside bin/bench-base -rounds $(or $(ROUNDS),3) -scale $(or $(SCALE),1) -write=$(or $(WRITE),false) compare $(BENCH)
+
 .PHONY: trial-upgrade
 trial-upgrade: install-postgres ## upgrade from 0.1 (built from git) and run two versions beside each other, under load, with a ledger
 	DLQD_TRIAL=1 $(WITH_POSTGRES) go test -count=1 -timeout 0 -v -run TestServe_UpgradesBeside ./cmd/dlqd

@@ -19,6 +19,8 @@
 //	go run ./bench filing       failures filed and decided per second, and the time from a job's commit to the decision
 //	go run ./bench indexes      what each list index of the open partition costs filing; times of its lists without it
 //	go run ./bench production   connections, WAL, disk, processor time and memory of 1, 2 and 4 processes
+//	go run ./bench compare X    benchmark X of this build and of another one (-beside PROGRAM) in turn, and what changed;
+//	                            see README.md
 //	go run ./bench claim        claim, decide and redeliver from 1,000,000 open entries; plans of the claim and the lists
 //
 // Postgres is dlqd's embedded server, with its settings and fsync on. It, dlqd and the load share
@@ -36,6 +38,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"text/tabwriter"
 
 	"github.com/jackc/pgx/v5"
@@ -87,6 +90,7 @@ func main() {
 	serverURL := flag.String("server-url", "", "database of -server")
 	profile := flag.String("profile", "", "file for the CPU profile of dlqd's server in the last run of ingest")
 	serverToken := flag.Bool("server-token", false, "-server requires a token")
+	write := flag.Bool("write", false, "used by compare: write the ratios of this build to "+ratiosFile)
 	flag.Parse()
 	if *server != "" {
 		if err := serve(context.Background(), *server, *serverURL, *profile, *serverToken); err != nil {
@@ -95,10 +99,18 @@ func main() {
 		}
 		return
 	}
+	if flag.Arg(0) == "compare" {
+		args := []string{"-scale", strconv.FormatFloat(*scale, 'g', -1, 64), "-postgres-bin", *bin}
+		if err := compareBuilds(context.Background(), *beside, flag.Arg(1), *rounds, args, *write); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	run := runs[flag.Arg(0)]
 	if run == nil {
 		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] "+
-			"ingest|access|processing|capture|claim|console|filing|incident|indexes|metrics|outage|production|replay|"+
+			"ingest|access|processing|capture|claim|compare|console|filing|incident|indexes|metrics|outage|production|replay|"+
 			"retention|retries|analytics")
 		os.Exit(2)
 	}
