@@ -13,7 +13,7 @@ const (
 	rampStart  = 1.0         // messages a second
 	rampRaise  = 1.0         // messages a second, each rampStep
 	rampStep   = time.Second // between two changes of the rate
-	rampReach  = time.Second // how far ahead places are given: whoever comes later gets one, too
+	rampReach  = time.Second // how far ahead places are given, so that later messages get one, too
 	rampLinger = 10 * time.Second
 	// rampShare is the share of failed deliveries at which the rate is halved.
 	rampShare = 0.1

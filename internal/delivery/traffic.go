@@ -27,7 +27,7 @@ const (
 	// trafficError is the probability at which a difference by chance is reported. A run compares about once a second, so
 	// it is smaller than that of a single comparison.
 	trafficError = 0.001
-	// trafficLevels is the number of durations that are told apart: powers of the square root of 2, from 1 ms on. A
+	// trafficLevels is the number of classes of durations: powers of the square root of 2, from 1 ms on. A
 	// failure has the last one.
 	trafficLevels = 48
 )

@@ -363,8 +363,8 @@ func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.Loc
 	return moved, nil
 }
 
-// harm returns how other deliveries to the destination of a group have become worse since the run began; "" if they have
-// not. Deliveries from before the group was held do not count again.
+// harm returns how other deliveries to the destination of a group have become worse since the run began; "" if they
+// have not. Deliveries from before the group was held do not count again.
 func (r *Runner) harm(run *dbsqlc.LockProgressiveRow, number int32, queue string, now time.Time) string {
 	destination := run.Destination
 	if q := r.planner().Policy().Queues[queue]; q != nil {

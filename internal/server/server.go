@@ -484,7 +484,7 @@ func (s *Server) startDLQWorker() error {
 	if err != nil {
 		return err
 	}
-	runner := &approval.Runner{
+	approvals := &approval.Runner{
 		Store: s.store, Replayer: s.replayer(), Archive: s.archive,
 		CancelJob: func(ctx context.Context, job int64, act deadletter.Act) error {
 			return s.cancelJob(ctx, riverAdmin, job, act)
@@ -492,9 +492,9 @@ func (s *Server) startDLQWorker() error {
 		Logger: s.logger.With("part", "approvals"), Observe: s.metrics.ObserveApproval,
 	}
 	if s.replica != nil {
-		runner.Acted = s.replica.Acted
+		approvals.Acted = s.replica.Acted
 	}
-	approved := runner.Loop()
+	approved := approvals.Loop()
 	s.loops.Add(approved)
 	s.wakeApproved = approved.Wake
 	queues := &breaker.Queues{Pool: s.pool, Schemas: s.config.Schemas, River: riverAdmin, Breakers: s.breakers}
