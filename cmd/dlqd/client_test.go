@@ -47,10 +47,12 @@ func TestPreview_PrintsWhatToExpect(t *testing.T) {
 	cmd := &cobra.Command{}
 	cmd.SetOut(&out)
 	load := []replay.Load{{Queue: "a", Destination: "psp", Entries: 25, PerSecond: []float64{4, 12.5}, Failures: 7}}
-	require.NoError(t, printPreview(cmd, &replay.Preview{Total: 25, Expect: expect, Load: load,
+	require.NoError(t, printPreview(cmd, &replay.Preview{
+		Total: 25, Expect: expect, Load: load,
 		Unworked: []replay.UnworkedKind{{Kind: "sync", Unknown: 3, Sampled: 4}}, Estimates: []replay.Estimate{
 			{What: "ran_long", Entries: 12, Low: 12, High: 12, Sampled: 25},
-		}}))
+		},
+	}))
 	for _, line := range []string{
 		"12: ran for more than 5s before they failed: they may have done something\n",
 		"about 17 of 22 (12 to 21, 80 % interval) will recover, as far as earlier replay runs",
@@ -76,8 +78,10 @@ func TestCalibration_Prints(t *testing.T) {
 	out.Reset()
 	require.NoError(t, printCalibration(cmd, &replay.Calibration{
 		Groups: 6, Judged: 5, Held: 4, Expected: 50, Recovered: 48,
-		Latest: []replay.CalibrationGroup{{Fingerprint: "c0ffee", Entries: 22, Expected: 17, Low: 12, High: 21, Recovered: 18,
-			Judged: true, Held: true, Queue: "a"}},
+		Latest: []replay.CalibrationGroup{{
+			Fingerprint: "c0ffee", Entries: 22, Expected: 17, Low: 12, High: 21, Recovered: 18,
+			Judged: true, Held: true, Queue: "a",
+		}},
 	}))
 	require.Contains(t, out.String(),
 		"4 of 5 forecasts of a failure group held their 80 % interval (80 %): 50 expected to recover, 48 did\n")

@@ -483,8 +483,10 @@ func TestPreview_SaysTheLoad(t *testing.T) {
 	require.Equal(t, "b: 15, at most 8 per second; in the last hour, 0 redeliveries and 15 failures",
 		preview.Load[0].Text())
 
-	preview, err = b.replayer.Preview(t.Context(), withDefaults(replay.Request{All: true, Rate: 8, Queue: "c",
-		NewestFirst: true}))
+	preview, err = b.replayer.Preview(t.Context(), withDefaults(replay.Request{
+		All: true, Rate: 8, Queue: "c",
+		NewestFirst: true,
+	}))
 	require.NoError(t, err)
 	require.Len(t, preview.Load, 1)
 	require.EqualValues(t, 20, preview.Load[0].Entries)
