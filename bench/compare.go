@@ -42,7 +42,8 @@ func compareBuilds(ctx context.Context, other, name string, rounds int, args []s
 	for round := range rounds {
 		for i := range builds {
 			i = (i + round) % len(builds)
-			cmd := exec.CommandContext(ctx, builds[i], slices.Concat([]string{"-rounds", "1"}, args, []string{name})...)
+			cmd := exec.CommandContext(ctx, builds[i], //nolint:gosec // builds that the caller names
+				slices.Concat([]string{"-rounds", "1"}, args, []string{name})...)
 			cmd.Stderr = os.Stderr
 			out, err := cmd.Output()
 			if err != nil {

@@ -168,11 +168,12 @@ func (b *bulk) Estimates() []string {
 	if b.Preview == nil {
 		return nil
 	}
-	list := make([]string, len(b.Preview.Estimates))
-	for i, e := range b.Preview.Estimates {
-		list[i] = e.Text(b.Preview.Total)
+	notes := b.Preview.Notes()
+	list := make([]string, 0, len(b.Preview.Estimates)+len(notes))
+	for _, e := range b.Preview.Estimates {
+		list = append(list, e.Text(b.Preview.Total))
 	}
-	return append(list, b.Preview.Notes()...)
+	return append(list, notes...)
 }
 
 // loadPreview asks the API for a preview.

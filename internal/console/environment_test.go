@@ -15,11 +15,10 @@ func TestEnvironment_TextHasContrast(t *testing.T) {
 		for g := 0; g < 256; g += 5 {
 			for b := 0; b < 256; b += 5 {
 				rgb := [3]byte{byte(r), byte(g), byte(b)}
-				l, has := luminance(rgb), 0.0
+				l := luminance(rgb)
+				has := contrast(l, 0)
 				if textOn(rgb) == "#fff" {
 					has = contrast(1, l)
-				} else {
-					has = contrast(l, 0)
 				}
 				require.GreaterOrEqual(t, has, 4.5, rgb)
 			}

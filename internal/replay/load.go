@@ -90,11 +90,12 @@ func (p *Preview) addLoad(ctx context.Context, tx transaction, in *Request, rate
 
 // Notes describes kinds that no worker seems to know, what to expect, and the load of the queues that get most entries.
 func (p *Preview) Notes() []string {
-	var notes []string
+	expect := p.Expect.Texts()
+	notes := make([]string, 0, len(p.Unworked)+len(expect)+len(p.Load))
 	for i := range p.Unworked[:min(len(p.Unworked), toldGroups)] {
 		notes = append(notes, p.Unworked[i].Text())
 	}
-	notes = append(notes, p.Expect.Texts()...)
+	notes = append(notes, expect...)
 	for i := range p.Load[:min(len(p.Load), toldGroups)] {
 		notes = append(notes, p.Load[i].Text())
 	}

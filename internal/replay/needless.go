@@ -90,15 +90,16 @@ func superseded(ctx context.Context, queries *dbsqlc.Queries,
 	if err := queries.LimitStatements(ctx, strconv.FormatInt(lookupTime.Milliseconds(), 10)); err != nil {
 		return nil, nil, err
 	}
-	rows, lookup := queries.Superseded(ctx, ids)
-	if lookup != nil && !postgres.IsCancelled(lookup) {
-		return nil, nil, fmt.Errorf("look for later work: %w", lookup)
+	rows, err := queries.Superseded(ctx, ids)
+	cancelled := postgres.IsCancelled(err)
+	if err != nil && !cancelled {
+		return nil, nil, fmt.Errorf("look for later work: %w", err)
 	}
 	if err := queries.BackBeforeLookup(ctx); err != nil { // also resets the timeout
 		return nil, nil, err
 	}
 	reasons = map[uuid.UUID]string{}
-	if lookup != nil {
+	if cancelled {
 		return reasons, ids, nil
 	}
 	for i := range rows {

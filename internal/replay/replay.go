@@ -333,26 +333,7 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 		if p.Approval, err = needsApproval(ctx, tx, in, filter); err != nil {
 			return err
 		}
-		ids, err := tx.FindIDs(ctx, dbsqlc.FindIDsParams{Filter: filter, MaxEntries: maxSamples, NewestFirst: in.NewestFirst})
-		if err != nil {
-			return err
-		}
-		events, err := tx.Events(ctx, ids)
-		if err != nil {
-			return err
-		}
-		for _, e := range events {
-			sample, err := in.visibleSample(ctx, tx.Queries, &e)
-			if err != nil {
-				return err
-			}
-			p.Samples = append(p.Samples, sample)
-		}
-		if err := p.readCheckpoints(ctx, tx, ids); err != nil || in.JSONPatch == nil && in.MergePatch == nil {
-			return err
-		}
-		p.Checkpoints, err = tx.CountCheckpoints(ctx, filter)
-		return err
+		return p.addSamples(ctx, tx, in, filter)
 	})
 	if err != nil {
 		return nil, deadletter.AsMoveError(err)
@@ -376,6 +357,30 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 	}
 	p.Seconds = float64(p.Total) / rate
 	return p, nil
+}
+
+// addSamples adds entries as the run would send them, and counts the checkpoints of a patch.
+func (p *Preview) addSamples(ctx context.Context, tx transaction, in *Request, filter []byte) error {
+	ids, err := tx.FindIDs(ctx, dbsqlc.FindIDsParams{Filter: filter, MaxEntries: maxSamples, NewestFirst: in.NewestFirst})
+	if err != nil {
+		return err
+	}
+	events, err := tx.Events(ctx, ids)
+	if err != nil {
+		return err
+	}
+	for _, e := range events {
+		sample, err := in.visibleSample(ctx, tx.Queries, &e)
+		if err != nil {
+			return err
+		}
+		p.Samples = append(p.Samples, sample)
+	}
+	if err := p.readCheckpoints(ctx, tx, ids); err != nil || in.JSONPatch == nil && in.MergePatch == nil {
+		return err
+	}
+	p.Checkpoints, err = tx.CountCheckpoints(ctx, filter)
+	return err
 }
 
 // readCheckpoints adds the checkpoints of the samples' jobs.

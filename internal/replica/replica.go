@@ -84,8 +84,9 @@ type Replica struct {
 
 // sample is a position of the primary.
 type sample struct {
-	at time.Time
 	postgres.Position
+
+	at time.Time
 }
 
 // state is what the last comparison found.
@@ -185,7 +186,7 @@ func (r *Replica) sample(ctx context.Context) error {
 		r.samples = nil
 	}
 	if err == nil && len(r.samples) < maxSamples { // else the standby lags too much to be read
-		r.samples = append(r.samples, sample{at, position})
+		r.samples = append(r.samples, sample{position, at})
 	}
 	return err
 }

@@ -108,7 +108,7 @@ func TestHostileValues_GetShortClientErrors(t *testing.T) {
 	}
 	status, _, _ := b.call("GET", "/api/nothing", "")
 	require.Equal(t, http.StatusNotFound, status)
-	for _, line := range strings.Split(log.String(), "\n") { // on a busy machine a loop may be late
+	for line := range strings.SplitSeq(log.String(), "\n") { // on a busy machine a loop may be late
 		require.False(t, strings.Contains(line, "level=ERROR") && strings.Contains(line, `msg="request `), line)
 	}
 
