@@ -36,7 +36,7 @@ func (r *ramp) fall() {
 // adjust changes the rate by the deliveries of the last step. It rises only if deliveries came near it.
 func (r *ramp) adjust(now time.Time) {
 	if r.since.IsZero() {
-		r.since, r.needed = now, now
+		r.since, r.needed, r.succeeded, r.failed = now, now, 0, 0 // deliveries from before the breaker opened may end late
 	}
 	passed := now.Sub(r.since)
 	if passed < rampStep {
@@ -46,7 +46,7 @@ func (r *ramp) adjust(now time.Time) {
 	case r.failed > 0 && float64(r.failed) >= rampShare*total:
 		r.threshold = max(r.rate/2, rampStart)
 		r.rate = r.threshold
-	case r.failed > 0 || float64(r.succeeded) < r.rate*passed.Seconds()/2:
+	case total < r.rate*passed.Seconds()/2:
 	case r.rate < r.threshold:
 		r.rate = min(2*r.rate, r.threshold)
 	default:
@@ -87,6 +87,9 @@ func (b *Breakers) Released(destination string, messages, places int) (drained b
 	defer b.mu.Unlock()
 	name := DestinationPrefix + destination
 	r := b.ramps[name]
+	if r != nil { // redeliveries may take the other places
+		r.free = r.free.Add(-time.Duration(float64(places-messages) / r.rate * float64(time.Second)))
+	}
 	switch {
 	case r == nil && messages == 0:
 		return true

@@ -45,6 +45,18 @@ func TestRamp_RisesOnlyWhileTheDestinationAnswers(t *testing.T) {
 	require.Less(t, failed, delivered/10)
 	b.requireState(p, breaker.Closed)
 
+	// A few failures are no reason to wait: other messages to the destination may be bad.
+	first := p.Places("default", 1000)
+	before = first
+	for range 20 {
+		for i := range before {
+			require.True(t, b.deliver(p, i%20 != 0))
+		}
+		b.pass(time.Second)
+		before = p.Places("default", 1000)
+	}
+	require.Greater(t, before, first)
+
 	// If the breaker opens again, they begin again.
 	require.NoError(t, p.ForceOpen(t.Context(), bank, "kim", "", 0))
 	_, err := p.Reset(t.Context(), bank, "kim", "")
@@ -74,6 +86,13 @@ func TestRamp_RedeliveriesShareThePlacesOfHeldMessages(t *testing.T) {
 	require.Positive(t, p.Places("default", 1000))
 	require.False(t, p.TakePlace("default"))
 	b.pass(2 * time.Second)
+	require.True(t, p.TakePlace("default"))
+
+	// Places that no held message takes are for redeliveries.
+	b.pass(time.Second)
+	places := p.Places("default", 1000)
+	require.Positive(t, places)
+	require.False(t, p.Released("default", 0, places))
 	require.True(t, p.TakePlace("default"))
 
 	// The ramp ends once no message is held and none was held for a while.
