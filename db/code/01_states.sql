@@ -475,6 +475,10 @@ DECLARE
     v_origin  text;
     v_version text;
 BEGIN
+    IF coalesce(current_setting('dlq.moves', true), '') = '' THEN -- it was set when the statement ended
+        RAISE EXCEPTION 'a trigger has reset dlq.moves, so that moves would have no audit row'
+            USING HINT = 'Look for RESET ALL or DISCARD ALL in triggers of river_job.';
+    END IF;
     IF NOT dlq.moves_in_batch() THEN
         RETURN NULL;
     END IF;

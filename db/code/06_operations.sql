@@ -221,7 +221,7 @@ BEGIN
                 waiting_for = NULL,
                 parked_by = NULL,
                 updated_at = now(),
-                move = CASE WHEN NOT v_moving THEN v_move END
+                move = CASE WHEN NOT v_moving OR current_setting('dlq.moves') = '' THEN v_move END
             FROM jobs, notified
             WHERE e.id = jobs.entry_id
         ), reopened AS (

@@ -236,7 +236,7 @@ func TestRedeliver_ReadsOnlyItsEntries(t *testing.T) {
 	s := ownerSession(t, pool)
 	for _, sql := range []string{
 		"ALTER TABLE dlq.dead_letter_open SET (autovacuum_enabled = off)",
-		"INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', 'q', 1, 'running' FROM generate_series(1, 500)",
+		"INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', 'q', 1, 'running' FROM generate_series(1, 5000)",
 		"UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'",
 		"SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))",
 		"UPDATE dlq.dead_letter_open SET status = 'dlq_processing', redelivery_job_id = river_job_id",
@@ -247,7 +247,7 @@ func TestRedeliver_ReadsOnlyItsEntries(t *testing.T) {
 	} {
 		s.can(sql)
 	}
-	require.Equal(t, "true", s.text(`SELECT (sum(pg_stat_get_xact_tuples_returned(indexrelid)) < 500)::text FROM pg_index
+	require.Equal(t, "true", s.text(`SELECT (sum(pg_stat_get_xact_tuples_returned(indexrelid)) < 5000)::text FROM pg_index
 		WHERE indrelid = 'dlq.dead_letter_open'::regclass AND indexrelid <> 'dlq.dead_letter_open_pkey'::regclass`))
 	require.Equal(t, "10", s.text("SELECT count(*)::text FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"))
 }
@@ -323,6 +323,25 @@ func TestMoves_NoUpdateHidesRedelivery(t *testing.T) {
 			require.NoError(t, err)
 		})
 	}
+}
+
+// A trigger of the application on river_job may reset settings. A redelivery still has its audit row, or fails.
+func TestMoves_ResetByTriggerHidesNone(t *testing.T) {
+	t.Parallel()
+	_, pool := createRoleEntries(t)
+	owner := ownerSession(t, pool)
+	owner.can(`CREATE FUNCTION reset_all() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN PERFORM set_config('dlq.moves', '', false); RETURN NEW; END $$`)
+	const redeliver = `SELECT dlq.redeliver(ARRAY(SELECT id FROM dlq.dead_letter_open ORDER BY id LIMIT 1), 'kim',
+		'the reason')`
+	owner.can("CREATE TRIGGER reset_all AFTER INSERT ON river_job FOR EACH ROW EXECUTE FUNCTION reset_all()")
+	_, err := pool.Exec(t.Context(), redeliver)
+	require.ErrorContains(t, err, "a trigger has reset dlq.moves")
+	owner.can("DROP TRIGGER reset_all ON river_job")
+	owner.can("CREATE TRIGGER reset_all BEFORE INSERT ON river_job FOR EACH ROW EXECUTE FUNCTION reset_all()")
+	owner.can(redeliver)
+	require.Equal(t, "1", owner.text(`SELECT count(*)::text FROM dlq.dead_letter_transitions
+		WHERE to_status = 'dlq_processing' AND actor = 'kim' AND reason = 'the reason'`))
 }
 
 // A manual UPDATE moved entries to dlq_processing without a job, or with one of another entry. The
