@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"slices"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -72,9 +73,11 @@ func IsAway(err error) bool {
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return slices.Contains(away, pgErr.Code)
 	}
-	var network net.Error // also of a name that does not resolve
-	return errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errStandby)
+	// Not net.Error: a file that is missing is one, too.
+	_, network := errors.AsType[*net.OpError](err)
+	_, unresolved := errors.AsType[*net.DNSError](err)
+	return network || unresolved || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errStandby)
 }
 
 // IsUnanswered reports whether a statement failed because the server is away, or because the statement or a lock took

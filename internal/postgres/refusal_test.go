@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -89,4 +90,6 @@ func TestIsAway_TellsServersFromRefusals(t *testing.T) {
 	for code, away := range map[string]bool{"57P03": true, "53300": true, "28P01": false, "28000": false, "3D000": false} {
 		require.Equal(t, away, postgres.IsAway(&pgconn.PgError{Code: code}), code)
 	}
+	_, err := os.ReadFile("absent.pem")
+	require.False(t, postgres.IsAway(fmt.Errorf("certificate: %w", err)))
 }

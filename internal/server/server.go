@@ -68,6 +68,8 @@ const (
 	DefaultDatabaseWait = time.Minute
 	// firstPause and longestPause bound the pauses between attempts to reach the database.
 	firstPause, longestPause = time.Second, 10 * time.Second
+	// attemptStop limits the stop of what a failed attempt has started.
+	attemptStop = 2 * time.Second
 	// forgetTimeout limits one turn of the loop that deletes the places of completed ordered messages.
 	forgetTimeout = 10 * time.Minute
 )
@@ -243,6 +245,9 @@ func startParts(ctx context.Context, config Config) (*Server, error) {
 			s.logger.WarnContext(ctx, "waiting for the database, which does not answer", "error", err,
 				"until", deadline.Format(time.RFC3339))
 		}
+		if waits {
+			s.config.StopTimeout = min(config.StopTimeout, attemptStop)
+		}
 		if stopErr := s.stop(context.WithoutCancel(ctx)); !waits {
 			return nil, errors.Join(err, stopErr)
 		}
@@ -409,7 +414,7 @@ func (s *Server) openReplica(ctx context.Context) (err error) {
 	}
 	s.metrics.WatchReplica(func() bool {
 		ok, _ := s.replica.Status()
-		return ok
+		return ok || s.idle() != nil // while detached, its loop waits
 	}, s.replica.AsOf)
 	s.loops.Add(s.replica.Loop())
 	return nil
