@@ -1,7 +1,8 @@
 -- name: RecordLastAct :exec
 -- RecordLastAct runs after a change of some actors has committed. It locks rows in the order of their names.
 INSERT INTO dlq.last_acts (actor, position, at)
-SELECT DISTINCT a.actor, pg_current_wal_insert_lsn(), now() FROM unnest(@actors::text[]) a (actor) ORDER BY a.actor
+SELECT a.actor, pg_current_wal_insert_lsn(), now() FROM (SELECT DISTINCT unnest(@actors::text[])) a (actor)
+ORDER BY a.actor
 ON CONFLICT (actor) DO UPDATE SET position = greatest(last_acts.position, excluded.position), at = excluded.at;
 
 -- name: Needed :one

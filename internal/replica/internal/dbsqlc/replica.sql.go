@@ -58,7 +58,8 @@ func (q *Queries) Needed(ctx context.Context, actors []string) (NeededRow, error
 
 const RecordLastAct = `-- name: RecordLastAct :exec
 INSERT INTO dlq.last_acts (actor, position, at)
-SELECT DISTINCT a.actor, pg_current_wal_insert_lsn(), now() FROM unnest($1::text[]) a (actor) ORDER BY a.actor
+SELECT a.actor, pg_current_wal_insert_lsn(), now() FROM (SELECT DISTINCT unnest($1::text[])) a (actor)
+ORDER BY a.actor
 ON CONFLICT (actor) DO UPDATE SET position = greatest(last_acts.position, excluded.position), at = excluded.at
 `
 
