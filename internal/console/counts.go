@@ -27,6 +27,7 @@ const (
 // api.MostCounted, or when the API's time for counts is over.
 type countCache struct {
 	reading singleflight.Group
+	one     sync.Mutex // limits the counts that run at a time to one: they must not take the connections of requests
 
 	mu            sync.Mutex
 	cached        map[string]cachedCount
@@ -82,6 +83,8 @@ func (c *countCache) known(key string) (api.Count, bool) {
 // statements of the page.
 func (c *countCache) read(in *request, key, query string) error {
 	_, err, _ := c.reading.Do(key, func() (any, error) {
+		c.one.Lock()
+		defer c.one.Unlock()
 		at := time.Now()
 		ctx, _ := postgres.Counting(context.WithoutCancel(in.Context()))
 		alone := &request{Request: in.WithContext(ctx), console: in.console}

@@ -165,7 +165,10 @@ func (c *Console) backlogFile(w http.ResponseWriter, r *http.Request) {
 		if err != nil || len(flow.Rows) == 0 {
 			return nil, err
 		}
-		return in.backlogChart(flow.Rows, chosen), nil
+		if drawn := in.backlogChart(flow.Rows, chosen); len(drawn.Bands) > 0 {
+			return drawn, nil
+		}
+		return nil, nil
 	})
 }
 

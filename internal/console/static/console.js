@@ -765,7 +765,7 @@ document.addEventListener("submit", (event) => {
 	const kept = JSON.parse(sessionStorage.getItem(focusKept) ?? "null");
 	sessionStorage.removeItem(focusKept);
 	const fits = kept && kept.page === location.pathname && Date.now() - kept.at < 60_000;
-	const near = fits ? kept.near.map((id) => document.getElementById(id)).find((part) => part) : null;
+	const near = fits ? kept.near?.map((id) => document.getElementById(id)).find((part) => part) : null;
 	const restore = () => {
 		const active = document.activeElement;
 		if (!kept || !near || active && active !== document.body && active !== near) return;
