@@ -35,7 +35,8 @@ DECLARE
 BEGIN
     WITH held AS MATERIALIZED (
         SELECT h.id
-        FROM unnest(p_queues) AS q (queue)
+        -- In random order, so that many messages of one queue do not hold up the others.
+        FROM (SELECT u.queue FROM unnest(p_queues) u (queue) ORDER BY random()) q
         CROSS JOIN (VALUES (1), (2), (3), (4)) AS p (priority)
         CROSS JOIN LATERAL (
             SELECT j.id FROM river.river_job j
