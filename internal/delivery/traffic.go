@@ -123,13 +123,17 @@ func sum(counts []int) (total int) {
 }
 
 // fisher returns the probability that at least bad of total are bad, if the bad ones of both samples are spread at
-// random (Fisher's exact test, one-sided).
+// random (Fisher's exact test, one-sided); 1 if their share is not larger than in the other sample.
 func fisher(bad, total, otherBad, otherTotal int) float64 {
 	all, allBad := total+otherTotal, bad+otherBad
+	if bad*otherTotal <= otherBad*total {
+		return 1 // not worse
+	}
 	p := 0.0
-	for k := bad; k <= min(total, allBad); k++ {
-		if allBad-k <= otherTotal {
-			p += math.Exp(logChoose(allBad, k) + logChoose(all-allBad, total-k) - logChoose(all, total))
+	for k := bad; k <= min(total, allBad); k++ { // from the most probable number on, so that the terms become smaller
+		term := math.Exp(logChoose(allBad, k) + logChoose(all-allBad, total-k) - logChoose(all, total))
+		if p += term; term < p/1e9 {
+			break
 		}
 	}
 	return min(p, 1)
