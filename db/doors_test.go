@@ -48,7 +48,7 @@ var tables = map[string][]string{
 	"replay_run_groups":       {"replay"},
 	"replay_runs":             {"replay", "metrics"},
 	"rollup_backlog":          {"metrics", "deadletter"}, // the open entries, if counting them takes long
-	"rollup_flow":             {"analytics"},
+	"rollup_flow":             {"analytics", "replay"},   // the load of the last hour
 	"rollup_state":            {"analytics", "metrics", "deadletter"},
 	"saved_views":             {"deadletter"},
 	"sessions":                {"access"},

@@ -359,12 +359,16 @@ COMMENT ON FUNCTION dlq.chooses_all IS
 -- few, and the sample is random.
 --
 -- Without a filter on a column outside of dead_letter_open_groups, the pass reads that index alone; ages are
--- those of ids for that reason. Bitmap scans would read the rows, and a sort would write a temporary file.
+-- those of ids for that reason. Bitmap scans would read the rows, and a sort would write a temporary file. A filter
+-- with another field may need them, to combine indexes.
 CREATE OR REPLACE FUNCTION dlq.count_groups(p_filter jsonb, p_sample integer DEFAULT 0)
 RETURNS TABLE (queue text, fingerprint text, error_type text, age text, entries bigint, sample uuid[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_incremental_sort = off AS $$
 BEGIN
+    IF p_filter - '{queue,status,errorType,errorClass,after,before}'::text[] <> '{}' THEN
+        PERFORM set_config('enable_bitmapscan', 'on', true); -- until the function ends
+    END IF;
     RETURN QUERY EXECUTE
         'WITH cells AS MATERIALIZED (
              SELECT c.queue, c.fingerprint, c.error_type, c.age, count(*) AS entries,
@@ -383,9 +387,10 @@ BEGIN
          )
          SELECT c.queue, c.fingerprint, c.error_type,
              (ARRAY[''under 1 hour'', ''1 hour to 1 day'', ''1 to 7 days'', ''over 7 days''])[c.age], c.entries,
-             ARRAY(SELECT s.id FROM sampled s
-                   WHERE (s.queue, s.fingerprint, s.error_type, s.age) = (c.queue, c.fingerprint, c.error_type, c.age))
-         FROM cells c ORDER BY 5 DESC, 1, 2, 3, 4'
+             coalesce(s.ids, ''{}'')
+         FROM cells c LEFT JOIN (SELECT s.queue, s.fingerprint, s.error_type, s.age, array_agg(s.id) AS ids
+                                 FROM sampled s GROUP BY 1, 2, 3, 4) s USING (queue, fingerprint, error_type, age)
+         ORDER BY 5 DESC, 1, 2, 3, 4'
         USING p_filter, p_sample, dlq.first_id(now() - interval '1 hour'), dlq.first_id(now() - interval '1 day'),
             dlq.first_id(now() - interval '7 days');
 EXCEPTION WHEN data_exception THEN
@@ -687,6 +692,12 @@ DECLARE
     v_alone    bigint; -- entries that wait until no other rescued job is under way
 BEGIN
     SELECT * INTO STRICT v_run FROM dlq.replay_runs r WHERE r.id = p_run;
+    -- Entries behind one of their ordering key that did not succeed: see dlq.on_replay_ended.
+    SELECT p_skipped || coalesce(array_agg(r.entry_id), '{}'), p_why || coalesce(array_agg(r.detail), '{}')
+    INTO p_skipped, p_why
+    FROM dlq.replay_run_entries r
+    WHERE r.run_id = p_run AND r.entry_id = ANY (p_ids) AND r.outcome IS NULL AND r.job_id IS NULL
+        AND r.detail IS NOT NULL AND r.entry_id <> ALL (p_skipped);
     -- The redeliveries of a run have the origin of the session that started it.
     PERFORM set_config('dlq.origin', coalesce(v_run.origin, ''), true);
     WITH sent AS (
@@ -746,8 +757,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.replay_step IS
-    'Advances a replay run by the entries p_ids, in their order: redelivers them, except p_skipped, records the '
-    'result of each, and moves the run''s cursor.';
+    'Advances a replay run by the entries p_ids, in their order: redelivers them, except p_skipped and '
+    'those behind an entry of their ordering key that did not succeed, records the result of each, and moves the run''s cursor.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_pause(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running}', 'paused', 'paused by ' || dlq.actor(p_actor));

@@ -123,12 +123,13 @@ RETURNS TABLE (run_id uuid, queue text, fingerprint text, entries bigint, recove
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT r.id, g.queue, g.fingerprint, g.entries, g.recover, g.low, g.high, g.recovered, g.failed,
            g.recovered + g.failed >= g.entries, g.recovered BETWEEN g.low AND g.high
-    FROM dlq.replay_runs r
+    FROM (SELECT r.id, r.result FROM dlq.replay_runs r
+          WHERE r.result IS NOT NULL AND dlq.scope_within(r.scope, (SELECT dlq.scope()))
+          ORDER BY r.id DESC LIMIT 1000) r
     CROSS JOIN LATERAL jsonb_to_recordset(r.result) g (queue text, fingerprint text, entries bigint, recover bigint,
         low bigint, high bigint, recovered bigint, failed bigint)
-    WHERE r.result IS NOT NULL AND dlq.scope_within(r.scope, (SELECT dlq.scope()))
     ORDER BY r.id DESC, g.entries DESC, g.queue, g.fingerprint
 $$;
 COMMENT ON FUNCTION dlq.replay_calibration IS
-    'The forecasts of all ended replay runs beside what happened, by failure group. judged: each entry has recovered '
+    'The forecasts of the last 1,000 ended replay runs beside what happened, by failure group. judged: each entry has recovered '
     'or failed. held: the number that recovered is in the 80 % interval.';

@@ -301,21 +301,14 @@ FROM dlq.dead_letter_queue e
 WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('inbox', 'open', 'failed')
     AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(@ids::uuid[]));
 
--- name: BehindFailures :many
--- BehindFailures returns entries of a batch that are not to be sent, because an earlier one of their ordering
--- key did not succeed (dlq.on_replay_ended).
-SELECT e.entry_id, e.detail::text AS why FROM dlq.replay_run_entries e
-WHERE e.run_id = @id AND e.entry_id = ANY (@ids::uuid[]) AND e.outcome IS NULL AND e.job_id IS NULL
-    AND e.detail IS NOT NULL;
-
 -- name: RanBefore :one
 -- RanBefore counts entries by what they may have done before they failed. Their last attempt is that of
 -- the last redelivery, or else of the job. Errors of rescued jobs have no duration.
-SELECT count(*) FILTER (WHERE a.seconds > @long_seconds::float8) AS ran_long,
+SELECT count(*) FILTER (WHERE a.seconds > @long_seconds::integer) AS ran_long,
     count(*) FILTER (WHERE a.seconds IS NULL) AS ran_not_known,
     count(*) FILTER (WHERE a.attempts > 1) AS repeated, count(*) FILTER (WHERE a.checkpoint) AS steps_done
 FROM (SELECT CASE jsonb_typeof(l.last -> 'processingDuration') WHEN 'number'
-          THEN (l.last ->> 'processingDuration')::float8 END AS seconds,
+          THEN (l.last ->> 'processingDuration')::numeric END AS seconds, -- any client can write 1e400
           e.retry_count + jsonb_array_length(e.replay_attempts) AS attempts,
           dlq.has_checkpoint(e.metadata) AS checkpoint
       FROM dlq.dead_letter_queue e CROSS JOIN LATERAL (

@@ -125,7 +125,7 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 	if elsewhere > 0 {
 		add(estimateOtherRun, int(elsewhere), len(ids))
 	}
-	ran, err := tx.RanBefore(ctx, dbsqlc.RanBeforeParams{Ids: ids, LongSeconds: longAttempt.Seconds()})
+	ran, err := tx.RanBefore(ctx, dbsqlc.RanBeforeParams{Ids: ids, LongSeconds: int32(longAttempt / time.Second)})
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 
@@ -33,7 +34,7 @@ func (l *Load) Text() string {
 		where += ", to destination " + l.Destination
 	}
 	return fmt.Sprintf("%s: %d, at most %s per second; in the last hour, %d redeliveries and %d failures", where,
-		l.Entries, strconv.FormatFloat(slices.Max(l.PerSecond), 'g', 3, 64), l.Redelivered, l.Failures)
+		l.Entries, strconv.FormatFloat(math.Round(100*slices.Max(l.PerSecond))/100, 'f', -1, 64), l.Redelivered, l.Failures)
 }
 
 // addLoad adds what a run at a rate sends to each queue over time. Its order is that of capture.

@@ -17,9 +17,8 @@ import (
 // sent.
 const lookupTime = time.Second
 
-// needless returns the entries of a batch that the run skips because an earlier one of their ordering key did not
-// succeed, their work is out of date, or a later job has done it, with the reason of each. unknown are those of which
-// the latter is not known.
+// needless returns the entries of a batch that the run skips because their work is out of date, or a later job has done
+// it, with the reason of each. unknown are those of which the latter is not known.
 func (r *Runner) needless(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
 	ids []uuid.UUID,
 ) (reasons map[uuid.UUID]string, unknown []uuid.UUID, err error) {
@@ -30,13 +29,6 @@ func (r *Runner) needless(ctx context.Context, tx transaction, run *dbsqlc.LockR
 				reasons[id] = reason
 			}
 		}
-	}
-	behind, err := tx.BehindFailures(ctx, dbsqlc.BehindFailuresParams{ID: run.ID, Ids: ids})
-	if err != nil {
-		return nil, nil, err
-	}
-	for _, row := range behind {
-		reasons[row.EntryID] = row.Why
 	}
 	if run.SkipStale {
 		outOfDate, err := stale(ctx, tx.Queries, r.planner().Policy(), ids, time.Now())

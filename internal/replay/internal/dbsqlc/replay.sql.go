@@ -47,44 +47,6 @@ func (q *Queries) BackBeforeLookup(ctx context.Context) error {
 	return err
 }
 
-const BehindFailures = `-- name: BehindFailures :many
-SELECT e.entry_id, e.detail::text AS why FROM dlq.replay_run_entries e
-WHERE e.run_id = $1 AND e.entry_id = ANY ($2::uuid[]) AND e.outcome IS NULL AND e.job_id IS NULL
-    AND e.detail IS NOT NULL
-`
-
-type BehindFailuresParams struct {
-	ID  uuid.UUID
-	Ids []uuid.UUID
-}
-
-type BehindFailuresRow struct {
-	EntryID uuid.UUID
-	Why     string
-}
-
-// BehindFailures returns entries of a batch that are not to be sent, because an earlier one of their ordering
-// key did not succeed (dlq.on_replay_ended).
-func (q *Queries) BehindFailures(ctx context.Context, arg BehindFailuresParams) ([]BehindFailuresRow, error) {
-	rows, err := q.db.Query(ctx, BehindFailures, arg.ID, arg.Ids)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	items := []BehindFailuresRow{}
-	for rows.Next() {
-		var i BehindFailuresRow
-		if err := rows.Scan(&i.EntryID, &i.Why); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
 const Calibration = `-- name: Calibration :many
 SELECT c.run_id::uuid AS run_id, c.queue::text AS queue, c.fingerprint::text AS fingerprint,
     c.entries::bigint AS entries, c.recover::bigint AS recover, c.low::bigint AS low, c.high::bigint AS high,
@@ -882,11 +844,11 @@ func (q *Queries) NextRescued(ctx context.Context, arg NextRescuedParams) ([]uui
 }
 
 const RanBefore = `-- name: RanBefore :one
-SELECT count(*) FILTER (WHERE a.seconds > $1::float8) AS ran_long,
+SELECT count(*) FILTER (WHERE a.seconds > $1::integer) AS ran_long,
     count(*) FILTER (WHERE a.seconds IS NULL) AS ran_not_known,
     count(*) FILTER (WHERE a.attempts > 1) AS repeated, count(*) FILTER (WHERE a.checkpoint) AS steps_done
 FROM (SELECT CASE jsonb_typeof(l.last -> 'processingDuration') WHEN 'number'
-          THEN (l.last ->> 'processingDuration')::float8 END AS seconds,
+          THEN (l.last ->> 'processingDuration')::numeric END AS seconds, -- any client can write 1e400
           e.retry_count + jsonb_array_length(e.replay_attempts) AS attempts,
           dlq.has_checkpoint(e.metadata) AS checkpoint
       FROM dlq.dead_letter_queue e CROSS JOIN LATERAL (
@@ -896,7 +858,7 @@ FROM (SELECT CASE jsonb_typeof(l.last -> 'processingDuration') WHEN 'number'
 `
 
 type RanBeforeParams struct {
-	LongSeconds float64
+	LongSeconds int32
 	Ids         []uuid.UUID
 }
 
