@@ -52,7 +52,7 @@ var tables = map[string][]string{
 	"rollup_state":            {"analytics", "metrics", "deadletter"},
 	"saved_views":             {"deadletter"},
 	"sessions":                {"access"},
-	"settings":                {"automatic", "deadletter", "retention"},
+	"settings":                {"automatic", "deadletter", "replica", "retention"},
 	"tokens":                  {"access"},
 	"river.river_job":         {"breaker", "delivery", "ingest", "worker", "metrics"},
 }
