@@ -145,7 +145,7 @@ func Load(source Source) (*Policy, error) {
 	}
 	slices.Sort(p.secretFiles)
 	p.filesHash = before + hashFiles(p.secretFiles)
-	p.version = version(source.Dir, p.settings)
+	p.version, p.unanswered = version(source.Dir, p.settings)
 	return p, nil
 }
 

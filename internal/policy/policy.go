@@ -31,6 +31,7 @@ type Policy struct {
 	settings    []Setting
 	origins     map[string]map[string]string // file:line, by file and path
 	version     string
+	unanswered  bool // whether Git did not answer in time when the version was asked for
 	dir         string
 	files       []string // the files that were read, without their endings
 	secretFiles []string

@@ -419,6 +419,25 @@ func TestVersion(t *testing.T) {
 	require.Equal(t, before, after)
 }
 
+// On a busy machine Git may not answer in time: then the version is a hash, until Git answers.
+func TestVersion_IsAskedAgain(t *testing.T) {
+	dir := policytest.Dir(t, policytest.Files{"monitoring": "defaults: {maxOpen: 1}"})
+	for _, args := range [][]string{{"init", "--quiet"}, {"add", "."}, {
+		"-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "--quiet", "-m", "policy",
+	}} {
+		out, err := exec.Command("git", append([]string{"-C", dir}, args...)...).CombinedOutput()
+		require.NoError(t, err, string(out))
+	}
+	path, slow := os.Getenv("PATH"), t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(slow, "git"), []byte("#!/bin/sh\nexec sleep 60\n"), 0o700))
+	t.Setenv("PATH", slow+string(os.PathListSeparator)+path)
+	loaded, err := policy.Load(policy.Source{Dir: dir, Destination: policytest.Destination})
+	require.NoError(t, err)
+	require.False(t, loaded.Committed())
+	t.Setenv("PATH", path)
+	require.True(t, loaded.Committed())
+}
+
 func TestDiff(t *testing.T) {
 	t.Parallel()
 	old := policytest.Load(t, policytest.Files{

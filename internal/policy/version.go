@@ -22,35 +22,39 @@ const gitTimeout = 5 * time.Second
 const dirty = "-dirty-"
 
 // Committed reports whether the policy was loaded from uncommitted files, and the commit of their directory has changed
-// since or now contains them.
+// since or now contains them; or whether Git did not answer in time then, and the files are those of a commit.
 func (p *Policy) Committed() bool {
-	return strings.Contains(p.version, dirty) && version(p.dir, p.settings) != p.version
+	if !p.unanswered && !strings.Contains(p.version, dirty) {
+		return false
+	}
+	now, unanswered := version(p.dir, p.settings)
+	return now != p.version && !unanswered
 }
 
 // Committed reports whether Git tracks the source's directory, and its files are those of the commit.
 func (s Source) Committed() bool {
-	commit, clean := commitOf(s.Dir)
+	commit, clean, _ := commitOf(s.Dir)
 	return commit != "" && clean
 }
 
 // version returns the Git commit of a directory, followed by dirty and a hash if files differ from the commit. Without
-// a commit, it returns a hash of the effective values.
-func version(dir string, settings []Setting) string {
-	switch commit, clean := commitOf(dir); {
+// a commit, it returns a hash of the effective values. unanswered reports whether Git did not answer in time.
+func version(dir string, settings []Setting) (version string, unanswered bool) {
+	switch commit, clean, unanswered := commitOf(dir); {
 	case commit == "":
-		return hashSettings(settings)
+		return hashSettings(settings), unanswered
 	case clean:
-		return commit
+		return commit, false
 	default:
-		return commit + dirty + hashSettings(settings)[:6]
+		return commit + dirty + hashSettings(settings)[:6], unanswered
 	}
 }
 
 // commitOf returns the Git commit of a directory, and whether its files are those of the commit. The commit
-// is "" if Git ignores the directory or does not track it.
-func commitOf(dir string) (commit string, clean bool) {
+// is "" if Git ignores the directory, does not track it, or has not answered in time.
+func commitOf(dir string) (commit string, clean, unanswered bool) {
 	if dir == "" {
-		return "", false
+		return "", false, false
 	}
 	dir, at := filepath.Clean(dir), "."
 	for parent := filepath.Dir(dir); parent != dir; parent = filepath.Dir(dir) {
@@ -62,7 +66,7 @@ func commitOf(dir string) (commit string, clean bool) {
 	}
 	commit, err := git(dir, "rev-parse", "--short=12", "HEAD")
 	if err != nil {
-		return "", false
+		return "", false, isUnanswered(err)
 	}
 	tracked, err := git(dir, "ls-files", "--", at)
 	if err == nil && tracked == "" && !hasFiles(filepath.Join(dir, at)) {
@@ -70,12 +74,12 @@ func commitOf(dir string) (commit string, clean bool) {
 		tracked, err = git(dir, "rev-list", "-1", "HEAD", "--", at)
 	}
 	if err != nil || tracked == "" {
-		return "", false
+		return "", false, isUnanswered(err)
 	}
 	// A commit may happen meanwhile: the files are clean only if HEAD is the same before and after the check.
 	changed, err := git(dir, "status", "--porcelain", "--", at)
 	after, afterErr := git(dir, "rev-parse", "--short=12", "HEAD")
-	return commit, err == nil && afterErr == nil && changed == "" && after == commit
+	return commit, err == nil && afterErr == nil && changed == "" && after == commit, isUnanswered(err)
 }
 
 // hasFiles reports whether a directory has files of a policy.
@@ -102,5 +106,7 @@ func git(dir string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), gitTimeout)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, "git", append([]string{"--no-optional-locks", "-C", dir}, args...)...).Output() //nolint:gosec // constant words, and the operator's own directory
-	return strings.TrimSpace(string(out)), err
+	return strings.TrimSpace(string(out)), errors.Join(err, ctx.Err())
 }
+
+func isUnanswered(err error) bool { return errors.Is(err, context.DeadlineExceeded) }
