@@ -82,7 +82,7 @@ func newMonitored(t *testing.T, files policytest.Files) *monitored {
 	w.config = server.Config{
 		DatabaseURL: w.url, Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true,
 		Listen: []string{w.address}, Policy: rules, Source: source,
-		ReplicaURL: "postgres://nobody@127.0.0.1:1/none?connect_timeout=1",
+		ReplicaURL: "postgres://absent@127.0.0.1:1/none?connect_timeout=1",
 		Logger:     slog.New(slog.DiscardHandler), StopTimeout: 10 * time.Second,
 		Measure: func(context.Context) (breaker.Load, error) {
 			if w.unmeasured.Load() {

@@ -569,7 +569,8 @@ BEGIN
         v_number := 'coalesce((g.value ->> ''number'')::integer, 21)';
         v_join := ' LEFT JOIN jsonb_array_elements($3) g ON g.value ->> ''queue'' = e.queue AND g.value ->> ''fingerprint'' = coalesce(e.fingerprint, '''')';
     END IF;
-    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id, was, queue, group_number) SELECT $2, e.id, e.fingerprint, e.queue, '
+    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id, was, queue, group_number)
+             SELECT $2, e.id, e.fingerprint, e.queue, '
         || v_number || ' FROM dlq.dead_letter_queue e' || v_join || ' WHERE e.ordering_key IS NULL AND ' || v_where
         -- The inbox may contain the same failure twice.
         || ' ON CONFLICT DO NOTHING' USING v_filter, v_id, v_groups;
@@ -758,7 +759,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.replay_step IS
     'Advances a replay run by the entries p_ids, in their order: redelivers them, except p_skipped and '
-    'those behind an entry of their ordering key that did not succeed, records the result of each, and moves the run''s cursor.';
+    'those behind an entry of their ordering key that did not succeed, records the result of each, and moves the '
+    'run''s cursor.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_pause(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running}', 'paused', 'paused by ' || dlq.actor(p_actor));

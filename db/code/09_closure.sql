@@ -131,5 +131,5 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     ORDER BY r.id DESC, g.entries DESC, g.queue, g.fingerprint
 $$;
 COMMENT ON FUNCTION dlq.replay_calibration IS
-    'The forecasts of the last 1,000 ended replay runs beside what happened, by failure group. judged: each entry has recovered '
-    'or failed. held: the number that recovered is in the 80 % interval.';
+    'The forecasts of the last 1,000 ended replay runs beside what happened, by failure group. judged: each entry has '
+    'recovered or failed. held: the number that recovered is in the 80 % interval.';

@@ -633,7 +633,8 @@ BEGIN
             ('^dead_letter_open_observed$', 'Observed entries, by queue, kind and class, for the switches.'),
             ('^dead_letter_open_backlog$', 'Counts by status, queue and class, read from the index alone.'),
             ('^dead_letter_open_groups$',
-             'Open entries of a failure group, in order of capture; counts and samples of groups, from the index alone.'),
+             'Open entries of a failure group, in order of capture; counts and samples of groups, from the index '
+             'alone.'),
             ('^dead_letter_open_rescued$', 'Redeliveries under way of entries whose jobs were rescued before.'),
             ('^dead_letter_open_waiting$', 'Entries that wait for a condition, for the gate of their queue.'),
             ('^dead_letter_transitions_entry$', 'The audit trail of an entry.'),

@@ -21,7 +21,8 @@ func TestChart_Downloads(t *testing.T) {
 	b.script(false)
 	for _, path := range []string{"/", group, group + "?over=24h"} {
 		b.open(path)
-		links, _ := b.value(`[...document.querySelectorAll(".chart-files a")].filter(a => a.checkVisibility()).map(a => a.href)`).([]any)
+		links, _ := b.value(`[...document.querySelectorAll(".chart-files a")].filter(a => a.checkVisibility())
+			.map(a => a.href)`).([]any)
 		require.Len(t, links, 2, path)
 		kind, table := o.file(links[0])
 		require.Equal(t, "text/csv; charset=utf-8", kind)

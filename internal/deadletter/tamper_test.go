@@ -236,7 +236,8 @@ func TestRedeliver_ReadsOnlyItsEntries(t *testing.T) {
 	s := ownerSession(t, pool)
 	for _, sql := range []string{
 		"ALTER TABLE dlq.dead_letter_open SET (autovacuum_enabled = off)",
-		"INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', 'q', 1, 'running' FROM generate_series(1, 5000)",
+		`INSERT INTO river_job (kind, args, queue, max_attempts, state)
+			SELECT 'k', '{}', 'q', 1, 'running' FROM generate_series(1, 5000)`,
 		"UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'",
 		"SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))",
 		"UPDATE dlq.dead_letter_open SET status = 'dlq_processing', redelivery_job_id = river_job_id",

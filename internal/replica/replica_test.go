@@ -307,7 +307,7 @@ func TestOpen_RefusesOtherDatabases(t *testing.T) {
 		require.ErrorIs(t, err, postgres.ErrOtherDatabase)
 		require.ErrorContains(t, err, why)
 	}
-	for _, url := range []string{b.servers.PrimaryURL, "postgres://nobody@127.0.0.1:1/none?connect_timeout=1"} {
+	for _, url := range []string{b.servers.PrimaryURL, "postgres://absent@127.0.0.1:1/none?connect_timeout=1"} {
 		config := b.config
 		config.URL = url
 		r, err := replica.Open(t.Context(), config)
