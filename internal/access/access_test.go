@@ -380,6 +380,32 @@ func TestAuthenticate_AllowsEveryCallerOnlyIfOpen(t *testing.T) {
 	require.Equal(t, 401, status)
 }
 
+// A slow database does not lock out its operators: a lookup may take longer than its result is used.
+func TestTokens_WaitForSlowDatabase(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	url, _ := b.serve(&access.Authenticator{Tokens: b.store, Rules: rules(access.Rules{Ways: []string{"tokens"}})})
+	secret, _ := b.token(access.Token{Name: "ci", Role: access.Reader})
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	_, err = tx.Exec(t.Context(), "LOCK TABLE dlq.tokens")
+	require.NoError(t, err)
+	answered := make(chan int)
+	go func() {
+		status, _ := b.send(url, secret)
+		answered <- status
+	}()
+	require.Eventually(t, func() bool {
+		var waiting bool
+		err := b.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'
+			AND datname = current_database() AND clock_timestamp() - query_start > interval '4 s')`).Scan(&waiting)
+		return err == nil && waiting
+	}, time.Minute, 50*time.Millisecond)
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Equal(t, 200, <-answered)
+}
+
 // While the database is unavailable, a token is neither accepted nor refused.
 func TestTokens_NeitherAcceptedNorRefusedWithoutDatabase(t *testing.T) {
 	t.Parallel()

@@ -95,9 +95,13 @@ type lookup struct {
 	session   *session   // the cookie's session; nil: no such session
 }
 
-// tokenTTL is how long the result of a lookup is used. A revoked token is refused at the latest after tokenTTL
-// and the time of one lookup.
-const tokenTTL = 3 * time.Second
+const (
+	// tokenTTL is how long the result of a lookup is used, from the start of the lookup on.
+	tokenTTL = 3 * time.Second
+	// lookupTimeout bounds a lookup. A database that is slow, for instance in an incident, must not lock out its
+	// operators.
+	lookupTimeout = 20 * time.Second
+)
 
 // maxCached is the maximum number of cached lookups, and of peers with counted failures.
 const maxCached = 10_000
@@ -240,15 +244,16 @@ func (a *Authenticator) waitTurn(ctx context.Context) (done func(), err error) {
 	}
 }
 
-// lookUp queries the database and caches the result. Concurrent requests for the same key share one
-// query. The result's age counts from the start of the query.
+// lookUp queries the database and caches the result. Concurrent requests for the same key share a query that began
+// less than tokenTTL ago. The result's age counts from the start of the query.
 func (a *Authenticator) lookUp(ctx context.Context, key [32]byte, find func(context.Context) (lookup, error)) (lookup,
 	error,
 ) {
 	flight := a.flights.DoChan(string(key[:]), func() (any, error) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tokenTTL)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookupTimeout)
 		defer cancel()
 		at := time.Now()
+		defer time.AfterFunc(tokenTTL, func() { a.flights.Forget(string(key[:])) }).Stop()
 		result, err := find(ctx)
 		if err != nil {
 			return nil, err
@@ -259,7 +264,9 @@ func (a *Authenticator) lookUp(ctx context.Context, key [32]byte, find func(cont
 		if a.known == nil || len(a.known) >= maxCached {
 			a.known = map[[32]byte]lookup{}
 		}
-		a.known[key] = result
+		if a.known[key].at.Before(at) {
+			a.known[key] = result
+		}
 		return result, nil
 	})
 	select {
