@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"regexp"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -31,7 +32,12 @@ func startPriceless(t *testing.T) (url string, mended *atomic.Bool) {
 // An edited replay of a resumable job has to say whether the job resumes. Each flag has its own effect.
 func TestReplay_RequiresCheckpointChoice(t *testing.T) {
 	t.Parallel()
-	receiver, _ := startPriceless(t)
+	var looking sync.RWMutex // locked while the test reads the job of a redelivery, which is gone once it has failed
+	receiver := startReceiver(t, func(w http.ResponseWriter, _ *http.Request) {
+		looking.RLock()
+		defer looking.RUnlock()
+		w.WriteHeader(http.StatusUnprocessableEntity)
+	})
 	url := postgrestest.URL(t)
 	pool := postgrestest.Open(t, url)
 	s := serve(t, "--database-url", url, "--destination", receiver)
@@ -52,10 +58,13 @@ func TestReplay_RequiresCheckpointChoice(t *testing.T) {
 		require.Contains(t, stderr, "1 have a checkpoint among the dead letters to be edited")
 	}
 	for _, flag := range []string{"--resume", "--from-start"} {
+		looking.Lock()
 		require.Contains(t, ok(t, "replay", api, id, "--merge-patch", `{"price": 100}`, flag), "is dlq_processing")
 		var resumes bool
-		require.NoError(t, pool.QueryRow(t.Context(),
-			"SELECT metadata ? 'river:resumable_step' FROM river_job ORDER BY id DESC LIMIT 1").Scan(&resumes))
+		err := pool.QueryRow(t.Context(),
+			"SELECT metadata ? 'river:resumable_step' FROM river_job ORDER BY id DESC LIMIT 1").Scan(&resumes)
+		looking.Unlock()
+		require.NoError(t, err)
 		require.Equal(t, flag == "--resume", resumes, flag)
 		require.Eventually(t, func() bool {
 			tag, err := pool.Exec(t.Context(), `UPDATE dlq.dead_letter_queue SET metadata = metadata
