@@ -291,8 +291,10 @@ func TestGuest_ToleratesLostRights(t *testing.T) {
 	// With the rights restored, dlqd sees what ended meanwhile.
 	execute(t, g.owner, "GRANT USAGE ON SCHEMA public TO "+g.DLQDRole)
 	g.Grant(t, postgres.DefaultSchemas())
-	execute(t, g.dlqd, "SELECT dlq.apply_facts()")
-	require.Equal(t, 3, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
+	require.Eventually(t, func() bool { // on a busy machine, a batch of facts may not fit into the time of a call
+		execute(t, g.dlqd, "SELECT dlq.apply_facts()")
+		return count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'") == 3
+	}, 5*time.Minute, 50*time.Millisecond)
 }
 
 // The application is not affected if another role owns dlqd's schema and revokes its use. A backfill then records the

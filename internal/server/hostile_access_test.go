@@ -93,6 +93,7 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 		(status == http.StatusBadRequest || status == http.StatusRequestHeaderFieldsTooLarge):
 		return "" // an answer of net/http, before any code of dlqd runs
 	case h.page && strings.HasPrefix(response.Header.Get("Content-Type"), "text/html"):
+	case strings.HasPrefix(h.path, "/api/health"): // has the same document for a status of 503
 	case status >= 400 && h.method != http.MethodHead && response.Header.Get("Content-Type") != "application/problem+json":
 		return "is no problem document: " + answer
 	case status == http.StatusUnauthorized && response.Header.Get("WWW-Authenticate") == "":
