@@ -392,10 +392,26 @@ func (b *tab) open(path string) {
 	})
 }
 
-// rows waits until the list has n rows.
+// rows waits until the list has n rows. If its search stopped early, as on a busy machine, rows loads the page again.
 func (b *tab) rows(n int) {
 	b.Helper()
-	b.until(fmt.Sprintf(`document.querySelectorAll("[data-row]").length === %d`, n))
+	b.reloadUntil(fmt.Sprintf(`document.querySelectorAll("[data-row]").length === %d`, n), "Continue the search")
+}
+
+// reloadUntil waits until an expression is true in the page, and loads the page again while it shows a text that says
+// that time ran out.
+func (b *tab) reloadUntil(expression, outOfTime string) {
+	b.Helper()
+	b.await(expression, func() bool {
+		var is, stopped bool
+		if b.tryEvaluate("!!("+expression+")", &is) && is {
+			return true
+		}
+		if b.tryEvaluate(fmt.Sprintf("document.body.innerText.includes(%s)", quoted(outOfTime)), &stopped) && stopped {
+			b.run(chromedp.Reload())
+		}
+		return false
+	})
 }
 
 // waitForTextOf waits until the first element that matches a selector has this text.
