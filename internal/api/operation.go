@@ -17,6 +17,9 @@ import (
 // Operation is an operation of the API. In holds its parameters and its body, in the form that huma reads, and
 // Out is the body of its answer. The API registers the same value by which the console and the command line call
 // the operation, so that code with the old name of a renamed field does not compile.
+//
+// Its methods call functions without type parameters: the compiler copies generic code for each operation, a hundred
+// times.
 type Operation[In, Out any] struct{ ID, Method, Path string }
 
 // None is the input of an operation without parameters and body.
@@ -32,7 +35,12 @@ type Request struct {
 // Request returns the request for an operation. Parameters with their zero value are omitted, so the API's
 // defaults apply.
 func (o Operation[In, Out]) Request(in *In) (*Request, error) {
-	r := &Request{Method: o.Method, Path: o.Path}
+	return newRequest(o.Method, o.Path, in)
+}
+
+// newRequest returns a request whose parameters and body are those of in, a pointer to the input of an operation.
+func newRequest(method, path string, in any) (*Request, error) {
+	r := &Request{Method: method, Path: path}
 	query, input := url.Values{}, reflect.ValueOf(in).Elem()
 	for _, field := range reflect.VisibleFields(input.Type()) {
 		value := input.FieldByIndex(field.Index)
@@ -136,34 +144,42 @@ func (p *Problem) Error() string {
 // an [*ApprovalRequestedError]: then the operation was not carried out.
 func (o Operation[In, Out]) Answer(status int, header http.Header, body []byte) (*Out, error) {
 	out := new(Out)
+	if err := decodeAnswer(status, header, body, out); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// decodeAnswer decodes the body of an answer into out, a pointer.
+func decodeAnswer(status int, header http.Header, body []byte, out any) error {
 	if status >= http.StatusBadRequest {
 		problem := &Problem{}
 		if json.Unmarshal(body, problem) == nil && problem.Detail != "" {
 			problem.Status = status
-			return nil, problem
+			return problem
 		}
 		// get-health answers 503 with its usual body. A 503 for another operation may come from a proxy,
 		// with other JSON.
-		_, isHealth := any(out).(*Health)
+		_, isHealth := out.(*Health)
 		if !isHealth || status != http.StatusServiceUnavailable || json.Unmarshal(body, out) != nil {
-			return nil, fmt.Errorf("the API answered %d %s", status, http.StatusText(status))
+			return fmt.Errorf("the API answered %d %s", status, http.StatusText(status))
 		}
-		return out, nil
+		return nil
 	}
 	if status == http.StatusAccepted && strings.HasPrefix(header.Get("Location"), ApprovalsPath) {
 		requested := &ApprovalRequestedError{}
 		if err := json.Unmarshal(body, &requested.Asked); err != nil || requested.Approval == nil {
-			return nil, errors.Join(errors.New("approval is needed, but the API's response names no request for approval"), err)
+			return errors.Join(errors.New("approval is needed, but the API's response names no request for approval"), err)
 		}
-		return nil, requested
+		return requested
 	}
 	if len(body) == 0 {
-		return out, nil
+		return nil
 	}
 	if err := json.Unmarshal(body, out); err != nil {
-		return nil, fmt.Errorf("the response is not one of dlqd's API: %w", err)
+		return fmt.Errorf("the response is not one of dlqd's API: %w", err)
 	}
-	return out, nil
+	return nil
 }
 
 // output is the answer to an operation, as huma writes it.
@@ -179,8 +195,8 @@ type withStatus interface{ status() int }
 func register[In, Out any](s *service, api huma.API, o Operation[In, Out], described huma.Operation,
 	carryOut func(context.Context, *In) (*Out, error),
 ) {
-	described = o.describe(described)
-	huma.Register(api, described, func(ctx context.Context, in *In) (*output[Out], error) {
+	status := cmp.Or(described.DefaultStatus, http.StatusOK)
+	huma.Register(api, o.describe(described), func(ctx context.Context, in *In) (*output[Out], error) {
 		var out *Out
 		err := s.carryOut(ctx, func(ctx context.Context) (err error) {
 			out, err = carryOut(ctx, in)
@@ -189,9 +205,8 @@ func register[In, Out any](s *service, api huma.API, o Operation[In, Out], descr
 		if err != nil {
 			return nil, err
 		}
-		status := cmp.Or(described.DefaultStatus, http.StatusOK)
 		if s, ok := any(out).(withStatus); ok {
-			status = s.status()
+			return &output[Out]{s.status(), *out}, nil
 		}
 		return &output[Out]{status, *out}, nil
 	})
