@@ -5,21 +5,18 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
-	"github.com/invopop/jsonschema"
 	validator "github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/santhosh-tekuri/jsonschema/v6/kind"
 	"golang.org/x/text/language"
 	"golang.org/x/text/message"
 
+	"github.com/dlqd/dlqd/config/schemas"
 	"github.com/dlqd/dlqd/internal/riverdlq"
-	"github.com/dlqd/dlqd/internal/strategy/strategies"
 )
 
 // durationPattern is the pattern of a duration in a file.
@@ -32,35 +29,6 @@ const durationFormat = "dlqd-duration"
 // ByClass maps classes of errors to values.
 type ByClass[T any] map[string]T
 
-// JSONSchemaExtend adds the names of the classes, so that editors complete them.
-func (ByClass[T]) JSONSchemaExtend(schema *jsonschema.Schema) {
-	schema.PropertyNames = &jsonschema.Schema{}
-	for _, class := range classNames() {
-		schema.PropertyNames.Enum = append(schema.PropertyNames.Enum, class)
-	}
-}
-
-// JSONSchemaExtend adds the names of the strategies that have defaults.
-func (Strategies) JSONSchemaExtend(schema *jsonschema.Schema) {
-	schema.Properties = jsonschema.NewProperties()
-	for _, s := range strategies.All() {
-		if s.Defaults != "" {
-			plan := *schema.AdditionalProperties
-			plan.Description = s.Defaults
-			schema.Properties.Set(s.Name, &plan)
-		}
-	}
-	schema.AdditionalProperties = jsonschema.FalseSchema
-}
-
-// JSONSchemaExtend adds the names of the strategies.
-func (Plan) JSONSchemaExtend(schema *jsonschema.Schema) {
-	strategy, _ := schema.Properties.Get("strategy")
-	for _, name := range strategies.Names() {
-		strategy.Enum = append(strategy.Enum, name)
-	}
-}
-
 func classNames() []string {
 	names := make([]string, 0, len(riverdlq.Classes()))
 	for _, class := range riverdlq.Classes() {
@@ -69,27 +37,9 @@ func classNames() []string {
 	return names
 }
 
-// Schema returns the JSON Schema of a file, made from the types in this package, for editors and
-// for validate.
-func Schema(name string) ([]byte, error) {
-	reflector := &jsonschema.Reflector{
-		Anonymous: true, DoNotReference: true, RequiredFromJSONSchemaTags: true,
-		Mapper: func(t reflect.Type) *jsonschema.Schema {
-			switch t {
-			case reflect.TypeFor[time.Duration]():
-				return &jsonschema.Schema{Type: "string", Pattern: durationPattern, Format: durationFormat}
-			case reflect.TypeFor[Words]():
-				return &jsonschema.Schema{Extras: map[string]any{"type": []string{"string", "integer", "array"}}}
-			}
-			return nil
-		},
-	}
-	schema := reflector.Reflect((&Policy{}).section(name))
-	schema.Title = name
-	schema.Properties.Set("$schema", &jsonschema.Schema{Type: "string"})
-	raw, err := json.MarshalIndent(schema, "", "  ")
-	return append(raw, '\n'), err
-}
+// Schema returns the JSON Schema of a file, for editors and for validate. "make generate" makes it from the types in
+// this package: its library stays out of dlqd.
+func Schema(name string) ([]byte, error) { return schemas.Files.ReadFile(name + ".schema.json") }
 
 type problem struct{ path, text string }
 
