@@ -78,12 +78,17 @@ func (c *client) registerAddress(cmd *cobra.Command) {
 // also prints the answer itself. An error answer becomes the error.
 func call[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[In, Out], input In) (*Out, error) {
 	out, raw, err := fetch(cmd, c, operation, input)
+	return out, c.printIfAsked(cmd, raw, err)
+}
+
+// printIfAsked prints the answer to a call if the flags ask for it, and returns the error of the call, or of printing.
+func (c *client) printIfAsked(cmd *cobra.Command, answer []byte, err error) error {
 	_, requested := errors.AsType[*approvalRequestedError](err)
 	if c.asJSON && (err == nil || requested) {
-		err = cmp.Or(err, c.printAnswer(cmd.OutOrStdout(), raw))
-		c.noteNextPage(cmd.ErrOrStderr(), raw)
+		err = cmp.Or(err, c.printAnswer(cmd.OutOrStdout(), answer))
+		c.noteNextPage(cmd.ErrOrStderr(), answer)
 	}
-	return out, err
+	return err
 }
 
 // printAnswer prints an answer of the API as --output says, or as JSON.
@@ -99,17 +104,24 @@ func (c *client) printAnswer(w io.Writer, answer []byte) error {
 func fetch[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[In, Out],
 	input In,
 ) (*Out, []byte, error) {
-	response, err := do(cmd, c, operation, input)
+	r, err := operation.Request(&input)
+	status, header, raw, err := c.exchange(cmd, r, err)
 	if err != nil {
 		return nil, nil, err
+	}
+	out, err := operation.Answer(status, header, raw)
+	return out, raw, commandError(err)
+}
+
+// exchange sends the request of an operation and returns the answer. invalid is the error of making the request.
+func (c *client) exchange(cmd *cobra.Command, r *api.Request, invalid error) (int, http.Header, []byte, error) {
+	response, err := c.start(cmd, r, invalid)
+	if err != nil {
+		return 0, nil, nil, err
 	}
 	defer func() { _ = response.Body.Close() }()
 	raw, err := io.ReadAll(response.Body)
-	if err != nil {
-		return nil, nil, err
-	}
-	out, err := operation.Answer(response.StatusCode, response.Header, raw)
-	return out, raw, commandError(err)
+	return response.StatusCode, response.Header, raw, err
 }
 
 // commandError returns an error of the API as a command prints it.
@@ -203,12 +215,17 @@ func refuseRedirect(next *http.Request, _ []*http.Request) error {
 func do[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[In, Out],
 	input In,
 ) (*http.Response, error) {
+	r, err := operation.Request(&input)
+	return c.start(cmd, r, err)
+}
+
+// start sends the request of an operation. invalid is the error of making the request.
+func (c *client) start(cmd *cobra.Command, r *api.Request, invalid error) (*http.Response, error) {
 	if err := checkCommonFlags(cmd); err != nil {
 		return nil, err
 	}
-	r, err := operation.Request(&input)
-	if err != nil {
-		return nil, commandError(err)
+	if invalid != nil {
+		return nil, commandError(invalid)
 	}
 	return c.send(cmd, r)
 }

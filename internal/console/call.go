@@ -36,6 +36,15 @@ func call[In, Out any](in *request, operation api.Operation[In, Out], input In) 
 	if err != nil {
 		return nil, err
 	}
+	answer, err := in.exchange(r)
+	if err != nil {
+		return nil, err
+	}
+	return operation.Answer(answer.status, answer.header, answer.Bytes())
+}
+
+// exchange sends a request to the API as the viewer, and returns the answer.
+func (in *request) exchange(r *api.Request) (*response, error) {
 	answer, err := in.console.send(in.Context(), in.Request, r)
 	if err != nil {
 		return nil, err
@@ -44,7 +53,7 @@ func call[In, Out any](in *request, operation api.Operation[In, Out], input In) 
 	if answer.status >= http.StatusMultipleChoices && answer.status < http.StatusBadRequest {
 		return nil, &api.Problem{Status: http.StatusNotFound, Detail: "there is no " + r.Path}
 	}
-	return operation.Answer(answer.status, answer.header, answer.Bytes())
+	return answer, nil
 }
 
 // callIfAllowed does what call does, for data that the viewer may not be allowed to see. It returns false and an empty
