@@ -321,7 +321,8 @@ COMMENT ON FUNCTION dlq.look_for_failures IS
 
 -- find_successes finds the success of a retry that was made while capture was off or skipped it:
 -- such a retry is not followed, and no fact records its success. River must still have the job. An
--- entry that was reopened after this success stays open.
+-- entry stays open if an operator has reopened it after this success had resolved it or another entry
+-- of the job.
 CREATE OR REPLACE FUNCTION dlq.find_successes(p_limit integer DEFAULT 10000) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET max_parallel_workers_per_gather = 0 SET row_security = off AS $$
@@ -338,6 +339,13 @@ BEGIN
       AND j.state = 'completed' AND (j.attempt > e.retry_count OR j.finalized_at > e.last_failed_at)
       AND NOT dlq.is_superseded(j.state::text, j.attempt, j.metadata)
       AND NOT e.replay_attempts @> jsonb_build_array(jsonb_build_object('jobId', j.id, 'outcome', 'completed'))
+      AND (SELECT o.id FROM dlq.dead_letter_queue o CROSS JOIN LATERAL jsonb_array_elements(o.replay_attempts) a
+           WHERE o.river_job_id = j.id AND o.job_created_at = j.created_at AND o.stage <> 'inbox' AND o.id <> e.id
+             AND a @> jsonb_build_object('jobId', j.id, 'outcome', 'completed')
+             AND dlq.to_timestamptz(a ->> 'endedAt') >= j.finalized_at
+             AND (SELECT t.id FROM dlq.dead_letter_transitions t WHERE t.entry_id = e.id AND t.at >= j.finalized_at
+                 AND t.from_status IN ('dlq_resolved', 'dlq_archived') AND dlq.is_person(t.actor) LIMIT 1) IS NOT NULL
+           LIMIT 1) IS NULL
       AND NOT EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = j.id AND f.job_created_at = j.created_at)
     LIMIT p_limit;
     GET DIAGNOSTICS v_found = ROW_COUNT;

@@ -1184,3 +1184,33 @@ func TestApply_AppliesUncapturedSuccess(t *testing.T) {
 	b.requireStatus(id, deadletter.Manual)
 	require.Equal(t, before, b.text(moves))
 }
+
+// A job's success resolves one of its entries. An earlier entry of the job that an operator reopens afterwards stays
+// open.
+func TestApply_SuccessResolvesOneEntry(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	job, first := b.createEntry()
+	b.exec("SELECT dlq.discard($1, 'kim')", first)
+	b.exec("SELECT dlq.set_capture('off')")
+	b.retry(job)
+	b.startJob(job)
+	b.endJob(job, "discarded")
+	b.exec("SELECT dlq.set_capture('on')")
+	b.exec("SELECT dlq.reconcile(p_whole => true)")
+	second := b.entryOf(job)
+	require.NotEqual(t, first, second)
+	b.exec("SELECT dlq.file(ARRAY[$1::uuid]), dlq.park($1, 'kim')", second)
+	b.retry(job)
+	b.apply()
+	b.startJob(job)
+	b.endJob(job, "completed")
+	b.apply()
+	b.requireStatus(second, deadletter.Resolved)
+
+	b.exec("SELECT dlq.reopen($1, 'kim')", first)
+	b.exec("SELECT dlq.reconcile(p_whole => true)")
+	b.apply()
+	b.requireStatus(first, deadletter.Manual)
+	b.requireStatus(second, deadletter.Resolved)
+}

@@ -846,10 +846,23 @@ func (w *world) findSuccesses() {
 		for f := range w.NFacts {
 			hasFact = hasFact || w.Facts[f].Job == entry.Job
 		}
-		if j.State == Completed && !j.Done && entry.Completed[j.ID] == 0 && !hasFact {
+		if j.State == Completed && !j.Done && entry.Completed[j.ID] == 0 && !hasFact && !w.reopenedAfterSuccess(e) {
 			w.fact(Fact{Kind: FactCompleted, Job: entry.Job, Entry: e, Failure: none, At: j.Finalized})
 		}
 	}
+}
+
+// reopenedAfterSuccess reports whether an operator has reopened an entry after the success of its job had resolved
+// another entry of the job.
+func (w *world) reopenedAfterSuccess(e int8) bool {
+	job, acted := w.Entries[e].Job, w.Entries[e].Acted
+	for o := range w.NFailures {
+		if other := &w.Entries[o]; o != e && other.Status.exists() && other.Job == job && acted >= w.Jobs[job].Finalized &&
+			other.Completed[w.Jobs[job].ID] >= w.Jobs[job].Finalized {
+			return true
+		}
+	}
+	return false
 }
 
 // sweep models dlq.sweep_redeliveries.
