@@ -336,7 +336,11 @@ BEGIN
       -- The job has run since the entry's failure. Compare attempts, because the clocks of River's
       -- clients differ and a redelivery may have failed since. Compare times, too, because plain
       -- SQL need not count an attempt.
-      AND j.state = 'completed' AND (j.attempt > e.retry_count OR j.finalized_at > e.last_failed_at)
+      AND j.state = 'completed' AND (j.attempt > e.retry_count
+          OR j.attempt = e.retry_count AND j.finalized_at > e.last_failed_at)
+      -- After a restore of River's table, a job may show a success from before its last failure.
+      AND (SELECT r.attempt FROM dlq.retired_jobs r WHERE r.job_id = j.id AND r.job_created_at = j.created_at
+          AND r.attempt > j.attempt LIMIT 1) IS NULL
       AND NOT dlq.is_superseded(j.state::text, j.attempt, j.metadata)
       AND NOT e.replay_attempts @> jsonb_build_array(jsonb_build_object('jobId', j.id, 'outcome', 'completed'))
       AND (SELECT o.id FROM dlq.dead_letter_queue o CROSS JOIN LATERAL jsonb_array_elements(o.replay_attempts) a

@@ -1185,6 +1185,49 @@ func TestApply_AppliesUncapturedSuccess(t *testing.T) {
 	require.Equal(t, before, b.text(moves))
 }
 
+// A job succeeds, is retried and fails again. A restore of River's table then brings the success back. It is older than
+// the entry's failure and does not resolve the entry, even if the clock of its client was ahead.
+func TestApply_RestoredSuccessDoesNotResolve(t *testing.T) {
+	t.Parallel()
+	for name, ended := range map[string]string{
+		"earlier": "clock_timestamp()", "ahead": "clock_timestamp() + interval '10 minutes'", "infinite": "'infinity'",
+	} {
+		for _, redelivered := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, redelivered %t", name, redelivered), func(t *testing.T) {
+				t.Parallel()
+				b := setup(t)
+				job, id := b.createEntry()
+				b.exec("SELECT dlq.file(ARRAY[$1::uuid]), dlq.park($1, 'kim')", id)
+				b.exec("SELECT dlq.set_capture('off')")
+				b.retry(job)
+				b.startJob(job)
+				b.endJob(job, "completed")
+				b.exec("UPDATE river_job SET finalized_at = "+ended+" WHERE id = $1", job)
+				b.exec("CREATE TABLE backup AS SELECT * FROM river_job")
+				b.exec("SELECT dlq.set_capture('on')")
+				b.retry(job)
+				if redelivered {
+					b.exec("SELECT dlq.follow_job($1, j.id, j.created_at, 'kim', 'test') FROM river_job j WHERE j.id = $2", id, job)
+				}
+				b.startJob(job)
+				b.endJob(job, "discarded")
+				b.apply()
+				b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
+				b.apply()
+				before := b.entry(id)
+				require.Equal(t, fmt.Sprintf("boom %d", job), *before.ErrorMessage)
+
+				b.exec("SELECT dlq.set_capture('off')")
+				b.exec("DELETE FROM river_job; INSERT INTO river_job SELECT * FROM backup")
+				b.exec("SELECT dlq.set_capture('on')")
+				b.exec("SELECT dlq.reconcile(p_whole => true)")
+				b.apply()
+				require.Equal(t, before.Status, b.entry(id).Status)
+			})
+		}
+	}
+}
+
 // A job's success resolves one of its entries. An earlier entry of the job that an operator reopens afterwards stays
 // open.
 func TestApply_SuccessResolvesOneEntry(t *testing.T) {
