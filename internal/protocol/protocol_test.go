@@ -144,6 +144,17 @@ func TestModel_NoticesBrokenInvariants(t *testing.T) {
 	s.Entries[0].Closed = 0 // the retry seems to be newer than the discard
 	_, wrong = after(s, protocol.Step{Rule: protocol.ApplyFacts})
 	require.Contains(t, wrong, protocol.NotUndone)
+
+	// The reconciler files a failure again, once all other actors have stopped.
+	model.Rules.Forgetful = true
+	s, wrong = after(
+		filed, protocol.Step{Rule: protocol.Discard}, protocol.Step{Rule: protocol.RetryJob},
+		protocol.Step{Rule: protocol.ApplyFacts}, protocol.Step{Rule: protocol.StartJob}, protocol.Step{Rule: protocol.Fail},
+		protocol.Step{Rule: protocol.ReadInbox}, protocol.Step{Rule: protocol.File}, protocol.Step{Rule: protocol.Discard},
+	)
+	require.Empty(t, wrong)
+	require.Empty(t, model.Check(&s))
+	require.Contains(t, model.CheckQuiet(s), protocol.FiledOnce)
 }
 
 // By this trace the explorer first broke an invariant of the earlier rules, under which dlqd did not remember failures.
