@@ -9,6 +9,8 @@ import (
 	"github.com/dlqd/dlqd/db"
 )
 
+func TestMain(m *testing.M) { Main(m) }
+
 // A change of any source changes the name of the template database.
 func TestSourceHash_ChangesWithSources(t *testing.T) {
 	t.Parallel()
@@ -32,6 +34,7 @@ func TestSourceHash_ChangesWithSources(t *testing.T) {
 	rivers, err := riverMigrations()
 	require.NoError(t, err)
 	require.Greater(t, len(rivers), 5)
-	_, err = sourceHash(db.Migrations, db.Code, rivers...)
+	hash, err := sourceHash(db.Migrations, db.Code, append(rivers, db.Triggers, db.RiverTriggers)...)
 	require.NoError(t, err)
+	require.Equal(t, "template_"+hash, migrated(t))
 }
