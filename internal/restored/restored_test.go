@@ -91,6 +91,30 @@ func TestWatchServer_DetectsBackupWithoutServerRecord(t *testing.T) {
 	require.True(t, held)
 }
 
+// A hosted Postgres may deny the functions that identify the server. The marks of processes remain.
+func TestWatchServer_NeedsNoControlFunctions(t *testing.T) {
+	t.Parallel()
+	url := postgrestest.URL(t)
+	pool, super, running := postgrestest.Open(t, url), postgrestest.Open(t, postgrestest.Superuser(t, url)), uuid.New()
+	mark, verdict, _ := watch(t, pool, running, 0, 0)
+	require.Equal(t, "unknown", verdict)
+	_, err := super.Exec(t.Context(), `REVOKE EXECUTE ON FUNCTION pg_control_system(), pg_control_checkpoint(),
+		pg_current_wal_insert_lsn() FROM PUBLIC`)
+	require.NoError(t, err)
+	var keys int
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM jsonb_object_keys(dlq.server_identity()) k
+		WHERE k IN ('system', 'timeline')`).Scan(&keys))
+	require.Zero(t, keys)
+	mark, verdict, held := watch(t, pool, running, mark, 1)
+	require.Equal(t, "same", verdict)
+	require.False(t, held)
+	_, err = pool.Exec(t.Context(), "UPDATE dlq.processes SET mark = 1")
+	require.NoError(t, err)
+	_, verdict, held = watch(t, pool, running, mark, 1)
+	require.Equal(t, "lost", verdict)
+	require.True(t, held)
+}
+
 // If several processes start at once on a restored database, dlqd records one hold, and no process may
 // send before the hold or during it.
 func TestGuard_HoldsOnceForConcurrentProcesses(t *testing.T) {
