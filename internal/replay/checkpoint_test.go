@@ -234,6 +234,37 @@ func TestCheckpoint_RunAgainRepeatsAllSteps(t *testing.T) {
 	require.Equal(t, "reserve 10, charge 10, ship 10", o.worker.done())
 }
 
+// An entry keeps its checkpoint while it is closed.
+func TestCheckpoint_OutlivesReopening(t *testing.T) {
+	t.Parallel()
+	for name, reopen := range map[string]string{
+		"undo":       "SELECT dlq.undo((SELECT id FROM dlq.operations ORDER BY id DESC LIMIT 1))",
+		"done twice": "UPDATE river_job SET state = 'available', finalized_at = NULL",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			b.fail(1, "default", "x")
+			var id uuid.UUID
+			require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id FROM dlq.dead_letter_open").Scan(&id))
+			b.exec(`UPDATE dlq.dead_letter_queue SET metadata = metadata || '{"river:resumable_step": "charge"}'`)
+			b.exec("SELECT dlq.act_on('discard', ARRAY[$1::uuid], 'kim')", id)
+			b.exec(reopen)
+			require.NoError(t, (&facts.Applier{Store: b.store}).All(t.Context()))
+			require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'"))
+			b.exec("DELETE FROM river_job")
+
+			edited := deadletter.Replay{Payload: json.RawMessage(`{"amount": 12}`), Act: deadletter.Act{Actor: "kim"}}
+			_, _, err := b.replayer.Replay(t.Context(), id, edited, replay.Patch{})
+			require.ErrorContains(t, err, "have a checkpoint")
+			edited.Checkpoint = deadletter.Resume
+			_, _, err = b.replayer.Replay(t.Context(), id, edited, replay.Patch{})
+			require.NoError(t, err)
+			require.Equal(t, 1, b.count("SELECT count(*) FROM river_job WHERE metadata ->> 'river:resumable_step' = 'charge'"))
+		})
+	}
+}
+
 func TestRun_PatchRequiresCheckpointChoice(t *testing.T) {
 	t.Parallel()
 	o := setupOrders(t)
