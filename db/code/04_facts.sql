@@ -642,14 +642,18 @@ SET row_security = off AS $$
 DECLARE
     v_entry      record;
     v_job        constant bigint := (p_job ->> 'id')::bigint;
-    v_created_at constant timestamptz := dlq.to_timestamptz(p_job ->> 'created_at');
-    v_at         constant timestamptz := dlq.failed_at(p_job);
-    v_failure    constant uuid := dlq.failure_of(v_job, p_job);
+    v_created_at timestamptz;
+    v_at         timestamptz;
+    v_failure    uuid;
     v_own_job    boolean; -- whether this is the entry's own job
 BEGIN
     IF dlq.record_end(p_entry, p_job, 'capture') THEN
         RETURN;
     END IF;
+    -- Only now: dlq.to_timestamptz costs a subtransaction, and most ends need no more than record_end.
+    v_created_at := dlq.to_timestamptz(p_job ->> 'created_at');
+    v_at := dlq.failed_at(p_job);
+    v_failure := dlq.failure_of(v_job, p_job);
     SELECT e.status, e.rule, e.river_job_id, e.job_created_at,
         e.replay_attempts @> jsonb_build_array(jsonb_build_object('jobId', v_job, 'outcome', p_job -> 'state')) AS known
     INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = p_entry;

@@ -35,9 +35,12 @@ COMMENT ON FUNCTION dlq.carried_metadata IS
 -- River keeps rescue counts and checkpoints for each job, and a redelivery is a separate job. So an
 -- entry keeps the checkpoint of the job that failed last, and one rescue count each for its own job
 -- and for every redelivery.
+--
+-- jsonb_build_object is STABLE, so an IMMUTABLE function that calls it is not inlined: each statement would parse and
+-- plan it again.
 CREATE OR REPLACE FUNCTION dlq.metadata_after(p_metadata jsonb, p_own boolean, p_job bigint, p_of_job jsonb)
     RETURNS jsonb
-LANGUAGE sql IMMUTABLE PARALLEL SAFE
+LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE
     WHEN jsonb_typeof(p_metadata) <> 'object' OR jsonb_typeof(p_of_job) IS DISTINCT FROM 'object'
         OR NOT (p_metadata || p_of_job) ?| '{river:resumable_step,river:resumable_cursor,river:rescue_count}'
