@@ -24,6 +24,8 @@ COMMENT ON FUNCTION dlq.is_superseded IS
 CREATE OR REPLACE FUNCTION dlq.supersede_jobs(p_ids uuid[], p_jobs bigint[], p_states text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$
+DECLARE
+    v_since constant timestamptz := dlq.closed_since(p_ids); -- older partitions need not be read
 BEGIN
     UPDATE river.river_job j SET
         state = 'completed',
@@ -36,7 +38,7 @@ BEGIN
     FROM (
         SELECT o.id, r.id AS entry, r.job, e.resolved_by
         FROM unnest(p_ids, p_jobs) r (id, job)
-        JOIN dlq.dead_letter_queue e ON e.id = r.id AND e.stage = 'resolved'
+        JOIN dlq.dead_letter_queue e ON e.id = r.id AND e.stage = 'resolved' AND e.closed_at >= v_since
         JOIN river.river_job o ON o.id = e.river_job_id AND o.created_at = e.job_created_at
         WHERE o.state::text = ANY (p_states) AND o.id IS DISTINCT FROM r.job
         FOR NO KEY UPDATE OF o SKIP LOCKED
@@ -44,7 +46,7 @@ BEGIN
     WHERE j.id = s.id;
     PERFORM dlq.drop_redelivery(o.id, o.created_at, r.job)
     FROM unnest(p_ids, p_jobs) r (id, job)
-    JOIN dlq.dead_letter_queue e ON e.id = r.id AND e.stage = 'resolved'
+    JOIN dlq.dead_letter_queue e ON e.id = r.id AND e.stage = 'resolved' AND e.closed_at >= v_since
     JOIN dlq.entry_jobs m ON m.entry_id = r.id AND m.job_id IS DISTINCT FROM r.job
         AND (m.job_id, m.job_created_at) IS DISTINCT FROM (e.river_job_id, e.job_created_at)
     JOIN river.river_job o ON o.id = m.job_id AND o.created_at = m.job_created_at
@@ -116,8 +118,10 @@ COMMENT ON FUNCTION dlq.drop_redelivery IS
     'Deletes a redelivery that is no longer needed, unless it is running or completed. Without the '
     'right to delete, sets it to completed if another job (p_done_by) has done its work.';
 
+-- redirected runs for each entry of a batch. Its callers have the settings for planning; to set them again took longer
+-- than the lookup.
 CREATE OR REPLACE FUNCTION dlq.redirected(p_entry uuid, p_job bigint) RETURNS jsonb
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN coalesce((SELECT jsonb_build_object('destination', m.destination) FROM dlq.entry_jobs m
                      WHERE m.job_id = p_job AND m.entry_id = p_entry AND m.destination IS NOT NULL LIMIT 1), '{}');
@@ -148,6 +152,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off 
 SET row_security = off AS $$
 DECLARE
     v_moving boolean;
+    v_moved  bigint;
 BEGIN
     -- Every replay run that redelivered one of these entries counts it as succeeded.
     UPDATE dlq.replay_run_entries r SET outcome = 'succeeded', ended_at = clock_timestamp()
@@ -157,6 +162,8 @@ BEGIN
             jsonb_object_agg(e.id, 'job ' || d.job || ' completed'))
         FROM unnest(p_ids, p_jobs) d (id, job) JOIN dlq.dead_letter_open e ON e.id = d.id
         WHERE cardinality(p_ids) > 1 HAVING bool_and(d.job IS NOT DISTINCT FROM e.redelivery_job_id)));
+    -- Most entries are open. A statement on the partitions of failed ones, too, would look each entry up in all of
+    -- them.
     UPDATE dlq.dead_letter_queue e SET
         status = 'dlq_resolved',
         replay_attempts = e.replay_attempts || (CASE WHEN e.redelivery_job_id = d.job
@@ -172,10 +179,23 @@ BEGIN
             WHEN d.job = e.river_job_id THEN 'the original, job ' || d.job || ', completed'
             ELSE 'an earlier redelivery, job ' || d.job || ', completed' END)
     FROM (SELECT unnest(p_ids) AS id, unnest(p_jobs) AS job, unnest(p_ended) AS ended) d
-    WHERE e.id = d.id AND e.stage IN ('open', 'failed')
-        AND e.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual', 'dlq_failed');
+    WHERE e.id = d.id AND e.stage = 'open' AND e.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual');
+    GET DIAGNOSTICS v_moved = ROW_COUNT;
     IF v_moving THEN
         PERFORM dlq.set_moves(NULL);
+    END IF;
+    IF v_moved < cardinality(p_ids) THEN -- a failed entry waits for no job
+        UPDATE dlq.dead_letter_queue e SET
+            status = 'dlq_resolved',
+            replay_attempts = e.replay_attempts || (jsonb_build_object('jobId', d.job, 'endedAt', d.ended,
+                'strategy', 'manual', 'outcome', 'completed') || dlq.redirected(e.id, d.job)),
+            resolution_strategy = 'manual_retry',
+            resolved_by = 'job ' || d.job,
+            move = jsonb_build_object('actor', p_actor, 'reason', CASE WHEN d.job = e.river_job_id
+                THEN 'the original, job ' || d.job || ', completed'
+                ELSE 'an earlier redelivery, job ' || d.job || ', completed' END)
+        FROM (SELECT unnest(p_ids) AS id, unnest(p_jobs) AS job, unnest(p_ended) AS ended) d
+        WHERE e.id = d.id AND e.stage = 'failed' AND e.status = 'dlq_failed';
     END IF;
     PERFORM dlq.supersede(p_ids, p_jobs, p_actor);
 END

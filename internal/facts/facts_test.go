@@ -411,6 +411,40 @@ func TestApply_ResolvesOnSuccessOfEarlierRedelivery(t *testing.T) {
 	}
 }
 
+func TestResolveBy_MovesOpenAndFailedEntriesOfBatch(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	failedJob, failed := b.createEntry()
+	early := b.replay(failed)
+	b.exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', next_retry_at = now(), dlq_max_retries = 1
+		WHERE id = $1`, failed)
+	b.endJob(b.replay(failed), "discarded")
+	b.apply()
+	b.requireStatus(failed, deadletter.Failed)
+	openJob, open := b.createEntry()
+	job := b.replay(open)
+	b.exec("UPDATE dlq.entry_jobs SET destination = 'elsewhere' WHERE job_id IN ($1, $2)", early, job)
+
+	b.exec(`SELECT dlq.resolve_by(ARRAY[$1, $2]::uuid[], ARRAY[$3, $4]::bigint[], ARRAY[now(), now()], 'capture')`,
+		failed, open, early, job)
+	for id, want := range map[uuid.UUID]string{
+		failed: fmt.Sprintf(`job %[1]d {"jobId": %[1]d, "outcome": "completed", "strategy": "manual", `+
+			`"destination": "elsewhere"}`, early),
+		open: fmt.Sprintf(`kim {"actor": "kim", "jobId": %d, "outcome": "completed", "strategy": "manual", `+
+			`"destination": "elsewhere"}`, job),
+	} {
+		b.requireStatus(id, deadletter.Resolved)
+		require.Equal(t, want, b.text(`SELECT resolved_by || ' ' || ((replay_attempts -> -1) - '{at,endedAt}'::text[])
+			FROM dlq.dead_letter_queue WHERE id = $1`, id))
+		require.Equal(t, int64(1), b.count(`SELECT count(*) FROM dlq.dead_letter_transitions
+			WHERE entry_id = $1 AND to_status = 'dlq_resolved'`, id))
+	}
+	require.Equal(t, fmt.Sprintf("an earlier redelivery, job %d, completed", early), b.reason(failed))
+	require.Equal(t, fmt.Sprintf("job %d completed", job), b.reason(open))
+	require.Equal(t, "completed", b.state(failedJob))
+	require.Equal(t, "completed", b.state(openJob))
+}
+
 func TestApply_DeletesWaitingRedeliveryAfterSuccess(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
