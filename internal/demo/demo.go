@@ -104,7 +104,7 @@ func Run(ctx, hard context.Context, options Options, out io.Writer) error {
 	stop()
 	err = errors.Join(err, <-stopped)
 	if err == nil {
-		d.printNextSteps()
+		d.printNextSteps(receiver.url)
 	}
 	return err
 }
@@ -482,13 +482,16 @@ func (d *demo) receiverCount(ctx context.Context, receiver string) (Count, error
 	return c, json.NewDecoder(response.Body).Decode(&c)
 }
 
-func (d *demo) printNextSteps() {
+// printNextSteps prints commands for the demo's data. The receiver has ended with the demo: without another one at its
+// address, each replay is refused.
+func (d *demo) printNextSteps(receiver string) {
 	data := filepath.Join(d.dir, "data")
 	d.printf("\nTry next, with the data of this demo:")
+	d.printf("  %s receiver --listen %s --troubles 0s", d.program, strings.TrimPrefix(receiver, "http://"))
+	d.printf("      gets what you replay; and, in another terminal:")
 	d.printf("  %s serve --data-dir %s --config-dir %s", d.program, data, filepath.Join(d.dir, "config"))
-	d.printf("      then open http://%s/dead-letters?q=status:manual (dead letters that wait for an operator)",
-		server.DefaultListen)
-	d.printf("      and, in another terminal: %s list --status dlq_manual; %s show ID; %s replay ID", d.program,
+	d.printf("      then open http://%s (what fails, and why)", server.DefaultListen)
+	d.printf("      and, in a third terminal: %s list --status dlq_manual; %s show ID; %s replay ID", d.program,
 		d.program, d.program)
 	d.printf("  %s psql --data-dir %s -c 'SELECT * FROM dlq.backlog'", d.program, data)
 	d.printf("  rm -rf %s when you are done", d.dir)
