@@ -296,11 +296,12 @@ func (c *Console) newReplay(in *request) (*view, error) {
 		return v, err
 	}
 	b.Verb = nil
-	groups, _, err := callIfAllowed(in, api.GetTopGroups, topGroupsInput("24h", 6))
+	groups, _, err := callIfAllowed(in, api.GetTopGroups, topGroupsInput("24h", groupsRead))
 	if err != nil {
 		return nil, err
 	}
-	b.Groups = slices.DeleteFunc(groups.Rows, func(g analytics.TopGroup) bool { return g.Open == 0 })
+	b.Groups = mostOpen(groups.Rows, overviewGroups)
+	b.Groups = slices.DeleteFunc(b.Groups, func(g analytics.TopGroup) bool { return g.Open == 0 })
 	return &view{Template: "bulk", Title: "New replay run", Data: b, Section: "/replays"}, nil
 }
 

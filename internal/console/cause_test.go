@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/message"
@@ -105,6 +106,21 @@ func TestLike_DescribesRunsOfTheGroup(t *testing.T) {
 			[]string{"kim replayed 17 dead letters of this and perhaps of other groups on " + recovered},
 			runsOfGroup([]*replay.Run{run(several, 16)}, "payments", "abcdef", time.UTC), several)
 	}
+}
+
+// TestOverview_ListsOpenGroupsFirst checks that groups whose failures all recovered do not push out those that have
+// open dead letters.
+func TestOverview_ListsOpenGroupsFirst(t *testing.T) {
+	t.Parallel()
+	groups := mostOpen([]analytics.TopGroup{
+		{Queue: "recovered", InWindow: 90}, {Queue: "few", InWindow: 30, Open: 1}, {Queue: "gone", InWindow: 20},
+		{Queue: "many", InWindow: 9, Open: 9},
+	}, 3)
+	queues := make([]string, len(groups))
+	for i, g := range groups {
+		queues[i] = g.Queue
+	}
+	require.Equal(t, []string{"many", "few", "recovered"}, queues)
 }
 
 // TestAttempts_ShowWaits checks that an attempt shows the time since the previous attempt.

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,8 +17,14 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
-// overviewInterval is the render interval of an open overview, which takes some fifteen statements.
-const overviewInterval = 20 * time.Second
+const (
+	// overviewInterval is the render interval of an open overview, which takes some fifteen statements.
+	overviewInterval = 20 * time.Second
+	// groupsRead is how many failure groups with the most failures the overview chooses from, and overviewGroups is how
+	// many it shows.
+	groupsRead     = 20
+	overviewGroups = 8
+)
 
 type overview struct {
 	Stopped   *automatic.Stop // not nil while all automatic redelivery is stopped
@@ -55,10 +62,10 @@ func (c *Console) overview(in *request) (*view, error) {
 		v.Interval = 0
 		return c.noRole(in, v), nil
 	}
-	o := &overview{Copies: copies("dlqd stats --over 24h", "SELECT * FROM dlq.stats('24 hours'); SELECT * FROM dlq.flow('24 hours', 'class'); SELECT * FROM dlq.top_groups('24 hours', p_limit => 8); SELECT * FROM dlq.oldest_entries(1);", //nolint:unqueryvet // for people
+	o := &overview{Copies: copies("dlqd stats --over 24h", "SELECT * FROM dlq.stats('24 hours'); SELECT * FROM dlq.flow('24 hours', 'class'); SELECT * FROM dlq.top_groups('24 hours', p_limit => 20); SELECT * FROM dlq.oldest_entries(1);", //nolint:unqueryvet // for people
 		in.curl(api.GetStats.Path,
 			address(api.GetFlow, api.FlowInput{WindowInput: api.WindowInput{Over: "24h"}, By: "class"}),
-			address(api.GetTopGroups, topGroupsInput("24h", 8)), address(api.GetOldest, api.LimitInput{Limit: 1})))}
+			address(api.GetTopGroups, topGroupsInput("24h", groupsRead)), address(api.GetOldest, api.LimitInput{Limit: 1})))}
 	o.Window = in.window("24h")
 	o.Windows = in.windowChoices(o.Window)
 	chosen, lastDay := api.WindowInput{Over: o.Window.Over}, api.WindowInput{Over: "24h"}
@@ -80,13 +87,13 @@ func (c *Console) overview(in *request) (*view, error) {
 		readIfAllowed(in, api.GetFlow, api.FlowInput{WindowInput: api.WindowInput{Over: "1h"}, Step: "minute"}, &minutes),
 		readIfAllowed(in, api.GetQueueStats, lastDay, &queues),
 		readIfAllowed(in, api.GetTimes, api.TimesInput{WindowInput: lastDay}, &times),
-		readIfAllowed(in, api.GetTopGroups, topGroupsInput(o.Window.Over, 8), &groups),
+		readIfAllowed(in, api.GetTopGroups, topGroupsInput(o.Window.Over, groupsRead), &groups),
 		readIfAllowed(in, api.GetOldest, api.LimitInput{Limit: 1}, &oldest),
 		readIfAllowed(in, api.GetPolicies, api.OverInput{Over: o.Window.Over}, &policies),
 	); err != nil {
 		return nil, err
 	}
-	o.AsOf, o.Groups, o.Oldest = flow.AsOf, groups.Rows, oldest.Rows
+	o.AsOf, o.Groups, o.Oldest = flow.AsOf, mostOpen(groups.Rows, overviewGroups), oldest.Rows
 	if len(flow.Rows) > 0 {
 		o.Chart = in.backlogChart(flow.Rows, o.Window)
 		for _, p := range policies.Rows {
@@ -135,6 +142,13 @@ func topGroupsInput(over string, limit int) api.TopInput {
 	return api.TopInput{WindowInput: api.WindowInput{Over: over}, Limit: limit}
 }
 
+// mostOpen returns the groups with the most open dead letters, at most limit. Groups with equally many keep their
+// order. A group whose failures all recovered comes last: it does not explain what fails now.
+func mostOpen(groups []analytics.TopGroup, limit int) []analytics.TopGroup {
+	slices.SortStableFunc(groups, func(a, b analytics.TopGroup) int { return cmp.Compare(b.Open, a.Open) })
+	return groups[:min(len(groups), limit)]
+}
+
 // readYoung reads the trends of the last hour of groups that are younger.
 func (o *overview) readYoung(in *request) error {
 	if o.Window.Over == "1h" || !slices.ContainsFunc(o.Groups, func(g analytics.TopGroup) bool {
@@ -142,7 +156,7 @@ func (o *overview) readYoung(in *request) error {
 	}) {
 		return nil
 	}
-	lastHour, _, err := callIfAllowed(in, api.GetTopGroups, topGroupsInput("1h", len(o.Groups)))
+	lastHour, _, err := callIfAllowed(in, api.GetTopGroups, topGroupsInput("1h", groupsRead))
 	o.Young = map[string][]int64{}
 	for _, g := range lastHour.Rows {
 		if isYoung(g.FirstSeen, in.now) {
@@ -311,7 +325,7 @@ func (o *overview) countWaiting(in *request) error {
 // Manual returns the number of entries that need a person.
 func (o *overview) Manual() int64 { return o.Stats.NeedsPerson }
 
-// Most returns the group with the most failures; nil if there is none.
+// Most returns the first group; nil if there is none.
 func (o *overview) Most() *analytics.TopGroup {
 	if len(o.Groups) == 0 {
 		return nil
