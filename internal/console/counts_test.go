@@ -28,6 +28,7 @@ func TestTabs_ShowCounts(t *testing.T) {
 	}
 	counts("/dead-letters", "All 3\nNeeds a person 3\nPending 0\nProcessing 0\nFailed 0\nMine 0\nResolved 0")
 	b.open(listOf("queue:reports"))
+	require.Contains(t, b.value("document.title"), "queue:reports · Dead letters")
 	b.click(b.button("Save as a view"))
 	b.fill("form[action^='/views'] input[name=name]", "nightly")
 	b.follow("form[action^='/views'] button")

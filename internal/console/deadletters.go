@@ -200,6 +200,9 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 	}
 	l.Otherwise = "?" + first.Encode()
 	v := &view{Template: "deadletters", Title: "Dead letters", Data: l, Interval: listInterval}
+	if query := strings.TrimSpace(l.Query); query != "" {
+		v.Title = clip(80, query) + " · Dead letters"
+	}
 	chosen, problem := in.ranged(l.Query)
 	switch l.Time = in.timeRange(l.Query, in.URL.Path); {
 	case problem != nil:

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -182,8 +183,10 @@ func (c *Console) group(in *request) (*view, error) {
 	of := sqlQuoted(detail.Queue) + ", " + sqlQuoted(detail.Fingerprint)
 	g.Copies = copies("dlqd groups show "+shellQuoted(detail.Queue)+" "+shellQuoted(detail.Fingerprint)+" --over "+w.Over,
 		"SELECT * FROM dlq.groups("+chosen+", p_over => '"+w.Over+"'); SELECT * FROM dlq.group_shares("+of+"); SELECT dlq.group_entries("+of+");", in.curl(address(api.GetGroup, input))) //nolint:unqueryvet // for people
+	title := clip(80, cmp.Or(headlineOf(detail.Title, detail.ErrorType, nil).String(), "Group"))
 	return &view{
-		Template: "group", Title: "Group " + short(detail.Fingerprint), Data: g, Interval: groupsInterval, Section: "/groups",
+		Template: "group", Title: title + " · " + short(detail.Fingerprint), Data: g, Interval: groupsInterval,
+		Section: "/groups",
 	}, nil
 }
 
@@ -200,6 +203,9 @@ func (in *request) failuresChart(g *group.Group, w window) *chart {
 func (in *request) groupSentence(g *group.Group, w window) string {
 	text := fmt.Sprintf("%s in queue %s, %s of them within %s. %s.", plural(g.Failures, "failure"), g.Queue,
 		number(g.InWindow), w.Name, upper(plural(g.Open, "dead letter is", "dead letters are")+" open"))
+	if class := classOf(g.ErrorClass); g.Open > 0 && class["Means"] != "" && class["Name"] != "unknown" {
+		text += " Class " + class["Name"] + ": " + class["Means"] + "."
+	}
 	switch g.Status {
 	case group.Regressed:
 		text += fmt.Sprintf(" The group has regressed: %s marked it as fixed %s.", deref(g.FixedBy), ago(g.FixedAt))

@@ -156,6 +156,33 @@ func (b *tab) task() {
 	b.open("/")
 }
 
+// TestIncident_PaymentsFail starts a replay as a new user does who knows only that payments fail. Other failures were
+// more, and have been resolved.
+func TestIncident_PaymentsFail(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	o.fail("orders", "order.placed", "no stock", 12)
+	o.exec(`SELECT dlq.act_where('resolve', '{"queue": "orders"}', 'lee', 'sold out')`)
+	for i := range 5 {
+		o.submit("payments", fmt.Sprint("m", i), "payment.captured",
+			map[string]any{"answer": 402, "says": "card declined"})
+	}
+	o.eventually(5, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
+	o.exec(postgrestest.RefreshRollups)
+	o.receiverWorks.Store(true)
+	b := o.tab()
+	b.task()
+	require.Contains(t, b.texts("#sentence"), "Main cause: payments, 402 Payment Required · card declined (5 open).")
+	b.follow("#sentence a")
+	require.Contains(t, b.value("document.title"), "card declined")
+	b.waitForText("5 dead letters are open. Class business: rejected for a business reason.")
+	b.follow(b.button("Replay "))
+	b.waitForText("Replay 5 dead letters")
+	b.follow("form.split button.primary")
+	b.waitForText("5 recovered, 0 failed again of 5")
+	b.within(maxClicks)
+}
+
 // TestIncident_FindsAMessage finds what became of a message by its id.
 func TestIncident_FindsAMessage(t *testing.T) {
 	t.Parallel()
