@@ -2,6 +2,7 @@ package console_test
 
 import (
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -48,4 +49,23 @@ func TestTabs_ShowCounts(t *testing.T) {
 		b.open("/audit")
 		return regexp.MustCompile(`^\d+$`).MatchString(b.texts("h1 .of"))
 	})
+}
+
+// TestReview_CountsItsTab says how many dead letters wait in the review's tab, above the number that it lists.
+func TestReview_CountsItsTab(t *testing.T) {
+	t.Parallel()
+	o := open(t, withTokens)
+	o.fail("reports", "report.daily", "no such report", 24)
+	o.exec(`SELECT dlq.act_where('assign', '{"queue": "reports"}', 'lee', p_args => '{"assignee": "kim"}', p_limit => 22)`)
+	b := o.tab()
+	b.signIn(o.token("kim", access.Operator))
+	b.await("the count of the tab", func() bool { // a page does not wait for all counts
+		b.open("/review?whose=me")
+		return strings.HasPrefix(b.texts("#sentence"), "22 dead letters wait")
+	})
+	require.Equal(t, "22", b.texts("h1 .of"))
+	b.open(listOf("assigned:kim"))
+	require.Equal(t, "22 matches", b.texts("#matching"))
+	b.open(listOf("id:" + o.text("SELECT id::text FROM dlq.dead_letter_open LIMIT 1")))
+	require.Equal(t, "1 match", b.texts("#matching"))
 }

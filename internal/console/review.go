@@ -107,10 +107,20 @@ func (c *Console) review(in *request) (*view, error) {
 	}
 	free := slices.IndexFunc(r.Entries, func(e deadletter.Summary) bool { return e.Review == nil })
 	listed := slices.ContainsFunc(r.Entries, func(e deadletter.Summary) bool { return e.ID == at })
-	r.summarize(free < 0, in.console.sidebar.get(in).Counts["review"])
+	wanted := []string{r.Query}
 	if !live {
-		r.Counts = in.console.counts.get(in, reviewTabs())
+		wanted = append(wanted, reviewTabs()...)
 	}
+	slices.Sort(wanted)
+	r.Counts = c.counts.get(in, slices.Compact(wanted))
+	all := c.sidebar.get(in).Counts["review"]
+	if r.Whose != "" || r.search != "" {
+		all = ""
+		if count := r.Counts[r.Query]; count != nil {
+			all = number(count.Entries) + map[bool]string{true: "+"}[count.AtLeast]
+		}
+	}
+	r.summarize(free < 0, all)
 	switch {
 	case mine != uuid.Nil:
 		at = mine
@@ -151,7 +161,7 @@ func (c *Console) review(in *request) (*view, error) {
 }
 
 // summarize sets the sentence. taken reports that other operators have all listed entries in review. all is the number
-// of entries that wait for a person, which the navigation shows; "" if unknown.
+// of entries that wait in this review; "" if unknown.
 func (r *review) summarize(taken bool, all string) {
 	r.Count = number(len(r.Entries))
 	if r.More {
@@ -164,7 +174,7 @@ func (r *review) summarize(taken bool, all string) {
 			"nobody": "All dead letters that wait for a person are assigned.",
 		}[r.Whose]
 		return
-	case r.More && r.Whose == "" && r.search == "" && all != "":
+	case r.More && all != "":
 		r.Count = all
 		r.Sentence = fmt.Sprintf("%s dead letters wait for a person, the oldest captured %s.", all,
 			ago(r.Entries[0].CreatedAt))
