@@ -182,6 +182,11 @@ func originInWords(origin string) string {
 		}
 		return origin
 	}
+	return browserInWords(agent) + ", " + parts[2] + parts[4]
+}
+
+// browserInWords names the browser and the system of a User-Agent, as in "Chrome on Mac".
+func browserInWords(agent string) string {
 	in := func(names [][2]string, otherwise string) string {
 		for _, name := range names {
 			if strings.Contains(agent, name[0]) {
@@ -194,7 +199,7 @@ func originInWords(origin string) string {
 	if system := in(systems, ""); system != "" {
 		words += " on " + system
 	}
-	return words + ", " + parts[2] + parts[4]
+	return words
 }
 
 // auditTab is a quick choice of rows.

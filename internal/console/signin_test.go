@@ -119,6 +119,8 @@ func TestSignIn_EverywhereEndsOtherBrowsers(t *testing.T) {
 	}
 	first.open("/policy")
 	second.open("/access")
+	require.Contains(t, second.texts("#sessions"), "Chrome on ")
+	require.NotContains(t, second.texts("#sessions"), "Mozilla")
 	second.follow(second.button("Sign me out everywhere"))
 	second.until(`location.pathname === "/sign-in"`)
 	first.until(`location.pathname + location.search === "/sign-in?to=%2Fpolicy"`)

@@ -83,7 +83,7 @@ func TestWishes(t *testing.T) {
 		other.follow(`a[href="/replays/` + run + `"]`)
 		other.waitForText("Started by")
 		require.Contains(t, other.texts("#facts"), "127.0.0.1")
-		require.Contains(t, other.texts("#facts"), "console")
+		require.Contains(t, other.texts("#facts"), "Chrome on ")
 	})
 	t.Run("ServicePulse#389 show new failures since the start of a run", func(t *testing.T) {
 		t.Parallel()
