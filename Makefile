@@ -183,9 +183,10 @@ trial-incidents: install-postgres ## handle three incidents and four tasks in th
 	DLQD_TRIAL=1 $(WITH_POSTGRES) go test -v -count=1 -parallel 1 -run TestIncident_ ./internal/console
 
 .PHONY: screenshots
-screenshots: install-postgres ## regenerate docs/images/: the console in light and dark, on a desktop and a phone
+screenshots: install-postgres ## regenerate docs/images/; with ALL=DIR, show every page at three widths in light and dark there instead
 	@scripts/install.sh chromium
-	DLQD_SCREENSHOTS=$(CURDIR)/docs/images $(WITH_POSTGRES) go test -count=1 -run TestScreenshots ./internal/console
+	$(if $(ALL),DLQD_SCREENSHOTS_ALL=$(abspath $(ALL)),DLQD_SCREENSHOTS=$(CURDIR)/docs/images) $(WITH_POSTGRES) \
+		go test -count=1 -timeout 0 -run TestScreenshots ./internal/console
 
 .PHONY: vulnerabilities
 vulnerabilities: build ## check bin/dlqd for known vulnerabilities, if the database is reachable

@@ -8,7 +8,9 @@ import (
 	"image/png"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/chromedp/chromedp"
@@ -61,9 +63,42 @@ func TestScreenshots(t *testing.T) {
 	}
 }
 
+// TestScreenshots_OfEveryPage takes screenshots of every page at three widths, in light and dark ("make screenshots
+// ALL=DIR"), to look for what no test finds. It tests nothing.
+func TestScreenshots_OfEveryPage(t *testing.T) {
+	dir := os.Getenv("DLQD_SCREENSHOTS_ALL")
+	if dir == "" {
+		t.Skip("DLQD_SCREENSHOTS_ALL is not set: make screenshots ALL=DIR")
+	}
+	require.NoError(t, os.MkdirAll(dir, 0o755))
+	o := open(t, nil)
+	seed(o)
+	stage(o)
+	id := o.entry("seed-manual", "dlq_manual")
+	group := o.text("SELECT '/groups/' || queue || '/' || fingerprint FROM dlq.dead_letter_queue WHERE event_id = 'pay-8'")
+	b := o.tab()
+	b.allow("status of 4")
+	for i, path := range pages(o, id, group) {
+		name := strings.Trim(regexp.MustCompile(`[^a-z]+`).ReplaceAllString(path, "-"), "-")
+		for _, theme := range []string{"light", "dark"} {
+			for _, width := range []int64{390, 820, 1440} {
+				b.size(width, 900)
+				b.theme(theme)
+				b.open(path)
+				var raw []byte
+				b.run(chromedp.FullScreenshot(&raw, 100))
+				file := fmt.Sprintf("%02d-%s-%d-%s.png", i, name, width, theme)
+				require.NoError(t, os.WriteFile(filepath.Join(dir, file), raw, 0o644))
+			}
+		}
+	}
+}
+
 // stage creates data that resembles a shop's day.
 func stage(o *testServer) {
 	o.Helper()
+	const waiting = "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'"
+	before := o.count(waiting)
 	for i := range 34 {
 		o.submit("payments", fmt.Sprintf("pay-%d", i), "payment.captured", map[string]any{
 			"answer": []int{422, 422, 402, 404}[i%4], "says": `{"error": "amount must be positive"}`,
@@ -81,7 +116,7 @@ func stage(o *testServer) {
 			map[string]any{"answer": answer, "says": "price is missing", "order": 4711 + i, "shop": "north"})
 	}
 	o.fail("reports", "report.daily", "runtime error: index out of range [3] with length 3", 9)
-	o.eventually(69, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
+	o.eventually(before+69, waiting)
 	o.receiverWorks.Store(true)
 	o.exec(postgrestest.RefreshRollups)
 	// The rollups of the day before: an outage in the morning that passed.
