@@ -51,7 +51,7 @@ var (
 
 // headlineOf returns the headline of an error. The message may be nil or "", if the viewer may not see it.
 func headlineOf(message, errorType, code any) headline {
-	h := headline{Text: urlAtStart.ReplaceAllString(firstLine(message), "")}
+	h := headline{Text: urlAtStart.ReplaceAllString(strings.TrimPrefix(firstLine(message), "JobCancelError: "), "")}
 	kind, name := fmt.Sprint(deref(errorType)), fmt.Sprint(deref(code))
 	text := h.Text
 	if status, rest, ok := cutStatus(text); ok {

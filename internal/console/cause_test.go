@@ -30,6 +30,7 @@ func TestHeadline_PutsTheCauseFirst(t *testing.T) {
 		{"500 Internal Server Error: (E17)", "", "", "500 Internal Server Error · E17"},
 		{"POST https://bank.example/v1: 503 Service Unavailable", "HTTP_503", "", "503 Service Unavailable"},
 		{"HTTP_429: 429 Too Many Requests: slow down", "", "", "429 Too Many Requests · slow down"},
+		{"JobCancelError: HTTP_410: 410 Gone: no such price", "", "", "410 Gone · no such price"}, // as River stores it
 		{"dial tcp: connection refused", "CONNECTION_REFUSED", "", "CONNECTION_REFUSED: dial tcp: connection refused"},
 		{"no such report\nsecond line", "", "", "no such report"},
 		{"500 rows are locked", "*errors.errorString", "", "500 rows are locked"},
