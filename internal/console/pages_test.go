@@ -81,6 +81,11 @@ const sideways = `(() => {
 	return out.slice(0, 6).join(", ");
 })()`
 
+// smallTargets returns the buttons, tabs and choices of a phone's page that are less than 44 pixels high.
+const smallTargets = `[...document.querySelectorAll("main :is(button, .button, .tabs a, .windows a, .quiet-link)")]
+	.filter(e => e.checkVisibility() && !e.closest(".hide") && e.getBoundingClientRect().height < 43.5)
+	.map(e => e.innerText.trim() + " " + Math.round(e.getBoundingClientRect().height)).slice(0, 6).join(", ")`
+
 // TestPages loads every page without errors or warnings of the browser. No page scrolls sideways at any
 // width, and its text has enough contrast in light and dark.
 func TestPages(t *testing.T) {
@@ -112,6 +117,9 @@ func TestPages(t *testing.T) {
 				b.size(width, 900)
 				if wide := b.value(sideways); wide != "" {
 					t.Errorf("%s at %d: %s", path, width, wide)
+				}
+				if small := b.value(smallTargets); width < 640 && small != "" {
+					t.Errorf("%s at %d: less than 44 px high: %s", path, width, small)
 				}
 			}
 		}
