@@ -51,7 +51,8 @@ func TestTabs_ShowCounts(t *testing.T) {
 	})
 }
 
-// TestReview_CountsItsTab says how many dead letters wait in the review's tab, above the number that it lists.
+// TestReview_CountsItsTab says how many dead letters wait in the review's tab, above the number that it lists. The cause
+// is the first line of each, and the title of the open one.
 func TestReview_CountsItsTab(t *testing.T) {
 	t.Parallel()
 	o := open(t, withTokens)
@@ -64,6 +65,8 @@ func TestReview_CountsItsTab(t *testing.T) {
 		return strings.HasPrefix(b.texts("#sentence"), "22 dead letters wait")
 	})
 	require.Equal(t, "22", b.texts("h1 .of"))
+	require.Equal(t, "no such report", b.texts(".review h2.cause"))
+	require.Equal(t, "no such report", b.value(`document.querySelector("#waiting .two-lines > span").innerText`))
 	b.open(listOf("assigned:kim"))
 	require.Equal(t, "22 matches", b.texts("#matching"))
 	b.open(listOf("id:" + o.text("SELECT id::text FROM dlq.dead_letter_open LIMIT 1")))
