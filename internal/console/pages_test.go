@@ -86,6 +86,11 @@ const smallTargets = `[...document.querySelectorAll("main :is(button, .button, .
 	.filter(e => e.checkVisibility() && !e.closest(".hide") && e.getBoundingClientRect().height < 43.5)
 	.map(e => e.innerText.trim() + " " + Math.round(e.getBoundingClientRect().height)).slice(0, 6).join(", ")`
 
+// splitTexts returns the links of lists whose text beside a bold part would be a column of its own.
+const splitTexts = `[...document.querySelectorAll(".rows a")].filter(a => getComputedStyle(a).display.includes("flex") &&
+	a.querySelector(":scope > b") && [...a.childNodes].some(part => part.nodeType === 3 && part.data.trim()))
+	.map(a => a.innerText.trim()).slice(0, 3).join(", ")`
+
 // TestPages loads every page without errors or warnings of the browser. No page scrolls sideways at any
 // width, and its text has enough contrast in light and dark.
 func TestPages(t *testing.T) {
@@ -117,6 +122,9 @@ func TestPages(t *testing.T) {
 				b.size(width, 900)
 				if wide := b.value(sideways); wide != "" {
 					t.Errorf("%s at %d: %s", path, width, wide)
+				}
+				if split := b.value(splitTexts); split != "" {
+					t.Errorf("%s at %d: split into columns: %s", path, width, split)
 				}
 				if small := b.value(smallTargets); width < 640 && small != "" {
 					t.Errorf("%s at %d: less than 44 px high: %s", path, width, small)
