@@ -167,6 +167,27 @@ var rare = [][]protocol.Step{
 		{Rule: protocol.Replay},
 		{Rule: protocol.ApplyFacts},
 	}),
+	// A success resolves a job's later entry, and then an operator reopens the earlier one.
+	{
+		{Rule: protocol.Insert},
+		{Rule: protocol.StartJob},
+		{Rule: protocol.Fail},
+		{Rule: protocol.ReadInbox},
+		{Rule: protocol.File},
+		{Rule: protocol.Discard},
+		{Rule: protocol.RetryJob, Capture: protocol.Misses},
+		{Rule: protocol.StartJob},
+		{Rule: protocol.Fail},
+		{Rule: protocol.ReadInbox},
+		{Rule: protocol.File},
+		{Rule: protocol.RetryJob},
+		{Rule: protocol.ApplyFacts},
+		{Rule: protocol.StartJob},
+		{Rule: protocol.Complete},
+		{Rule: protocol.ApplyFacts},
+		{Rule: protocol.Reopen},
+		{Rule: protocol.FindSuccesses},
+	},
 }
 
 // likely has the weights of rules. The steps that bring an entry far have more than 1; those that
