@@ -51,8 +51,8 @@ func TestTabs_ShowCounts(t *testing.T) {
 	})
 }
 
-// TestReview_CountsItsTab says how many dead letters wait in the review's tab, above the number that it lists. The cause
-// is the first line of each, and the title of the open one.
+// TestReview_CountsItsTab says how many dead letters wait in the review's tab, above the number that it lists. The
+// cause is the first line of each, and the title of the open one.
 func TestReview_CountsItsTab(t *testing.T) {
 	t.Parallel()
 	o := open(t, withTokens)
