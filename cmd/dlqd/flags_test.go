@@ -356,14 +356,14 @@ func TestFlags_DestinationsOfPolicyExcludeDestination(t *testing.T) {
 // TestFlags_SingleEntryCommandsRejectBulkFlags checks that commands on one dead letter reject flags for many.
 func TestFlags_SingleEntryCommandsRejectBulkFlags(t *testing.T) {
 	t.Parallel()
-	for _, verb := range []string{"discard", "resolve", "park", "unpark", "reopen", "replay"} {
+	for _, verb := range []string{"discard", "expire", "resolve", "park", "unpark", "reopen", "replay"} {
 		for _, flag := range []string{"--all", "--queue=payments", "--id=" + testEntry} {
 			requests, err := runWithFakeAPI(t, verb, testEntry, flag)
 			require.ErrorContains(t, err, "has no effect with an ID", "%s %s", verb, flag)
 			require.Empty(t, requests)
 		}
 	}
-	for _, verb := range []string{"discard", "resolve", "park", "unpark", "reopen"} {
+	for _, verb := range []string{"discard", "expire", "resolve", "park", "unpark", "reopen"} {
 		requests, err := runWithFakeAPI(t, verb, testEntry, "--dry-run")
 		require.ErrorContains(t, err, "--dry-run has no effect with an ID")
 		require.Empty(t, requests)

@@ -134,6 +134,7 @@ func newRoot(hard context.Context) *cobra.Command {
 	add("run", newServe(hard), newDemo(hard), newReceiver())
 	add("use", newSend(), newList(), newShow(), newReplay(), newReplays(),
 		newMove("discard", "Archive a dead letter that is not wanted"),
+		newMove("expire", "Archive a dead letter whose work is out of date"),
 		newMove("resolve", "Close a parked dead letter as done outside dlqd"),
 		newMove("park", "Move a pending dead letter to manual handling"),
 		newMove("unpark", "Return a parked dead letter to automatic handling"),

@@ -521,14 +521,15 @@ func (c *client) report(cmd *cobra.Command, id string) error {
 		complete = fmt.Sprintf("%d are under way, and %d are not sent", report.Counts.InProgress, report.Counts.ToGo)
 	}
 	_, _ = fmt.Fprintf(cmd.OutOrStdout(), "of %d dead letters, %d recovered, %d failed the same way, %d in a new way, "+
-		"%d in an unknown way; %d were skipped, %d taken over by a person; %s\n", report.Entries, report.Counts.Recovered,
-		report.Counts.FailedSame, report.Counts.FailedNew, report.Counts.Failed, report.Counts.Skipped,
-		report.Counts.TakenOver, complete)
-	w, row := table(cmd, "FAILURE GROUP\tENTRIES\tRECOVERED\tSAME\tNEW\tUNKNOWN\tSKIPPED\tTAKEN\tUNDER WAY\tMEDIAN\tQUEUE")
+		"%d in an unknown way; %d were skipped, %d taken over by a person, %d expired; %s\n", report.Entries,
+		report.Counts.Recovered, report.Counts.FailedSame, report.Counts.FailedNew, report.Counts.Failed,
+		report.Counts.Skipped, report.Counts.TakenOver, report.Counts.Expired, complete)
+	w, row := table(cmd, "FAILURE GROUP\tENTRIES\tRECOVERED\tSAME\tNEW\tUNKNOWN\tSKIPPED\tTAKEN\tEXPIRED\tUNDER WAY"+
+		"\tMEDIAN\tQUEUE")
 	for i := range report.Groups {
 		g := &report.Groups[i]
 		row(cmp.Or(g.Fingerprint, "-"), g.Entries, g.Recovered, g.FailedSame, g.FailedNew, g.Failed, g.Skipped, g.TakenOver,
-			underWay(g), seconds(g.Median), cmp.Or(g.Queue, "-"))
+			g.Expired, underWay(g), seconds(g.Median), cmp.Or(g.Queue, "-"))
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -562,7 +563,8 @@ func seconds(s float64) string {
 func closureWords(closure string) string {
 	words := map[string]string{
 		"failed_same": "failed the same way", "failed_new": "failed in a new way", "failed": "failed",
-		"taken_over": "taken over by", "in_progress": "under way", "to_go": "not sent", "absent": "not in the run",
+		"taken_over": "taken over by", "expired": "expired by", "in_progress": "under way", "to_go": "not sent",
+		"absent": "not in the run",
 	}
 	return cmp.Or(words[closure], closure)
 }

@@ -24,10 +24,10 @@ func newUndo() *cobra.Command {
 	var in api.Action
 	cmd := &cobra.Command{
 		Use:   "undo OPERATION",
-		Short: "Undo a discard, resolve, park, unpark, assign, tag or note, of one dead letter or of many",
+		Short: "Undo a discard, expire, resolve, park, unpark, assign, tag or note, of one dead letter or of many",
 		Long: "Undo reverts the dead letters that are still as the operation left them. The others have changed since and " +
 			"stay.\n" +
-			"A discarded or resolved dead letter becomes dlq_manual: it waits for an operator.",
+			"A discarded, expired or resolved dead letter becomes dlq_manual: it waits for an operator.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in.Actor = actor()

@@ -771,13 +771,13 @@ BEGIN
             CASE p_fact.fact WHEN 'retried' THEN dlq.taken_by(p_fact.job_id, p_fact.job_created_at,
                 p_fact.entry_id) END, p_fact.entry_id);
     END IF;
-    SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.resolution_strategy, e.replay_attempts,
-        e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry FROM dlq.dead_letter_open e
-            WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
+    SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.resolution_strategy, e.resolved_by,
+        e.replay_attempts, e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry
+    FROM dlq.dead_letter_open e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.resolution_strategy, e.replay_attempts,
-            e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry FROM dlq.dead_letter_queue e
-                WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
+        SELECT e.stage, e.status, e.redelivery_job_id, e.closed_at, e.resolution_strategy, e.resolved_by,
+            e.replay_attempts, e.river_job_id, e.job_created_at, e.queue, e.ordering_key INTO v_entry
+        FROM dlq.dead_letter_queue e WHERE e.id = v_id FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN -- there is no entry, or it is deleted or locked
             IF EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = v_id) THEN
                 RETURN 'held';
@@ -836,11 +836,14 @@ BEGIN
                 PERFORM dlq.supersede(ARRAY[v_id], ARRAY[(v_entry.replay_attempts -> -1 ->> 'jobId')::bigint],
                     'capture');
             END IF;
-            IF p_fact.at <= v_entry.closed_at AND v_entry.resolution_strategy IN ('discard', 'manual_resolution') THEN
+            IF p_fact.at <= v_entry.closed_at AND (v_entry.resolution_strategy IN ('discard', 'manual_resolution')
+                OR v_entry.resolution_strategy = 'expired' AND dlq.is_person(v_entry.resolved_by)) THEN
                 -- An operator closed the entry after the retry: an older fact does not reopen it.
                 PERFORM dlq.note_on(ARRAY[v_id], v_actor, 'job ' || p_fact.job_id
                     || ' was retried outside dlqd before the entry was '
-                                    || CASE v_entry.status WHEN 'dlq_resolved' THEN 'resolved' ELSE 'discarded' END,
+                                    || CASE WHEN v_entry.status = 'dlq_resolved' THEN 'resolved'
+                                        WHEN v_entry.resolution_strategy = 'expired' THEN 'expired'
+                                        ELSE 'discarded' END,
                                     NULL);
             ELSIF p_fact.at <= v_entry.closed_at AND v_entry.status = 'dlq_resolved'
                   AND p_fact.job_id <> v_entry.river_job_id
@@ -859,7 +862,8 @@ BEGIN
                     status = 'dlq_manual', strategy = 'manual', rule = 'done-twice', parked_by = v_actor,
                     move = jsonb_build_object('actor', v_actor, 'reason', 'done twice? job ' || p_fact.job_id
                         || ' was retried outside dlqd after the entry was '
-                                              || CASE v_entry.status WHEN 'dlq_resolved' THEN 'resolved'
+                                              || CASE WHEN v_entry.status = 'dlq_resolved' THEN 'resolved'
+                                                  WHEN v_entry.resolution_strategy = 'expired' THEN 'expired'
                                                   ELSE 'discarded' END)
                 WHERE id = v_id AND stage = v_entry.stage AND status = v_entry.status
                   AND NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = p_fact.job_id

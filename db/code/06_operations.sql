@@ -388,7 +388,7 @@ BEGIN
         RAISE EXCEPTION 'dead letter %: there is no such entry', p_id USING ERRCODE = 'DLQ02';
     END IF;
     SELECT coalesce(v_by, t.actor) || CASE t.reason WHEN 'resolved outside dlqd' THEN ' resolved it'
-            WHEN 'discarded' THEN ' discarded it' WHEN 'parked' THEN ' parked it'
+            WHEN 'discarded' THEN ' discarded it' WHEN 'expired' THEN ' expired it' WHEN 'parked' THEN ' parked it'
             WHEN 'returned to the automatic path' THEN ' unparked it'
             WHEN 'reopened' THEN ' reopened it' WHEN 'replayed' THEN ' replayed it'
             WHEN 'edited and replayed' THEN ' edited and replayed it'
@@ -401,9 +401,9 @@ BEGIN
           ORDER BY l.at DESC, l.id DESC LIMIT 1) t;
     RAISE EXCEPTION 'dead letter %: cannot % from % (allowed: %)', p_id, p_verb, v_status, p_from
         USING ERRCODE = 'DLQ01', HINT = concat_ws(' ', v_last, CASE v_status
-            WHEN 'dlq_pending'    THEN 'Allowed from dlq_pending: replay, discard, park.'
-            WHEN 'dlq_manual'     THEN 'Allowed from dlq_manual: replay, discard, resolve, unpark.'
-            WHEN 'dlq_failed'     THEN 'Allowed from dlq_failed: replay, discard.'
+            WHEN 'dlq_pending'    THEN 'Allowed from dlq_pending: replay, discard, expire, park.'
+            WHEN 'dlq_manual'     THEN 'Allowed from dlq_manual: replay, discard, expire, resolve, unpark.'
+            WHEN 'dlq_failed'     THEN 'Allowed from dlq_failed: replay, discard, expire.'
             WHEN 'dlq_processing' THEN 'Nothing is allowed from dlq_processing: its job has to end first.'
             ELSE 'Allowed from ' || v_status || ': reopen.' END);
 END
@@ -507,6 +507,15 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.discard IS 'Archives an entry whose work is no longer wanted.';
+
+CREATE OR REPLACE FUNCTION dlq.expire(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL)
+    RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM dlq.act_on_one('expire', p_id, p_actor, p_note);
+END
+$$;
+COMMENT ON FUNCTION dlq.expire IS 'Archives an entry whose work is out of date.';
 
 CREATE OR REPLACE FUNCTION dlq.resolve(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL)
     RETURNS void

@@ -725,6 +725,8 @@ BEGIN
             detail = CASE WHEN w.job_id IS NULL THEN w.why END,
             ended_at = CASE WHEN w.job_id IS NULL THEN now() END,
             sent_at = CASE WHEN w.job_id IS NOT NULL THEN clock_timestamp() END,
+            closed_as = CASE WHEN w.moved THEN (SELECT e.resolution_strategy FROM dlq.dead_letter_queue e
+                WHERE e.id = r.entry_id AND e.closed_at >= v_run.created_at - interval '1 day') END,
             taken_by = CASE WHEN w.moved THEN (SELECT CASE WHEN dlq.is_person(t.actor) THEN t.actor END
                 FROM dlq.dead_letter_transitions t
                 WHERE t.entry_id = r.entry_id AND t.at >= v_run.created_at AND t.from_status <> t.to_status
@@ -922,7 +924,8 @@ DECLARE
     v_filter     constant jsonb := p_args -> 'filter';
     v_operation  constant uuid := coalesce((p_args ->> 'operation')::uuid, dlq.uuid_v7());
     v_move       constant jsonb := jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', CASE p_action
-        WHEN 'discard' THEN 'discarded' WHEN 'resolve' THEN 'resolved outside dlqd' END, 'note', p_note,
+        WHEN 'discard' THEN 'discarded' WHEN 'expire' THEN 'expired' WHEN 'resolve' THEN 'resolved outside dlqd' END,
+        'note', p_note,
         'operation', v_operation); -- if it is the same for all entries
     v_moving     boolean := false;
     v_old_values constant text[] := CASE WHEN p_note IS NOT NULL THEN '{notes}' ELSE '{}' END;
@@ -930,6 +933,7 @@ DECLARE
     v_until      timestamptz;
     v_from       dlq.dead_letter_status[] := CASE p_action
         WHEN 'discard' THEN '{dlq_pending,dlq_manual,dlq_failed}'
+        WHEN 'expire'  THEN '{dlq_pending,dlq_manual,dlq_failed}'
         WHEN 'resolve' THEN '{dlq_manual}'
         WHEN 'park'    THEN '{dlq_pending}'
         WHEN 'unpark'  THEN '{dlq_manual}'
@@ -944,7 +948,7 @@ DECLARE
 BEGIN
     IF v_from IS NULL THEN
         RAISE EXCEPTION 'there is no action %', p_action USING ERRCODE = 'DLQ04',
-            HINT = 'Actions: discard, resolve, park, unpark, reopen, assign, tag, note, purge.';
+            HINT = 'Actions: discard, expire, resolve, park, unpark, reopen, assign, tag, note, purge.';
     END IF;
     p_args := jsonb_strip_nulls(p_args - '{operation,filter}'::text[]);
     IF length(p_note) > 10000 OR length(p_args ->> 'assignee') > 255 OR jsonb_typeof(p_args -> 'tags') = 'array'
@@ -961,14 +965,16 @@ BEGIN
     v_in_scope := dlq.ids_in_scope(p_ids);
     SELECT l.* INTO v_ids, v_stages, v_since, v_until FROM dlq.lock_entries(v_in_scope, v_from) l;
     v_tags := ARRAY(SELECT jsonb_array_elements_text(p_args -> 'tags'));
-    IF p_action IN ('discard', 'resolve') AND cardinality(v_ids) > 1 THEN
+    IF p_action IN ('discard', 'expire', 'resolve') AND cardinality(v_ids) > 1 THEN
         v_moving := dlq.set_moves(v_move);
     END IF;
     -- Stages and bounds are in the conditions so that the plans exclude partitions that cannot hold
     -- these entries.
     CASE p_action
-    WHEN 'discard' THEN
-        UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard',
+    WHEN 'discard', 'expire' THEN
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived',
+            resolution_strategy = (CASE p_action WHEN 'expire' THEN 'expired' ELSE 'discard'
+                END)::dlq.resolution_strategy,
             resolved_by = v_actor, resolution_notes = p_note,
             notes = coalesce(p_note, e.notes), move = v_move
         WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
@@ -1061,7 +1067,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.act_on IS
-    'Makes one change on many entries: discard, resolve, park (with {"tags": ["incident-81"]}, to find them '
+    'Makes one change on many entries: discard, expire, resolve, park (with {"tags": ["incident-81"]}, to find them '
     'again), unpark, reopen, assign ({"assignee": "kim"}), tag ({"tags": ["bank"]}), note or purge ({"force": '
     'true} for open and failed ones). Returns the ids of those that it changed. A call, or several calls with '
     'the same "operation" (a UUID) in p_args, is one operation: see dlq.operations.';
@@ -1115,7 +1121,8 @@ BEGIN
             p_id USING ERRCODE = 'DLQ01';
     END IF;
     PERFORM dlq.refuse_move(p_id, p_action, CASE p_action WHEN 'discard' THEN 'dlq_pending, dlq_manual, dlq_failed'
-        WHEN 'resolve' THEN 'dlq_manual' WHEN 'park' THEN 'dlq_pending' WHEN 'unpark' THEN 'dlq_manual'
+        WHEN 'expire' THEN 'dlq_pending, dlq_manual, dlq_failed' WHEN 'resolve' THEN 'dlq_manual'
+        WHEN 'park' THEN 'dlq_pending' WHEN 'unpark' THEN 'dlq_manual'
                                                      WHEN 'reopen' THEN 'dlq_resolved, dlq_archived' ELSE 'any' END);
 END
 $$;

@@ -20,18 +20,21 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT c.entry_id, c.was, c.closure,
            CASE c.closure WHEN 'failed_new' THEN c.fingerprint
                WHEN 'taken_over' THEN c.taken_by
+               WHEN 'expired' THEN coalesce(c.taken_by, 'the policy')
                WHEN 'skipped' THEN coalesce(regexp_replace(split_part(c.detail, ':', 1), '[0-9]+', '#', 'g'),
                    'the run was cancelled')
                ELSE '' END,
            c.sent_at, c.ended_at
     FROM (SELECT x.entry_id, coalesce(x.was, '') AS was, x.fingerprint, x.taken_by, x.detail, x.sent_at, x.ended_at,
-              dlq.closure_of(x.outcome, x.job_id, x.was, x.fingerprint, x.taken_by, r.status = 'cancelled') AS closure
+              CASE x.closed_as::text WHEN 'expired' THEN 'expired' ELSE dlq.closure_of(x.outcome, x.job_id, x.was,
+                  x.fingerprint, x.taken_by, r.status = 'cancelled') END AS closure
           FROM dlq.replay_runs r JOIN dlq.replay_run_entries x ON x.run_id = r.id
           WHERE r.id = p_run AND dlq.scope_within(r.scope, dlq.scope())) c
 $$;
 COMMENT ON FUNCTION dlq.run_closures IS
-    'What became of each entry of a replay run. was is its failure group at the start; what is the new failure group, '
-    'who took the entry over, or why it was skipped, with # for numbers.';
+    'What became of each entry of a replay run (dlq.closure_of), or expired, if it was closed so before its turn. '
+    'was is its failure group at the start; what is the new failure group, who took the entry over or expired it, or '
+    'why it was skipped, with # for numbers.';
 
 CREATE OR REPLACE FUNCTION dlq.run_report(p_run uuid, p_limit integer)
 RETURNS TABLE (is_total boolean, was text, closure text, what text, entries bigint, since timestamptz, median float8,

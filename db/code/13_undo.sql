@@ -128,7 +128,8 @@ DECLARE
     v_scope      constant jsonb := dlq.scope();
     v_actor      constant text := dlq.actor(p_actor);
     v_status     constant dlq.dead_letter_status := CASE v_operation.action WHEN 'discard' THEN 'dlq_archived'
-        WHEN 'resolve' THEN 'dlq_resolved' WHEN 'park' THEN 'dlq_manual' WHEN 'unpark' THEN 'dlq_pending' END;
+        WHEN 'expire' THEN 'dlq_archived' WHEN 'resolve' THEN 'dlq_resolved' WHEN 'park' THEN 'dlq_manual'
+        WHEN 'unpark' THEN 'dlq_pending' END;
     v_undo       constant uuid := coalesce(p_as, dlq.uuid_v7());
     v_ids        uuid[];
     v_old_values jsonb;
@@ -137,9 +138,9 @@ DECLARE
     v_changed    uuid[];
     v_locked     record;
 BEGIN
-    IF v_operation.action NOT IN ('discard', 'resolve', 'park', 'unpark', 'assign', 'tag', 'note') THEN
+    IF v_operation.action NOT IN ('discard', 'expire', 'resolve', 'park', 'unpark', 'assign', 'tag', 'note') THEN
         RAISE EXCEPTION 'operation %: % cannot be undone', p_operation, v_operation.action USING ERRCODE = 'DLQ01',
-            HINT = 'These can be undone: discard, resolve, park, unpark, assign, tag, note.';
+            HINT = 'These can be undone: discard, expire, resolve, park, unpark, assign, tag, note.';
     END IF;
     SELECT coalesce(array_agg(t.entry_id ORDER BY t.entry_id), '{}'),
         coalesce(jsonb_object_agg(t.entry_id, coalesce(t.detail -> 'was', '{}')), '{}'), max(t.at),
@@ -177,7 +178,7 @@ BEGIN
         ORDER BY e.id);
     PERFORM dlq.record_operation(v_undo, 'undo', NULL, '{}', p_actor, p_note, '{}', '{}', p_operation);
     CASE v_operation.action
-    WHEN 'discard', 'resolve' THEN
+    WHEN 'discard', 'expire', 'resolve' THEN
         v_changed := ARRAY(SELECT dlq.act_on('reopen', v_unmoved, p_actor,
             coalesce(p_note, 'operation ' || p_operation || ' was undone'), jsonb_build_object('operation', v_undo)));
     WHEN 'park' THEN
@@ -214,10 +215,10 @@ BEGIN
     v_changed := coalesce(v_changed, v_unmoved);
     -- act_on has recorded the entries that it reopened.
     PERFORM dlq.record_operation(v_undo, 'undo', NULL, '{}', p_actor, p_note,
-        CASE WHEN v_operation.action IN ('discard', 'resolve') THEN ARRAY(SELECT unnest(v_ids) EXCEPT
+        CASE WHEN v_operation.action IN ('discard', 'expire', 'resolve') THEN ARRAY(SELECT unnest(v_ids) EXCEPT
             SELECT unnest(v_unmoved)) ELSE v_ids END,
-                                 CASE WHEN v_operation.action IN ('discard', 'resolve') THEN '{}' ELSE v_unmoved END,
-                                     p_operation, 'it has moved on since');
+        CASE WHEN v_operation.action IN ('discard', 'expire', 'resolve') THEN '{}' ELSE v_unmoved END, p_operation,
+        'it has moved on since');
     operation := v_undo;
     looked := cardinality(v_ids);
     changed := cardinality(v_changed);
@@ -227,7 +228,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.undo IS
-    'Undoes an operation (dlq.operations): discard, resolve, park, unpark, assign, tag or note. Entries that '
-    'are still where it put them go back (from discard and resolve to dlq_manual); others are skipped. Returns '
+    'Undoes an operation (dlq.operations): discard, expire, resolve, park, unpark, assign, tag or note. Entries '
+    'that are still where it put them go back (from discard, expire and resolve to dlq_manual); others are '
+    'skipped. Returns '
     'the id of the undo, how many entries it read, how many it put back, and their states now. p_limit: at most '
     'so many, after the audit row with p_after and p_after_id, as part of the undo p_as.';

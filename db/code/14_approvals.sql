@@ -73,12 +73,12 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_force constant boolean := coalesce((p_args ->> 'force')::boolean, false);
 BEGIN
-    -- Unpark redelivers at once, so it counts as replay. A forced purge discards open entries
-    -- first.
-    IF p_action IN ('discard', 'resolve', 'unpark', 'purge') THEN
-        PERFORM dlq.require_approval(CASE WHEN p_action = 'unpark' THEN '{replay}' WHEN p_action = 'purge'
-            AND v_force THEN '{purge,discard}' ELSE ARRAY[p_action] END, 'bulk',
-            jsonb_build_object('do', p_action, 'filter', p_filter) || CASE WHEN v_force THEN '{"force": true}'
+    -- Unpark redelivers at once, so it counts as replay, and expire as discard. A forced purge discards
+    -- open entries first.
+    IF p_action IN ('discard', 'expire', 'resolve', 'unpark', 'purge') THEN
+        PERFORM dlq.require_approval(CASE WHEN p_action = 'unpark' THEN '{replay}' WHEN p_action = 'expire'
+            THEN '{discard}' WHEN p_action = 'purge' AND v_force THEN '{purge,discard}' ELSE ARRAY[p_action] END,
+            'bulk', jsonb_build_object('do', p_action, 'filter', p_filter) || CASE WHEN v_force THEN '{"force": true}'
                 ELSE '{}' END::jsonb || CASE WHEN p_all THEN '{"all": true}' ELSE '{}' END::jsonb);
     END IF;
 END
@@ -139,6 +139,7 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
         WHEN 'export' THEN p_request -> 'filter'
         ELSE dlq.only_in_states(p_request -> 'filter', CASE p_request ->> 'do'
             WHEN 'discard' THEN '{dlq_pending,dlq_manual,dlq_failed}'
+            WHEN 'expire' THEN '{dlq_pending,dlq_manual,dlq_failed}'
             WHEN 'purge' THEN CASE WHEN (p_request ->> 'force')::boolean
                 THEN '{dlq_pending,dlq_manual,dlq_failed,dlq_resolved,dlq_archived}'
                 ELSE '{dlq_resolved,dlq_archived}' END
@@ -240,10 +241,11 @@ DECLARE
 BEGIN
     IF p_operation IS NULL OR p_operation NOT IN ('replay', 'bulk', 'erase', 'cancel', 'export')
         OR jsonb_typeof(p_request) IS DISTINCT FROM 'object'
-        OR p_operation = 'bulk' AND coalesce(p_request ->> 'do', '') NOT IN ('discard', 'resolve', 'unpark', 'purge')
+        OR p_operation = 'bulk'
+            AND coalesce(p_request ->> 'do', '') NOT IN ('discard', 'expire', 'resolve', 'unpark', 'purge')
         OR p_operation = 'cancel' AND jsonb_typeof(p_request -> 'job') IS DISTINCT FROM 'number' THEN
         RAISE EXCEPTION 'approval: invalid operation or request' USING ERRCODE = 'DLQ04',
-            HINT = 'Operations: bulk (discard, resolve, unpark or purge), replay (with the fields of a replay run), erase, cancel (job), export. Example: dlq.request_approval(''bulk'', ''{"do": "discard", "filter": {"queue": "payments"}}'', ''ticket 7'').';
+            HINT = 'Operations: bulk (discard, expire, resolve, unpark or purge), replay (with the fields of a replay run), erase, cancel (job), export. Example: dlq.request_approval(''bulk'', ''{"do": "discard", "filter": {"queue": "payments"}}'', ''ticket 7'').';
     END IF;
     PERFORM dlq.require_role_for(p_operation, p_request);
     v_filter := dlq.approval_filter(p_operation, p_request);
@@ -291,7 +293,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.request_approval IS
     'Requests approval of an operation by a second person: bulk (such as {"do": "discard", "filter": {"queue": '
-    '"payments"}}: discard, resolve, unpark or purge), replay, erase, cancel ({"job": 41}) or export. Returns its id, '
+    '"payments"}}: discard, expire, resolve, unpark or purge), replay, erase, cancel ({"job": 41}) or export. Returns '
+    'its id, '
     'for dlq.approve. If an '
     'equal request waits already, returns its id and makes no second one.';
 

@@ -382,7 +382,7 @@ DECLARE
             "sensitive_values", "stage_of", "stats", "step_for", "switched_on", "times", "to_uuid",
             "top_groups", "trail_begins", "trigger_state", "views", "with_title", "writing_jobs"],
         "dlq_operator": ["act_on", "act_where", "approve", "assign", "assign_group", "count_jobs",
-            "default_partition_rows", "discard", "expired_partitions", "hold_restored", "jobs", "note",
+            "default_partition_rows", "discard", "expire", "expired_partitions", "hold_restored", "jobs", "note",
             "open_breaker", "order_views", "park", "paused_queues", "record_reveal", "refresh_rollups",
             "refuse_approval", "reopen", "replay", "replay_back", "replay_cancel", "replay_end", "replay_go_on",
             "replay_pause", "replay_resume", "replay_set_rate", "replay_start", "request_approval",

@@ -14,7 +14,7 @@ COMMENT ON TYPE dlq.strategy IS
     'Strategy of a dead letter, which decides when it is redelivered; manual: an operator decides.';
 COMMENT ON TYPE dlq.resolution_strategy IS
     'How a dead letter was closed: redelivered by a worker, replayed by an operator, resolved by an operator '
-    'outside dlqd, or discarded.';
+    'outside dlqd, discarded, or expired because the work was out of date.';
 COMMENT ON TYPE dlq.breaker_state IS
     'closed: deliveries pass. open: no delivery passes until open_until. half_open: a few probes pass.';
 COMMENT ON TYPE dlq.replay_status IS
@@ -41,7 +41,7 @@ BEGIN
         FROM (VALUES
             ('dead_letter_queue', NULL,
              'Jobs that ended as failures, and the state of each. Change entries with the functions of this '
-             'schema (dlq.replay, dlq.discard, dlq.resolve, dlq.park): a trigger rejects moves that the state '
+             'schema (dlq.replay, dlq.discard, dlq.expire, dlq.resolve, dlq.park): a trigger rejects moves that the state '
              'table does not allow.'),
             ('dead_letter_queue', 'id',
              'UUID version 7, made of the time of the failure and the job''s id (dlq.entry_id). Sorts by time; '
@@ -107,7 +107,7 @@ BEGIN
              'writes only here and to job_facts.'),
             ('dead_letter_resolved', NULL, 'Entries whose work was done, by month of closing.'),
             ('dead_letter_failed', NULL, 'Entries whose DLQ retries are used up, by month of closing.'),
-            ('dead_letter_archived', NULL, 'Entries that were discarded or aged out, by month of closing.'),
+            ('dead_letter_archived', NULL, 'Entries that were discarded, expired or aged out, by month of closing.'),
             ('dead_letter_resolved_default', NULL,
              'Rows of months without a partition; dlq.ensure_partitions() creates it and moves the rows.'),
             ('dead_letter_failed_default', NULL,
@@ -317,7 +317,7 @@ BEGIN
             ('rollup_flow', 'attempts', 'Attempts of the captured jobs.'),
             ('rollup_flow', 'resolved', 'Entries resolved, by a redelivery or an operator.'),
             ('rollup_flow', 'failed', 'Entries whose redeliveries are used up.'),
-            ('rollup_flow', 'archived', 'Entries discarded or aged out.'),
+            ('rollup_flow', 'archived', 'Entries discarded, expired or aged out.'),
             ('rollup_flow', 'parked', 'Entries that moved to dlq_manual.'),
             ('rollup_flow', 'open_change', 'Change of the number of open entries.'),
             ('rollup_backlog', 'error_class', 'The class; undecided if none yet.'),
@@ -513,7 +513,7 @@ BEGIN
             ('saved_views', 'created_at', 'When the view was created.'),
             ('saved_views', 'updated_at', 'When the view was last changed.'),
             ('operations', NULL,
-             'Bulk changes by operators: discard, resolve, park, unpark, reopen, assign, tag, note, purge, undo. '
+             'Bulk changes by operators: discard, expire, resolve, park, unpark, reopen, assign, tag, note, purge, undo. '
              'dead_letter_transitions.operation refers to them for changed entries, operation_unchanged lists the '
              'others. Undo them with dlq.undo.'),
             ('operations', 'id', 'UUID version 7 of the start.'),

@@ -92,7 +92,7 @@ SELECT dlq.replay(@id::uuid, @actor::text, nullif(@note::text, ''), NULL, @force
     nullif(@destination::text, ''), nullif(@payload::text, ''), nullif(@checkpoint::text, ''))::bigint AS job;
 
 -- name: Move :exec
--- Move makes an operator's move of one entry, as an operation: discard, resolve, park, unpark or
+-- Move makes an operator's move of one entry, as an operation: discard, expire, resolve, park, unpark or
 -- reopen.
 SELECT dlq.act_on_one(@verb::text, @id::uuid, @actor::text, nullif(@note::text, ''),
     jsonb_build_object('operation', @operation::uuid));

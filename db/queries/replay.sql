@@ -288,18 +288,9 @@ SELECT dlq.masked_event(@event::jsonb, @job_kind::text, m.mask)::jsonb AS event,
 FROM (SELECT dlq.mask(false) AS mask) m;
 
 -- name: Expiries :many
--- Expiries returns what tells whether the work of entries is out of date. expires_at is a message's
--- expiresAt, or the metadata of an application's job; empty if there is none. due_at is when the job
--- was inserted, or of a message when it was to be delivered, if that is later. It lies between 1970 and
--- now: any client can write an infinite time.
-SELECT e.id, e.queue, e.kind,
-    least(greatest(e.job_created_at, CASE WHEN e.job_kind = 'dlqd_message'
-        THEN dlq.to_timestamptz(e.original_event ->> 'scheduledAt') END, 'epoch'), now())::timestamptz AS due_at,
-    coalesce(CASE WHEN e.job_kind = 'dlqd_message' THEN e.original_event ->> 'expiresAt' END,
-        e.metadata ->> 'dlqd:expires_at', '')::text AS expires_at
-FROM dlq.dead_letter_queue e
-WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('inbox', 'open', 'failed')
-    AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(@ids::uuid[]));
+SELECT e.id::uuid AS id, e.queue::text AS queue, e.kind::text AS kind, e.due_at::timestamptz AS due_at,
+    e.expires_at::text AS expires_at
+FROM dlq.expiries(@ids::uuid[]) e;
 
 -- name: RanBefore :one
 -- RanBefore counts entries by what they may have done before they failed. Their last attempt is that of
@@ -433,7 +424,8 @@ ORDER BY id DESC LIMIT @most::integer;
 WITH page AS MATERIALIZED (
     SELECT x.entry_id, coalesce(x.outcome, 'to_go') AS outcome, x.detail, x.job_id, x.ended_at, x.group_number,
         x.error_class, x.fingerprint, x.was, x.sent_at, x.taken_by,
-        dlq.closure_of(x.outcome, x.job_id, x.was, x.fingerprint, x.taken_by, r.status = 'cancelled') AS closure
+        CASE x.closed_as::text WHEN 'expired' THEN 'expired' ELSE dlq.closure_of(x.outcome, x.job_id, x.was,
+            x.fingerprint, x.taken_by, r.status = 'cancelled') END AS closure
     FROM dlq.replay_runs r JOIN dlq.replay_run_entries x ON x.run_id = r.id
     WHERE r.id = @id AND dlq.scope_within(r.scope, dlq.scope())
       AND (@outcome::text = '' OR x.outcome = @outcome::text OR @outcome::text = 'to_go' AND x.outcome IS NULL)

@@ -197,6 +197,22 @@ WHERE e.id = d.id AND e.status = 'dlq_pending'
 RETURNING e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS class, coalesce(e.rule, '')::text AS rule,
     coalesce(e.fingerprint, '')::text AS fingerprint;
 
+-- name: OpenPage :many
+-- OpenPage returns a page of the entries that dlqd may expire (dlq.expire_stale).
+SELECT e.id, e.queue, e.kind FROM dlq.dead_letter_open e
+WHERE e.id > @after::uuid AND e.status IN ('dlq_pending', 'dlq_manual')
+ORDER BY e.id
+LIMIT @max_entries::integer;
+
+-- name: EntryExpiries :many
+SELECT e.id::uuid AS id, e.queue::text AS queue, e.kind::text AS kind, e.due_at::timestamptz AS due_at,
+    e.expires_at::text AS expires_at
+FROM dlq.expiries(@ids::uuid[]) e;
+
+-- name: ExpireStale :many
+SELECT e.id::uuid AS id
+FROM dlq.expire_stale(@ids::uuid[], @reasons::text[], @actor::text, @config_version::text) e (id);
+
 -- name: NextDue :one
 -- NextDue returns when the next pending entry is due, observed ones aside; no row if there is none.
 -- It takes one index probe for each priority.

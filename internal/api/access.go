@@ -46,7 +46,7 @@ var needs = map[string]need{
 	"reveal-entry": {access.Operator, true}, "get-revealed-entry": {access.Operator, true},
 	"export": {access.Operator, true},
 	"bulk":   {access.Operator, true}, "replay-entry": {access.Operator, true},
-	"discard-entry": {access.Operator, true},
+	"discard-entry": {access.Operator, true}, "expire-entry": {access.Operator, true},
 	"resolve-entry": {access.Operator, true}, "park-entry": {access.Operator, true},
 	"unpark-entry": {access.Operator, true}, "reopen-entry": {access.Operator, true},
 

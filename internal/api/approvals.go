@@ -262,8 +262,8 @@ func (s *service) describeApprovals(api huma.API, shown approval.Approval) {
 	schema := document.Components.Schemas.Schema(reflect.TypeFor[Asked](), true, "Asked")
 	for _, path := range []string{
 		"/api/dlq/bulk", "/api/dlq/replay", "/api/dlq/erasures", "/api/dlq/export", "/api/dlq/entries/{id}/replay",
-		"/api/dlq/entries/{id}/discard", "/api/dlq/entries/{id}/resolve", "/api/dlq/entries/{id}/unpark",
-		"/api/jobs/{id}/cancel",
+		"/api/dlq/entries/{id}/discard", "/api/dlq/entries/{id}/expire", "/api/dlq/entries/{id}/resolve",
+		"/api/dlq/entries/{id}/unpark", "/api/jobs/{id}/cancel",
 	} {
 		operation := document.Paths[path].Post
 		operation.Description += " If the operation needs a second person (access.yaml: approvals), nothing is changed, " +

@@ -26,7 +26,7 @@ import (
 type BulkRequest struct {
 	Action
 
-	Do       string      `json:"do" enum:"discard,resolve,park,unpark,reopen,assign,tag,note,purge" doc:"The action. purge deletes closed entries."`
+	Do       string      `json:"do" enum:"discard,expire,resolve,park,unpark,reopen,assign,tag,note,purge" doc:"The action. purge deletes closed entries."`
 	Filter   EntryFilter `json:"filter" doc:"Entries to act on."`
 	All      bool        `json:"all,omitempty" doc:"Confirms that an empty filter selects every entry."`
 	DryRun   bool        `json:"dryRun,omitempty" doc:"Only count the entries that the filter selects."`
@@ -74,8 +74,8 @@ func (s *service) registerBulk(api huma.API) {
 	bulk := huma.Operation{
 		Tags:    tags,
 		Summary: "Apply one action to many dead letters",
-		Description: "Discards, resolves, parks, unparks, reopens, assigns, tags, notes or purges the dead letters that " +
-			"a filter selects. Answers when all are done; an interrupted request has changed part of them. Entries whose " +
+		Description: "Discards, expires, resolves, parks, unparks, reopens, assigns, tags, notes or purges the dead letters " +
+			"that a filter selects. Answers when all are done; an interrupted request has changed part of them. Entries whose " +
 			"state does not allow the action are skipped. purge needs the role admin.",
 		Errors: []int{400, 409, 422, 503},
 	}

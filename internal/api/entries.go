@@ -211,7 +211,7 @@ var (
 	GetStats = Operation[None, Stats]{"get-stats", http.MethodGet, "/api/dlq/stats"}
 )
 
-// MoveEntry returns the operation of a move of an entry: discard, resolve, park, unpark or reopen.
+// MoveEntry returns the operation of a move of an entry: discard, expire, resolve, park, unpark or reopen.
 func MoveEntry(move string) Operation[EntryActionInput, Moved] {
 	return Operation[EntryActionInput, Moved]{move + "-entry", http.MethodPost, "/api/dlq/entries/{id}/" + move}
 }
@@ -303,6 +303,10 @@ func (s *service) registerEntries(api huma.API) {
 		{
 			"discard", "Discard a dead letter whose work is no longer wanted", "dlq_pending, dlq_manual and dlq_failed",
 			deadletter.Archived, s.Store.Discard,
+		},
+		{
+			"expire", "Expire a dead letter whose work is out of date", "dlq_pending, dlq_manual and dlq_failed",
+			deadletter.Archived, s.Store.Expire,
 		},
 		{
 			"resolve", "Close a parked dead letter whose work was done outside dlqd", "dlq_manual", deadletter.Resolved,

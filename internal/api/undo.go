@@ -82,9 +82,9 @@ func (s *service) registerUndo(api huma.API) {
 	undo := huma.Operation{
 		Tags:    tags,
 		Summary: "Undo an operator's action",
-		Description: "Undoes discard, resolve, park, unpark, assign, tag and note, of one dead letter or of many. " +
-			"Entries that are still in the state that the action gave them return to the state before it; discarded and " +
-			"resolved ones become dlq_manual. Entries that have changed since are left unchanged.",
+		Description: "Undoes discard, expire, resolve, park, unpark, assign, tag and note, of one dead letter or of many. " +
+			"Entries that are still in the state that the action gave them return to the state before it; discarded, expired " +
+			"and resolved ones become dlq_manual. Entries that have changed since are left unchanged.",
 		Errors: []int{400, 404, 409, 422, 503},
 	}
 	example(&undo, http.StatusOK, deadletter.Undone{

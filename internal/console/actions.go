@@ -20,10 +20,10 @@ import (
 // act makes one move of one dead letter.
 func (c *Console) act(in *request) (*done, error) {
 	verb, id := in.PostFormValue("do"), in.PathValue("id")
-	if !slices.Contains([]string{"replay", "discard", "resolve", "park", "unpark", "reopen"}, verb) {
+	if !slices.Contains([]string{"replay", "discard", "expire", "resolve", "park", "unpark", "reopen"}, verb) {
 		return nil, &api.Problem{
 			Status: http.StatusUnprocessableEntity, Title: "Unknown action",
-			Detail: "choose replay, resolve, unpark, park, discard or reopen",
+			Detail: "choose replay, resolve, unpark, park, discard, expire or reopen",
 		}
 	}
 	to := "/dead-letters/" + url.PathEscape(id)
@@ -38,8 +38,8 @@ func (c *Console) act(in *request) (*done, error) {
 		return nil, err
 	}
 	text := map[string]string{
-		"replay": "Replayed as job " + number(out.JobID) + ".", "discard": "Discarded.", "resolve": "Resolved.",
-		"park": "Parked: needs a person.", "unpark": "Unparked: dlqd decides what happens next.",
+		"replay": "Replayed as job " + number(out.JobID) + ".", "discard": "Discarded.", "expire": "Expired.",
+		"resolve": "Resolved.", "park": "Parked: needs a person.", "unpark": "Unparked: dlqd decides what happens next.",
 		"reopen": "Reopened: needs a person.",
 	}[verb]
 	return &done{To: to, Flash: flash{

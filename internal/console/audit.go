@@ -101,9 +101,9 @@ func (r *auditRow) FilterText() string {
 
 // operationVerbs maps the action of an operation to the verb that says what a person did.
 var operationVerbs = map[string]string{
-	"discard": "discarded", "resolve": "resolved", "park": "parked", "unpark": "returned to automatic",
-	"reopen": "reopened", "assign": "assigned", "tag": "tagged", "note": "noted", "purge": "purged",
-	"undo": "undid an operation on",
+	"discard": "discarded", "expire": "expired", "resolve": "resolved", "park": "parked",
+	"unpark": "returned to automatic", "reopen": "reopened", "assign": "assigned", "tag": "tagged", "note": "noted",
+	"purge": "purged", "undo": "undid an operation on",
 }
 
 // Words says what was done.

@@ -225,8 +225,11 @@ func sentenceOf(e *deadletter.Entry) string {
 		add(fmt.Sprintf("failed: dlqd has made all %d redeliveries", e.DLQRetryCount))
 	case deadletter.Archived:
 		how := "its retention ended"
-		if fmt.Sprint(deref(e.ResolutionStrategy)) == "discard" {
+		switch fmt.Sprint(deref(e.ResolutionStrategy)) {
+		case "discard":
 			how = "an operator discarded it"
+		case "expired":
+			how = "its work was out of date"
 		}
 		add("archived: " + how)
 	}
@@ -363,7 +366,7 @@ func nextStepTitle(e *deadletter.Entry) string {
 func movesFrom(name string) []deadletter.Status {
 	open := []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed}
 	return map[string][]deadletter.Status{
-		"replay": open, "discard": open,
+		"replay": open, "discard": open, "expire": open,
 		"resolve": {deadletter.Manual}, "unpark": {deadletter.Manual}, "park": {deadletter.Pending},
 		"reopen": {deadletter.Resolved, deadletter.Archived},
 	}[name]
@@ -380,6 +383,7 @@ func verbsOf(status deadletter.Status, missingRole string) []verb {
 		},
 		{Name: "park", Label: "Park", Consequence: "moves it to manual: dlqd does not redeliver it automatically", Key: "p"},
 		{Name: "discard", Label: "Discard", Consequence: "closes it as not wanted", Key: "d"},
+		{Name: "expire", Label: "Expire", Consequence: "closes it as out of date"},
 		{Name: "reopen", Label: "Reopen", Consequence: "moves it to manual again", Key: "o"},
 	}
 	for i := range verbs {

@@ -180,6 +180,7 @@ func bulkVerbs() []bulkVerb {
 		{"unpark", "Back to automatic", "returns them to dlqd, which decides what happens next", movesFrom("unpark"), false},
 		{"resolve", "Resolve", "closes them as done elsewhere", movesFrom("resolve"), false},
 		{"discard", "Discard", "closes them as not wanted", movesFrom("discard"), true},
+		{"expire", "Expire", "closes them as out of date", movesFrom("expire"), true},
 		{"reopen", "Reopen", "moves closed ones to manual again", movesFrom("reopen"), false},
 	}
 }

@@ -85,7 +85,7 @@ type Entry struct {
 	OrderingKey         *string         `json:"orderingKey,omitempty" doc:"orderingKey of the message." db:"ordering_key"`
 	ParkedBy            *string         `json:"parkedBy,omitempty" doc:"User that parked the entry; absent if its class requires manual handling." db:"parked_by"`
 	Notes               *string         `json:"notes,omitempty" doc:"Latest note of an operator." db:"notes"`
-	ResolutionStrategy  *string         `json:"resolutionStrategy,omitempty" enum:"automatic_retry,manual_retry,manual_resolution,discard" doc:"How it was closed." db:"resolution_strategy"`
+	ResolutionStrategy  *string         `json:"resolutionStrategy,omitempty" enum:"automatic_retry,manual_retry,manual_resolution,discard,expired" doc:"How it was closed." db:"resolution_strategy"`
 	ResolvedBy          *string         `json:"resolvedBy,omitempty" doc:"User or worker that closed the entry." db:"resolved_by"`
 	ResolutionNotes     *string         `json:"resolutionNotes,omitempty" doc:"Note of the user that closed it." db:"resolution_notes"`
 	ResolutionTimestamp *time.Time      `json:"resolutionTimestamp,omitempty" doc:"Time at which the entry was closed." db:"resolution_timestamp"`

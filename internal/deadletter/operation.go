@@ -14,7 +14,7 @@ import (
 // Operation is one action of an operator on any number of entries.
 type Operation struct {
 	ID        uuid.UUID        `json:"id" doc:"UUIDv7."`
-	Action    string           `json:"action" doc:"Action: discard, resolve, park, unpark, reopen, assign, tag, note, purge or undo."`
+	Action    string           `json:"action" doc:"Action: discard, expire, resolve, park, unpark, reopen, assign, tag, note, purge or undo."`
 	Filter    json.RawMessage  `json:"filter,omitempty" doc:"Filter that selected the entries; absent if they were selected by id, or if the caller may not see it."`
 	Args      json.RawMessage  `json:"args,omitempty" doc:"Parameters of the action: assignee, tags."`
 	Actor     string           `json:"actor" doc:"User that started it."`

@@ -678,6 +678,11 @@ func (s *Store) Discard(ctx context.Context, id uuid.UUID, act Act) error {
 	return s.call(ctx, "discard", id, act)
 }
 
+// Expire archives an entry whose work is out of date.
+func (s *Store) Expire(ctx context.Context, id uuid.UUID, act Act) error {
+	return s.call(ctx, "expire", id, act)
+}
+
 // Resolve closes a parked entry whose work was done outside dlqd.
 func (s *Store) Resolve(ctx context.Context, id uuid.UUID, act Act) error {
 	return s.call(ctx, "resolve", id, act)
@@ -709,7 +714,8 @@ func (s *Store) call(ctx context.Context, verb string, id uuid.UUID, act Act) er
 
 // Bulk is an action on every entry that a filter selects. Its JSON is what an approval covers.
 type Bulk struct {
-	Action   string          `json:"do"`            // discard, resolve, park, unpark, reopen, assign, tag, note or purge
+	// Action is discard, expire, resolve, park, unpark, reopen, assign, tag, note or purge.
+	Action   string          `json:"do"`
 	Filter   json.RawMessage `json:"filter"`        // see dlq.find
 	All      bool            `json:"all,omitempty"` // accept a filter that selects every entry
 	Assignee string          `json:"assignee,omitempty"`

@@ -183,7 +183,7 @@ func TestMoves_RefusalSaysWhoMovedTheEntry(t *testing.T) {
 	b := setup(t, succeed)
 	id := b.createEntry().ID
 	require.EqualError(t, b.store.Resolve(t.Context(), id, kim), "dead letter "+id.String()+": cannot resolve from "+
-		"dlq_pending (allowed: dlq_manual). Allowed from dlq_pending: replay, discard, park.", "it was only captured")
+		"dlq_pending (allowed: dlq_manual). Allowed from dlq_pending: replay, discard, expire, park.", "it was only captured")
 	require.NoError(t, b.store.Park(t.Context(), id, kim))
 	lee := deadletter.Act{Actor: "lee", Note: "ticket 4711, card 4242424242424242"}
 	require.NoError(t, b.store.Resolve(t.Context(), id, lee))

@@ -94,6 +94,11 @@ func TestUndo_RevertsEveryAction(t *testing.T) {
 			"dlq_manual manual outages anna {first} a mistake", "SELECT dlq.reopen($1)",
 		},
 		{
+			"expire", "",
+			deadletter.Bulk{Act: deadletter.Act{Note: "too late"}},
+			"dlq_manual manual outages anna {first} a mistake", "SELECT dlq.reopen($1)",
+		},
+		{
 			"resolve", "SELECT dlq.park($1, 'ben')",
 			deadletter.Bulk{},
 			"dlq_manual manual outages anna {first} a mistake",

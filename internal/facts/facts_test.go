@@ -657,6 +657,13 @@ func TestApply_OlderRetryDoesNotReopen(t *testing.T) {
 	b.requireStatus(id, deadletter.Archived)
 	require.Equal(t, fmt.Sprintf("job %d was retried outside dlqd before the entry was discarded", job), b.reason(id))
 
+	late, lateID := b.createEntry()
+	b.retry(late)
+	require.NoError(t, b.store.Expire(t.Context(), lateID, kim))
+	b.apply()
+	b.requireStatus(lateID, deadletter.Archived)
+	require.Equal(t, fmt.Sprintf("job %d was retried outside dlqd before the entry was expired", late), b.reason(lateID))
+
 	resolved, resolvedID := b.createEntry()
 	require.NoError(t, b.store.Park(t.Context(), resolvedID, kim))
 	b.retry(resolved)

@@ -56,7 +56,7 @@ var (
 		"Redeliveries that ended, by outcome (succeeded, failed) and by the class of the entry when it was sent.",
 		"queue", "error_class", "outcome")
 	closedDesc = desc("dlqd_dead_letters_closed_total", "Dead letters that were closed, by outcome: resolved, failed "+
-		"(used up its redeliveries), archived (discarded or erased while open).", "queue", "error_class", "outcome")
+		"(used up its redeliveries), archived (discarded, expired, or erased while open).", "queue", "error_class", "outcome")
 	parkedDesc = desc("dlqd_dead_letters_parked_total", "Dead letters that moved to manual.", "queue", "error_class")
 	sweptDesc  = desc("dlqd_leases_expired_total", "Dead letters that the sweep moved because the job of their "+
 		"redelivery was deleted or had ended without being captured.", "queue")

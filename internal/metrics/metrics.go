@@ -119,7 +119,8 @@ func New() *Metrics {
 			"held ones.", seconds, "queue"),
 		moves: counter("worker_entries_total", "Dead letters that the DLQ workers of this process handled, by "+
 			"action: filed, repeated (a further failure of an open entry), claimed, decided, parked, placed (in a pace), "+
-			"put_off (deferred), released (by a gate), redelivered, settled (found ended by the sweep), requeued.", "action"),
+			"put_off (deferred), released (by a gate), redelivered, expired, settled (found ended by the sweep), "+
+			"requeued.", "action"),
 		batchSeconds: histogramBy("worker_batch_seconds", "Time of one batch of a DLQ worker, by action.", seconds, "action"),
 		stageSeconds: histogramBy("stage_seconds", "Time of one step of a stage, by outcome (ok, error): claim (due "+
 			"batch), decision (failed batch), pace (reservation), gate (check), approval (execution).",
@@ -150,7 +151,7 @@ func New() *Metrics {
 	}
 	for _, action := range []string{
 		"filed", "repeated", "claimed", "decided", "parked", "placed", "put_off", "released",
-		"redelivered", "settled", "requeued",
+		"redelivered", "expired", "settled", "requeued",
 	} {
 		m.moves.WithLabelValues(action)
 	}

@@ -36,7 +36,7 @@ type Approvals struct {
 
 // ApprovalRule makes operations need an approval.
 type ApprovalRule struct {
-	Operations []string `json:"operations" jsonschema:"required,minItems=1,enum=replay,enum=patch,enum=redirect,enum=discard,enum=resolve,enum=purge,enum=erase,enum=export,description=Operations that the rule applies to. replay includes unpark\\, after which dlqd redelivers immediately. patch is a replay with another payload. redirect is a replay to another queue or destination."`
+	Operations []string `json:"operations" jsonschema:"required,minItems=1,enum=replay,enum=patch,enum=redirect,enum=discard,enum=resolve,enum=purge,enum=erase,enum=export,description=Operations that the rule applies to. replay includes unpark\\, after which dlqd redelivers immediately. discard includes expire. patch is a replay with another payload. redirect is a replay to another queue or destination."`
 	Queues     []string `json:"queues"     jsonschema:"description=Patterns of queue names; * matches any text. Empty: every queue."`
 	Above      int64    `json:"above"      jsonschema:"minimum=0,description=The rule applies to operations on more dead letters of these queues than this. 0: to every operation."`
 }

@@ -283,6 +283,8 @@ type QueueRouting struct {
 	MaxRetries int            `json:"maxRetries" jsonschema:"minimum=0,maximum=1000,description=Maximum redeliveries for every class of this queue; 0 keeps the value of the plan."`
 	SmartRetry *bool          `json:"smartRetry" jsonschema:"description=Overrides smartRetry.enabled."`
 	StaleAfter time.Duration  `json:"staleAfter" jsonschema:"description=Age from which the work of a dead letter is out of date. A replay run that skips stale work skips it; 0: never."`
+	// ExpireStale of the queue or of the kind is enough.
+	ExpireStale bool `json:"expireStale" jsonschema:"description=dlqd expires dead letters whose work is out of date\\, in place of redelivering them. Default: false."`
 }
 
 // KindRouting is the routing of one kind, or of all kinds that match a pattern.
@@ -291,6 +293,8 @@ type KindRouting struct {
 	Classes    ByClass[*Plan] `json:"classes"    jsonschema:"description=Plans by class."`
 	MaxRetries int            `json:"maxRetries" jsonschema:"minimum=0,maximum=1000,description=Maximum redeliveries for every class of this kind; 0 keeps the value of the plan."`
 	StaleAfter time.Duration  `json:"staleAfter" jsonschema:"description=Age from which the work of a dead letter is out of date\\, in place of the queue's; 0 keeps the queue's."`
+	// ExpireStale of the queue or of the kind is enough.
+	ExpireStale bool `json:"expireStale" jsonschema:"description=dlqd expires dead letters whose work is out of date\\, in place of redelivering them\\, also if the queue does not say so. Default: false."`
 }
 
 // Automatic configures what dlqd redelivers without an operator. If several switches match, one
@@ -491,6 +495,39 @@ func (p *Policy) StaleAfter(queue, kind string) (age time.Duration, setting stri
 		return q.StaleAfter, "queue " + queue
 	}
 	return 0, ""
+}
+
+// OutOfDate returns why the work of a dead letter is out of date; empty if it is not. expiresAt is the time that its
+// message or job has set (a text that is not RFC 3339 is ignored: any client can write it). Its age counts from dueAt.
+func (p *Policy) OutOfDate(queue, kind, expiresAt string, dueAt, now time.Time) string {
+	if expires, err := time.Parse(time.RFC3339, expiresAt); err == nil && !now.Before(expires) {
+		return "it expired at " + expires.UTC().Format(time.RFC3339)
+	}
+	if after, setting := p.StaleAfter(queue, kind); after > 0 && now.Sub(dueAt) >= after {
+		return "it is older than staleAfter of " + setting + ", " + after.String()
+	}
+	return ""
+}
+
+// Expires reports whether dlqd expires the dead letters of a queue and kind once their work is out of date.
+func (p *Policy) Expires(queue, kind string) bool {
+	q, k := p.Routing.Queues[queue], p.KindRouting(kind)
+	return q != nil && q.ExpireStale || k != nil && k.ExpireStale
+}
+
+// ExpiresAny reports whether Expires holds for any queue or kind.
+func (p *Policy) ExpiresAny() bool {
+	for _, q := range p.Routing.Queues {
+		if q.ExpireStale {
+			return true
+		}
+	}
+	for _, k := range p.Routing.Kinds {
+		if k.ExpireStale {
+			return true
+		}
+	}
+	return false
 }
 
 // MatchPattern reports whether text matches a pattern in which * stands for any text. Queues, kinds

@@ -59,13 +59,8 @@ func stale(ctx context.Context, queries *dbsqlc.Queries, p *policy.Policy, ids [
 	reasons := map[uuid.UUID]string{}
 	for i := range rows {
 		row := &rows[i]
-		// Any client can write metadata. A text that is no time says nothing.
-		if expires, err := time.Parse(time.RFC3339, row.ExpiresAt); err == nil && !now.Before(expires) {
-			reasons[row.ID] = "its work is out of date: it expired at " + expires.UTC().Format(time.RFC3339)
-			continue
-		}
-		if after, setting := p.StaleAfter(row.Queue, row.Kind); after > 0 && now.Sub(row.DueAt) >= after {
-			reasons[row.ID] = fmt.Sprintf("its work is out of date: it is older than staleAfter of %s, %s", setting, after)
+		if why := p.OutOfDate(row.Queue, row.Kind, row.ExpiresAt, row.DueAt, now); why != "" {
+			reasons[row.ID] = "its work is out of date: " + why
 		}
 	}
 	return reasons, nil

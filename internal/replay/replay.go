@@ -725,7 +725,7 @@ type RunEntry struct {
 	ErrorClass  string     `json:"errorClass,omitempty" doc:"Class of the failure of this redelivery, if it failed and was judged."`
 	FailedAs    string     `json:"failedAs,omitempty" doc:"Failure group of the failure of this redelivery."`
 	Group       *int32     `json:"group,omitempty" doc:"Number of the group of a progressive run."`
-	Closure     string     `json:"closure" enum:"recovered,failed_same,failed_new,failed,skipped,taken_over,in_progress,to_go" doc:"What became of it. failed_same: it failed in its failure group at the start of the run. failed_new: it failed in another one (failedAs). failed: one of the groups is not known. taken_over: a person moved it before its turn."`
+	Closure     string     `json:"closure" enum:"recovered,failed_same,failed_new,failed,skipped,taken_over,expired,in_progress,to_go" doc:"What became of it. failed_same: it failed in its failure group at the start of the run. failed_new: it failed in another one (failedAs). failed: one of the groups is not known. taken_over: a person moved it before its turn. expired: it was expired before its turn."`
 	SentAt      *time.Time `json:"sentAt,omitempty" doc:"Time at which the run sent it."`
 	TakenBy     string     `json:"takenBy,omitempty" doc:"Who took it over."`
 	Was         string     `json:"was,omitempty" doc:"Its failure group at the start of the run."`

@@ -19,6 +19,7 @@ const (
 	closureFailed     = "failed"
 	closureSkipped    = "skipped"
 	closureTakenOver  = "taken_over"
+	closureExpired    = "expired"
 	closureInProgress = "in_progress"
 	closureToGo       = "to_go"
 )
@@ -45,6 +46,7 @@ type RunCounts struct {
 	Failed     int64 `json:"failed" doc:"Failed, and one of the failure groups is not known."`
 	Skipped    int64 `json:"skipped" doc:"Skipped."`
 	TakenOver  int64 `json:"takenOver" doc:"Taken over: a person moved them before their turn."`
+	Expired    int64 `json:"expired" doc:"Expired before their turn, by a person or by the policy."`
 	InProgress int64 `json:"inProgress" doc:"Redeliveries under way."`
 	ToGo       int64 `json:"toGo" doc:"Not sent yet."`
 }
@@ -54,7 +56,7 @@ func (c *RunCounts) of(closure string) *int64 {
 	return map[string]*int64{
 		closureRecovered: &c.Recovered, closureFailedSame: &c.FailedSame, closureFailedNew: &c.FailedNew,
 		closureFailed: &c.Failed, closureSkipped: &c.Skipped, closureTakenOver: &c.TakenOver,
-		closureInProgress: &c.InProgress, closureToGo: &c.ToGo,
+		closureExpired: &c.Expired, closureInProgress: &c.InProgress, closureToGo: &c.ToGo,
 	}[closure]
 }
 
@@ -69,13 +71,13 @@ type RunGroupReport struct {
 	Since       *time.Time  `json:"since,omitempty" doc:"Time at which the oldest redelivery under way was sent."`
 	Median      float64     `json:"medianSeconds,omitempty" doc:"Median time from the redelivery to the recovery, in seconds."`
 	Slowest     float64     `json:"slowestSeconds,omitempty" doc:"Longest time from the redelivery to the recovery, in seconds."`
-	Reasons     []RunReason `json:"reasons,omitempty" doc:"New failure groups, reasons why entries were skipped, and who took entries over."`
+	Reasons     []RunReason `json:"reasons,omitempty" doc:"New failure groups, reasons why entries were skipped, and who took entries over or expired them."`
 }
 
 // RunReason is a reason of an outcome.
 type RunReason struct {
-	Closure string `json:"closure" enum:"failed_new,skipped,taken_over" doc:"What became of the entries."`
-	What    string `json:"what" doc:"The new failure group, the reason of the skip (# stands for numbers), or who took them over."`
+	Closure string `json:"closure" enum:"failed_new,skipped,taken_over,expired" doc:"What became of the entries."`
+	What    string `json:"what" doc:"The new failure group, the reason of the skip (# stands for numbers), or who took them over or expired them."`
 	Entries int64  `json:"entries" doc:"Number of entries."`
 }
 
@@ -144,8 +146,8 @@ type RunComparison struct {
 // RunChange is what became of some entries in two runs.
 type RunChange struct {
 	Fingerprint string `json:"fingerprint,omitempty" doc:"Failure group at the start of the later run, or else of the other one; absent if it is not known."`
-	Before      string `json:"before" enum:"recovered,failed_same,failed_new,failed,skipped,taken_over,in_progress,to_go,absent" doc:"What became of them in the run before; absent if it did not choose them."`
-	After       string `json:"after" enum:"recovered,failed_same,failed_new,failed,skipped,taken_over,in_progress,to_go,absent" doc:"What became of them in the run after."`
+	Before      string `json:"before" enum:"recovered,failed_same,failed_new,failed,skipped,taken_over,expired,in_progress,to_go,absent" doc:"What became of them in the run before; absent if it did not choose them."`
+	After       string `json:"after" enum:"recovered,failed_same,failed_new,failed,skipped,taken_over,expired,in_progress,to_go,absent" doc:"What became of them in the run after."`
 	Entries     int64  `json:"entries" doc:"Number of entries."`
 }
 

@@ -32,22 +32,23 @@ func (b *bundle) report(run *replay.Run) *replay.RunReport {
 func TestReport_SaysWhatBecameOfEachEntry(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.fail(7, "a", "T")
+	b.fail(8, "a", "T")
 	before := b.start(replay.Request{All: true, StopAt: 100})
 	b.runOnce()
-	for n := 1; n <= 7; n++ {
+	for n := 1; n <= 8; n++ {
 		b.end(n, "dial tcp: connection refused")
 	}
 	b.turn()
 	report := b.report(before)
 	require.True(t, report.Complete)
-	require.EqualValues(t, 7, report.Counts.Failed, "the entries had no failure group")
+	require.EqualValues(t, 8, report.Counts.Failed, "the entries had no failure group")
 	b.exec(`UPDATE dlq.dead_letter_queue e SET fingerprint = r.fingerprint, status = 'dlq_manual', strategy = 'manual',
 		metadata = CASE WHEN original_event ->> 'n' = '4' THEN '{"dlqd:expires_at": "2020-01-01T00:00:00Z"}' ELSE metadata END
 		FROM dlq.replay_run_entries r WHERE r.entry_id = e.id AND r.fingerprint IS NOT NULL`)
 
 	run := b.start(replay.Request{Filter: []byte(`{"queue": "a"}`), SkipStale: true})
 	b.exec(`SELECT dlq.discard(id, 'ann') FROM dlq.dead_letter_open WHERE original_event ->> 'n' = '5'`)
+	b.exec(`SELECT dlq.expire(id, 'bea') FROM dlq.dead_letter_open WHERE original_event ->> 'n' = '8'`)
 	b.runOnce()
 	b.end(1, "")
 	b.end(2, "dial tcp: connection refused")
@@ -56,11 +57,11 @@ func TestReport_SaysWhatBecameOfEachEntry(t *testing.T) {
 	report = b.report(run)
 	require.False(t, report.Complete)
 	require.Equal(t, replay.RunCounts{
-		Recovered: 1, FailedSame: 1, FailedNew: 1, Skipped: 1, TakenOver: 1, InProgress: 2,
+		Recovered: 1, FailedSame: 1, FailedNew: 1, Skipped: 1, TakenOver: 1, Expired: 1, InProgress: 2,
 	}, report.Counts)
 	require.Len(t, report.Groups, 1)
 	group := report.Groups[0]
-	require.EqualValues(t, 7, group.Entries)
+	require.EqualValues(t, 8, group.Entries)
 	require.Equal(t, report.Counts, group.RunCounts)
 	require.Equal(t, "a", group.Queue)
 	require.NotNil(t, group.Since)
@@ -70,6 +71,7 @@ func TestReport_SaysWhatBecameOfEachEntry(t *testing.T) {
 		why[reason.Closure] = reason.What
 	}
 	require.Equal(t, "ann", why["taken_over"])
+	require.Equal(t, "bea", why["expired"])
 	require.Equal(t, "its work is out of date", why["skipped"])
 	require.NotEqual(t, group.Fingerprint, why["failed_new"])
 	require.Len(t, why["failed_new"], 20)
@@ -80,7 +82,7 @@ func TestReport_SaysWhatBecameOfEachEntry(t *testing.T) {
 	for i := range entries {
 		closures[entries[i].Closure] = entries[i].TakenBy
 	}
-	require.Equal(t, map[string]string{"skipped": "", "taken_over": "ann"}, closures)
+	require.Equal(t, map[string]string{"skipped": "", "taken_over": "ann", "expired": "bea"}, closures)
 
 	b.end(6, "")
 	b.end(7, "")
@@ -95,7 +97,7 @@ func TestReport_SaysWhatBecameOfEachEntry(t *testing.T) {
 		changes[c.After] = c.Entries
 	}
 	require.Equal(t, map[string]int64{
-		"recovered": 3, "failed_same": 1, "failed_new": 1, "skipped": 1, "taken_over": 1,
+		"recovered": 3, "failed_same": 1, "failed_new": 1, "skipped": 1, "taken_over": 1, "expired": 1,
 	}, changes)
 	_, err = b.replayer.Compare(t.Context(), before.ID, uuid.New())
 	require.ErrorIs(t, err, deadletter.ErrNotFound)

@@ -308,7 +308,7 @@ func TestApprovals_CountWhatTheyWouldChange(t *testing.T) {
 	// The preview of an operation counts only the entries that the operation can change; that of an unknown
 	// operation counts all.
 	for do, entries := range map[string]int64{
-		"discard": 1, "resolve": 1, "unpark": 1, "purge": 6, `purge", "force": true, "x": "`: 7,
+		"discard": 1, "expire": 1, "resolve": 1, "unpark": 1, "purge": 6, `purge", "force": true, "x": "`: 7,
 	} {
 		require.EqualValues(t, entries, b.count(`SELECT sum(p.entries)::bigint
 			FROM dlq.preview(dlq.approval_filter('bulk', '{"filter": {}, "do": "`+do+`"}')) p`), do)
@@ -495,7 +495,7 @@ func TestApprovals_CannotBeBypassedInSQL(t *testing.T) {
 	kim, lee, reader := login("dlq_admin"), login("dlq_operator"), login("dlq_reader")
 	one := "(SELECT min(id::text)::uuid FROM dlq.dead_letter_queue WHERE queue = 'payments')"
 	for _, sql := range []string{
-		"SELECT dlq.replay(" + one + ")", "SELECT dlq.discard(" + one + ")",
+		"SELECT dlq.replay(" + one + ")", "SELECT dlq.discard(" + one + ")", "SELECT dlq.expire(" + one + ")",
 		"SELECT dlq.resolve(" + one + ")", "SELECT dlq.unpark(" + one + ")",
 		"SELECT dlq.act_on('discard', ARRAY[" + one + "], 'kim')", "SELECT dlq.act_where('discard', '{}', p_all => true)",
 		"SELECT dlq.act_where('purge', '{}', p_all => true, p_args => '{\"force\": true}', p_limit => 1)",

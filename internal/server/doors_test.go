@@ -22,6 +22,7 @@ var consoleRequests = map[string][]string{
 	"get-revealed-entry": {"GET /dead-letters/{id}/reveal"},
 	"replay-entry":       {"POST /dead-letters/{id}/act?do=replay", "POST /dead-letters/{id}/edit?payload=1"},
 	"discard-entry":      {"POST /dead-letters/{id}/act?do=discard"},
+	"expire-entry":       {"POST /dead-letters/{id}/act?do=expire"},
 	"resolve-entry":      {"POST /dead-letters/{id}/act?do=resolve"},
 	"park-entry":         {"POST /dead-letters/{id}/act?do=park"},
 	"unpark-entry":       {"POST /dead-letters/{id}/act?do=unpark"},

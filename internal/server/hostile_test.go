@@ -211,7 +211,7 @@ func TestMoves_RefusalListsTheAllowedMoves(t *testing.T) {
 	id := position["deadLetter"].(map[string]any)["id"].(string)
 	b.awaitEntry(id, "dlq_manual")
 	for _, step := range []struct{ refused, detail, then string }{
-		{"park", "Allowed from dlq_manual: replay, discard, resolve, unpark.", "discard"},
+		{"park", "Allowed from dlq_manual: replay, discard, expire, resolve, unpark.", "discard"},
 		{"replay", "Allowed from dlq_archived: reopen.", ""},
 	} {
 		status, out, _ := b.call("POST", "/api/dlq/entries/"+id+"/"+step.refused, "{}")

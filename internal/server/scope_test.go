@@ -235,6 +235,7 @@ var operations = []operation{
 	{"get-revealed-entry", "GET", "/api/dlq/entries/{id}/reveal", access.Operator, "", "entry", ""},
 	{"replay-entry", "POST", "/api/dlq/entries/{id}/replay", access.Operator, "", "entry", ""},
 	{"discard-entry", "POST", "/api/dlq/entries/{id}/discard", access.Operator, "", "entry", ""},
+	{"expire-entry", "POST", "/api/dlq/entries/{id}/expire", access.Operator, "", "entry", ""},
 	{"resolve-entry", "POST", "/api/dlq/entries/{id}/resolve", access.Operator, "", "entry", ""},
 	{"park-entry", "POST", "/api/dlq/entries/{id}/park", access.Operator, "", "entry", ""},
 	{"unpark-entry", "POST", "/api/dlq/entries/{id}/unpark", access.Operator, "", "entry", ""},

@@ -73,10 +73,12 @@ func (p *Planner) behaviour(names *queuesAndKinds) *behaviour {
 		b.add(at, "smartRetry", reflect.ValueOf(rules.SmartRetryOn(name)))
 		age, _ := rules.StaleAfter(name, "")
 		b.add(at, "staleAfter", reflect.ValueOf(age))
+		b.add(at, "expireStale", reflect.ValueOf(rules.Expires(name, "")))
 	}
 	for _, name := range names.kinds {
 		age, _ := rules.StaleAfter("", name)
 		b.add(place{"kind", name}, "staleAfter", reflect.ValueOf(age))
+		b.add(place{"kind", name}, "expireStale", reflect.ValueOf(rules.Expires("", name)))
 	}
 	for _, name := range slices.Sorted(maps.Keys(rules.Destinations)) {
 		b.add(place{"destination", name}, "", reflect.ValueOf(rules.Destinations[name]))

@@ -66,7 +66,8 @@ const (
 	rescuedSpacing = time.Minute
 	// busyPause is how long an entry waits if another transaction has locked its job or the job's unique key.
 	busyPause = 10 * time.Second
-	// sweepPages limits the pages of entries in dlq_processing that one sweep checks.
+	// sweepPages limits the pages of entries in dlq_processing that one sweep checks, and those of entries of
+	// expiryPage that one pass of the expiry does.
 	sweepPages = 20
 	// minPaceWait is the shortest wait for a place in a pace; shorter waits are skipped.
 	minPaceWait = 100 * time.Millisecond
@@ -77,7 +78,7 @@ const (
 )
 
 // Observer is called after a transaction for each of its actions ("filed", "repeated", "claimed",
-// "decided", "parked", "placed", "released", "redelivered", "put_off"), with the number of entries
+// "decided", "parked", "placed", "released", "redelivered", "put_off", "expired"), with the number of entries
 // and the transaction's duration. A sweep calls it with "settled" and "requeued" and no duration.
 type Observer func(action string, entries int, took time.Duration)
 
@@ -140,6 +141,7 @@ type Worker struct {
 	// transaction was not blocked.
 	blocked atomic.Pointer[blocked]
 	swept   uuid.UUID // the last entry that the sweep checked
+	looked  uuid.UUID // the last entry that the expiry checked
 	queries *dbsqlc.Queries
 	inbox   inbox
 	prepare sync.Once // calls BeforeFiling
@@ -206,6 +208,10 @@ func (w *Worker) Loops() []*background.Loop {
 		background.New(background.Config{
 			Name: "redeliveries", Interval: w.config.SweepInterval, Once: background.Each(w.sweep),
 			Failing: "DLQ worker: sweeping redeliveries failed",
+		}),
+		background.New(background.Config{
+			Name: "expiry", Interval: w.config.SweepInterval, Timeout: gateTimeout, Finish: true, OneProcess: true,
+			Once: background.Each(w.Expire), Failing: "DLQ worker: expiring dead letters failed",
 		}),
 		background.New(background.Config{
 			Name: "gates", Interval: w.config.GateInterval, Timeout: gateTimeout,
@@ -596,6 +602,9 @@ func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.Claim
 		} else {
 			wait(row, v.Again, v.WaitingFor, v.Reason)
 		}
+	}
+	if due, err = w.expireDue(ctx, tx, planner.Policy(), due, now, counts); err != nil {
+		return fmt.Errorf("expire: %w", err)
 	}
 	if due, err = w.deferHeld(ctx, tx, due, now, wait); err != nil {
 		return fmt.Errorf("replay runs: %w", err)

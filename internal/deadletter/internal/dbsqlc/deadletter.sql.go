@@ -487,7 +487,7 @@ type MoveParams struct {
 	Operation uuid.UUID
 }
 
-// Move makes an operator's move of one entry, as an operation: discard, resolve, park, unpark or
+// Move makes an operator's move of one entry, as an operation: discard, expire, resolve, park, unpark or
 // reopen.
 func (q *Queries) Move(ctx context.Context, arg MoveParams) error {
 	_, err := q.db.Exec(ctx, Move,

@@ -364,14 +364,9 @@ func (q *Queries) Events(ctx context.Context, ids []uuid.UUID) ([]EventsRow, err
 }
 
 const Expiries = `-- name: Expiries :many
-SELECT e.id, e.queue, e.kind,
-    least(greatest(e.job_created_at, CASE WHEN e.job_kind = 'dlqd_message'
-        THEN dlq.to_timestamptz(e.original_event ->> 'scheduledAt') END, 'epoch'), now())::timestamptz AS due_at,
-    coalesce(CASE WHEN e.job_kind = 'dlqd_message' THEN e.original_event ->> 'expiresAt' END,
-        e.metadata ->> 'dlqd:expires_at', '')::text AS expires_at
-FROM dlq.dead_letter_queue e
-WHERE e.id = ANY ($1::uuid[]) AND e.stage IN ('inbox', 'open', 'failed')
-    AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since($1::uuid[]))
+SELECT e.id::uuid AS id, e.queue::text AS queue, e.kind::text AS kind, e.due_at::timestamptz AS due_at,
+    e.expires_at::text AS expires_at
+FROM dlq.expiries($1::uuid[]) e
 `
 
 type ExpiriesRow struct {
@@ -382,10 +377,6 @@ type ExpiriesRow struct {
 	ExpiresAt string
 }
 
-// Expiries returns what tells whether the work of entries is out of date. expires_at is a message's
-// expiresAt, or the metadata of an application's job; empty if there is none. due_at is when the job
-// was inserted, or of a message when it was to be delivered, if that is later. It lies between 1970 and
-// now: any client can write an infinite time.
 func (q *Queries) Expiries(ctx context.Context, ids []uuid.UUID) ([]ExpiriesRow, error) {
 	rows, err := q.db.Query(ctx, Expiries, ids)
 	if err != nil {
@@ -944,7 +935,8 @@ const ReplayEntries = `-- name: ReplayEntries :many
 WITH page AS MATERIALIZED (
     SELECT x.entry_id, coalesce(x.outcome, 'to_go') AS outcome, x.detail, x.job_id, x.ended_at, x.group_number,
         x.error_class, x.fingerprint, x.was, x.sent_at, x.taken_by,
-        dlq.closure_of(x.outcome, x.job_id, x.was, x.fingerprint, x.taken_by, r.status = 'cancelled') AS closure
+        CASE x.closed_as::text WHEN 'expired' THEN 'expired' ELSE dlq.closure_of(x.outcome, x.job_id, x.was,
+            x.fingerprint, x.taken_by, r.status = 'cancelled') END AS closure
     FROM dlq.replay_runs r JOIN dlq.replay_run_entries x ON x.run_id = r.id
     WHERE r.id = $1 AND dlq.scope_within(r.scope, dlq.scope())
       AND ($2::text = '' OR x.outcome = $2::text OR $2::text = 'to_go' AND x.outcome IS NULL)

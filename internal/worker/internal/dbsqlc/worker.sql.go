@@ -676,6 +676,46 @@ func (q *Queries) DeleteGate(ctx context.Context, name string) error {
 	return err
 }
 
+const EntryExpiries = `-- name: EntryExpiries :many
+SELECT e.id::uuid AS id, e.queue::text AS queue, e.kind::text AS kind, e.due_at::timestamptz AS due_at,
+    e.expires_at::text AS expires_at
+FROM dlq.expiries($1::uuid[]) e
+`
+
+type EntryExpiriesRow struct {
+	ID        uuid.UUID
+	Queue     string
+	Kind      string
+	DueAt     time.Time
+	ExpiresAt string
+}
+
+func (q *Queries) EntryExpiries(ctx context.Context, ids []uuid.UUID) ([]EntryExpiriesRow, error) {
+	rows, err := q.db.Query(ctx, EntryExpiries, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []EntryExpiriesRow{}
+	for rows.Next() {
+		var i EntryExpiriesRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Queue,
+			&i.Kind,
+			&i.DueAt,
+			&i.ExpiresAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const EntryTraces = `-- name: EntryTraces :many
 SELECT e.id, (e.metadata ->> 'traceparent')::text AS parent, coalesce(e.metadata ->> 'tracestate', '')::text AS state
 FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1::uuid[]) AND e.stage = 'open' AND e.metadata ? 'traceparent'
@@ -702,6 +742,43 @@ func (q *Queries) EntryTraces(ctx context.Context, ids []uuid.UUID) ([]EntryTrac
 			return nil, err
 		}
 		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const ExpireStale = `-- name: ExpireStale :many
+SELECT e.id::uuid AS id
+FROM dlq.expire_stale($1::uuid[], $2::text[], $3::text, $4::text) e (id)
+`
+
+type ExpireStaleParams struct {
+	Ids           []uuid.UUID
+	Reasons       []string
+	Actor         string
+	ConfigVersion string
+}
+
+func (q *Queries) ExpireStale(ctx context.Context, arg ExpireStaleParams) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, ExpireStale,
+		arg.Ids,
+		arg.Reasons,
+		arg.Actor,
+		arg.ConfigVersion,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []uuid.UUID{}
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err
@@ -956,6 +1033,45 @@ func (q *Queries) ObservedGroups(ctx context.Context, most int32) ([]ObservedGro
 			&i.Kind,
 			&i.ErrorClass,
 		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const OpenPage = `-- name: OpenPage :many
+SELECT e.id, e.queue, e.kind FROM dlq.dead_letter_open e
+WHERE e.id > $1::uuid AND e.status IN ('dlq_pending', 'dlq_manual')
+ORDER BY e.id
+LIMIT $2::integer
+`
+
+type OpenPageParams struct {
+	After      uuid.UUID
+	MaxEntries int32
+}
+
+type OpenPageRow struct {
+	ID    uuid.UUID
+	Queue string
+	Kind  string
+}
+
+// OpenPage returns a page of the entries that dlqd may expire (dlq.expire_stale).
+func (q *Queries) OpenPage(ctx context.Context, arg OpenPageParams) ([]OpenPageRow, error) {
+	rows, err := q.db.Query(ctx, OpenPage, arg.After, arg.MaxEntries)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []OpenPageRow{}
+	for rows.Next() {
+		var i OpenPageRow
+		if err := rows.Scan(&i.ID, &i.Queue, &i.Kind); err != nil {
 			return nil, err
 		}
 		items = append(items, i)

@@ -1,0 +1,99 @@
+package worker_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+)
+
+// expiring is a policy that expires dead letters of the queue reports after an hour, and those of the queue quotes at
+// the time that their jobs have set.
+var expiring = policytest.Files{"dlq-routing": `
+queues:
+  reports: {staleAfter: 1h, expireStale: true}
+  prices: {staleAfter: 1h}
+  quotes: {expireStale: true}
+`}
+
+// age makes the jobs of a queue's open entries some hours older.
+func (j *policyBundle) age(queue string, hours int) {
+	j.Helper()
+	j.exec(`WITH older AS (UPDATE river_job SET created_at = created_at - make_interval(hours => $2) WHERE queue = $1
+		RETURNING id, created_at)
+		UPDATE dlq.dead_letter_open e SET job_created_at = o.created_at FROM older o WHERE e.river_job_id = o.id`, queue, hours)
+}
+
+func (j *policyBundle) expired(queue string) int {
+	j.Helper()
+	return j.count(`SELECT count(*) FROM dlq.dead_letter_queue WHERE queue = $1 AND status = 'dlq_archived'
+		AND resolution_strategy = 'expired' AND resolved_by = 'worker:test'`, queue)
+}
+
+// A worker expires work that is out of date in place of redelivering it, and what waits, where the policy says so.
+func TestExpiry_FollowsThePolicy(t *testing.T) {
+	t.Parallel()
+	j := setupWithPolicy(t, expiring)
+	j.failMany(1, "reports", "dial tcp: connection refused")
+	j.failMany(2, "prices", "dial tcp: connection refused")
+	j.once()
+	j.age("reports", 2)
+	j.age("prices", 2)
+	j.now = j.now.Add(10 * time.Minute)
+	j.once()
+	require.Equal(t, 1, j.expired("reports"))
+	require.Contains(t, j.one(`SELECT reason FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_archived'`),
+		"expired: it is older than staleAfter of queue reports, 1h0m0s")
+	require.Equal(t, 2, j.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"),
+		"the queue prices does not expire its work")
+
+	j.failMany(3, "reports", "card was declined")
+	j.failMany(2, "quotes", "card was declined")
+	j.once()
+	require.NoError(t, j.worker.Expire(t.Context()))
+	require.Equal(t, 1, j.expired("reports"), "the others are not out of date")
+	j.age("reports", 4)
+	j.exec(`UPDATE dlq.dead_letter_open SET metadata = '{"dlqd:expires_at": "2020-01-01T00:00:00Z"}'
+		WHERE id = (SELECT id FROM dlq.dead_letter_open WHERE queue = 'quotes' LIMIT 1)`)
+	require.NoError(t, j.worker.Expire(t.Context()))
+	require.Equal(t, 4, j.expired("reports"))
+	require.Equal(t, 1, j.expired("quotes"))
+	require.Zero(t, j.count(`SELECT count(*) FROM river_job WHERE queue IN ('reports', 'quotes') AND state <> 'discarded'`))
+}
+
+// dlqd leaves what an operator wants or a replay run is to send, and what is not dead.
+func TestExpiry_LeavesWantedAndLiveWork(t *testing.T) {
+	t.Parallel()
+	j := setupWithPolicy(t, expiring)
+	j.failMany(6, "reports", "card was declined")
+	j.once()
+	j.age("reports", 2)
+	ids := strings.Fields(j.one("SELECT string_agg(id::text, ' ' ORDER BY id) FROM dlq.dead_letter_open"))
+	require.Len(t, ids, 6)
+	j.exec("SELECT dlq.discard($1::uuid, 'kim')", ids[0])
+	j.exec("SELECT dlq.reopen($1::uuid, 'kim')", ids[0])
+	j.exec("SELECT dlq.unpark($1::uuid, 'kim')", ids[1])
+	j.exec(`SELECT dlq.replay_start(jsonb_build_object('ids', jsonb_build_array($1::text)), 'kim', p_rate => 1,
+		p_force => true)`, ids[2])
+	const of = " WHERE id = (SELECT river_job_id FROM dlq.dead_letter_queue WHERE id = $1::uuid)"
+	j.exec("UPDATE river_job SET state = 'available', finalized_at = NULL, attempt = 0"+of, ids[3])
+	tx, err := j.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "SELECT FROM river_job"+of+" FOR UPDATE", ids[4])
+	require.NoError(t, err)
+
+	require.NoError(t, j.worker.Expire(t.Context()))
+	require.Equal(t, 1, j.expired("reports"))
+	require.Equal(t, ids[5], j.one("SELECT id::text FROM dlq.dead_letter_queue WHERE resolution_strategy = 'expired'"))
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(t, j.worker.Expire(t.Context()))
+	require.Equal(t, 2, j.expired("reports"), "its job is no longer locked")
+
+	// What the policy expired is reopened as any closed entry, and stays then.
+	j.exec("SELECT dlq.reopen($1::uuid, 'kim')", ids[5])
+	require.NoError(t, j.worker.Expire(t.Context()))
+	require.Equal(t, 1, j.expired("reports"))
+}
