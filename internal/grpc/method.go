@@ -1,0 +1,192 @@
+package grpc
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/descriptorpb"
+	"google.golang.org/protobuf/types/dynamicpb"
+	_ "google.golang.org/protobuf/types/known/anypb" // types that descriptors may import without bringing them
+	_ "google.golang.org/protobuf/types/known/durationpb"
+	_ "google.golang.org/protobuf/types/known/emptypb"
+	_ "google.golang.org/protobuf/types/known/fieldmaskpb"
+	_ "google.golang.org/protobuf/types/known/structpb"
+	_ "google.golang.org/protobuf/types/known/timestamppb"
+	_ "google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+const (
+	// maxDescriptorBytes limits the descriptors of a method, which a server or a file brings.
+	maxDescriptorBytes = 4 << 20
+	// maxDescriptorFiles limits their files.
+	maxDescriptorFiles = 1000
+	// maxNameBytes limits the name of a field. A field of two bytes in an answer becomes its name in JSON.
+	maxNameBytes = 200
+	// wellKnown is the package whose messages have JSON forms of their own. protojson relies on their fields, so its
+	// own definitions are used.
+	wellKnown = "google.protobuf"
+)
+
+// Method is a unary method. The request of the zero Method is empty, and its answer is not read.
+type Method struct {
+	input, output protoreflect.MessageDescriptor
+	types         *dynamicpb.Types
+}
+
+// MethodOf returns a target's method as a file of descriptors defines it: a FileDescriptorSet with imports.
+func MethodOf(target *Target, set []byte) (*Method, error) {
+	if len(set) > maxDescriptorBytes {
+		return nil, fmt.Errorf("descriptors of %d bytes; at most %d", len(set), maxDescriptorBytes)
+	}
+	var files descriptorpb.FileDescriptorSet
+	if err := proto.Unmarshal(set, &files); err != nil {
+		return nil, errors.New("must be a FileDescriptorSet (protoc --include_imports --descriptor_set_out)")
+	}
+	return methodOf(target, files.GetFile())
+}
+
+func methodOf(target *Target, protos []*descriptorpb.FileDescriptorProto) (*Method, error) {
+	if len(protos) > maxDescriptorFiles {
+		return nil, fmt.Errorf("descriptors of %d files; at most %d", len(protos), maxDescriptorFiles)
+	}
+	protos, err := withWellKnown(protos)
+	if err != nil {
+		return nil, err
+	}
+	files, err := protodesc.NewFiles(&descriptorpb.FileDescriptorSet{File: protos})
+	if err != nil {
+		return nil, fmt.Errorf("descriptors: %w", err)
+	}
+	found, err := files.FindDescriptorByName(target.Service)
+	service, isService := found.(protoreflect.ServiceDescriptor)
+	if err != nil || !isService {
+		return nil, fmt.Errorf("the descriptors have no service %s", target.Service)
+	}
+	method := service.Methods().ByName(target.Method)
+	switch {
+	case method == nil:
+		return nil, fmt.Errorf("the service %s has no method %s", target.Service, target.Method)
+	case method.IsStreamingClient() || method.IsStreamingServer():
+		return nil, fmt.Errorf("the method %s of %s is a stream; must be unary", target.Method, target.Service)
+	}
+	return &Method{input: method.Input(), output: method.Output(), types: dynamicpb.NewTypes(files)}, nil
+}
+
+// withWellKnown returns files in which those of google.protobuf are protojson's.
+func withWellKnown(protos []*descriptorpb.FileDescriptorProto) ([]*descriptorpb.FileDescriptorProto, error) {
+	out, have := []*descriptorpb.FileDescriptorProto{}, map[string]bool{}
+	var own []string
+	for _, file := range protos {
+		switch {
+		case have[file.GetName()]:
+			continue // sent twice
+		case file.GetPackage() == wellKnown:
+			own = append(own, file.GetName())
+			continue
+		}
+		for _, message := range file.GetMessageType() {
+			name := strings.TrimPrefix(file.GetPackage()+"."+message.GetName(), ".")
+			if strings.HasPrefix(wellKnown+".", name+".") { // its nested messages would have the names of protojson's
+				return nil, fmt.Errorf("descriptors: %s: %s is a package", file.GetName(), name)
+			}
+		}
+		if err := checkNames(file.GetMessageType(), file.GetExtension()); err != nil {
+			return nil, fmt.Errorf("descriptors: %s: %w", file.GetName(), err)
+		}
+		have[file.GetName()], out = true, append(out, file)
+		own = append(own, file.GetDependency()...)
+	}
+	for len(own) > 0 {
+		name := own[0]
+		own = own[1:]
+		file, err := protoregistry.GlobalFiles.FindFileByPath(name)
+		if have[name] || err != nil || file.Package() != wellKnown {
+			continue // what is missing is named when the descriptors are linked
+		}
+		known := protodesc.ToFileDescriptorProto(file)
+		have[name], out = true, append(out, known)
+		own = append(own, known.GetDependency()...)
+	}
+	return out, nil
+}
+
+// checkNames checks the lengths of the names of fields.
+func checkNames(messages []*descriptorpb.DescriptorProto, fields []*descriptorpb.FieldDescriptorProto) error {
+	for _, field := range fields {
+		if len(field.GetName()) > maxNameBytes || len(field.GetJsonName()) > maxNameBytes {
+			return fmt.Errorf("a field's name is longer than %d bytes", maxNameBytes)
+		}
+	}
+	for _, message := range messages {
+		if err := errors.Join(checkNames(message.GetNestedType(), message.GetField()),
+			checkNames(nil, message.GetExtension())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// MappingError is the error of a document that is not a request of a method.
+type MappingError struct {
+	request protoreflect.FullName
+	text    string
+}
+
+// Error implements error.
+func (e *MappingError) Error() string {
+	return "the payload is not a " + string(e.request) + ": " + e.text
+}
+
+// Request returns the request that a JSON document describes. The document must have no field that the request lacks.
+// The error is a [MappingError].
+func (m *Method) Request(document []byte) ([]byte, error) {
+	if m.input == nil {
+		return nil, nil
+	}
+	request := dynamicpb.NewMessage(m.input)
+	if err := (protojson.UnmarshalOptions{Resolver: m.types}).Unmarshal(document, request); err != nil {
+		// protojson varies its blanks on purpose, and errors of the same cause belong to one group.
+		text := strings.TrimPrefix(strings.ReplaceAll(err.Error(), "\u00a0", " "), "proto: ")
+		return nil, &MappingError{m.input.FullName(), text}
+	}
+	raw, err := proto.Marshal(request)
+	if err != nil {
+		return nil, &MappingError{m.input.FullName(), err.Error()}
+	}
+	return raw, nil
+}
+
+// Answer returns the JSON form of an answer, or nil if raw is not one. A field success that is false is part of it,
+// although a proto3 message does not hold false.
+func (m *Method) Answer(raw []byte) []byte {
+	if m.output == nil {
+		return nil
+	}
+	answer := dynamicpb.NewMessage(m.output)
+	if err := (proto.UnmarshalOptions{Resolver: m.types}).Unmarshal(raw, answer); err != nil {
+		return nil
+	}
+	marshalled, err := protojson.MarshalOptions{Resolver: m.types}.Marshal(answer)
+	var document bytes.Buffer
+	if err != nil || json.Compact(&document, marshalled) != nil {
+		return nil
+	}
+	success := m.output.Fields().ByName("success")
+	if success == nil || success.Kind() != protoreflect.BoolKind || success.Cardinality() == protoreflect.Repeated ||
+		success.HasPresence() || answer.Get(success).Bool() {
+		return document.Bytes()
+	}
+	rest := bytes.TrimPrefix(document.Bytes(), []byte("{"))
+	if len(rest) > 1 {
+		return append([]byte(`{"success":false,`), rest...)
+	}
+	return []byte(`{"success":false}`)
+}

@@ -1,0 +1,166 @@
+package grpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	reflection "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/descriptorpb"
+)
+
+const (
+	// reflectedFor is how long descriptors that a server sent are used: a server that is replaced may have others.
+	reflectedFor = time.Minute
+	// maxRounds limits the requests for descriptors, each of which asks for the imports of those before.
+	maxRounds = 20
+	// reflectionMethod is the method of both versions of the reflection service.
+	reflectionMethod = "ServerReflectionInfo"
+)
+
+// reflectionServices are the names of the reflection service. Older servers have only the second, which is the same.
+var reflectionServices = []protoreflect.FullName{
+	"grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection",
+}
+
+// DescriptorError is the error of descriptors that do not have the method.
+type DescriptorError struct{ err error }
+
+// Error implements error.
+func (e *DescriptorError) Error() string { return e.err.Error() }
+
+// Unwrap returns what is wrong.
+func (e *DescriptorError) Unwrap() error { return e.err }
+
+// Reflected returns methods as their servers describe them.
+type Reflected struct {
+	mu      sync.Mutex
+	methods map[string]reflected // by the method's URL
+}
+
+type reflected struct {
+	method *Method
+	until  time.Time
+}
+
+// Method returns a target's method, and whether its descriptors were kept from an earlier call. If fresh is set, it
+// asks the server. Its error is a [DescriptorError], a [Status] or one of the network.
+func (r *Reflected) Method(ctx context.Context, client *http.Client, target *Target,
+	fresh bool,
+) (method *Method, kept bool, err error) {
+	address := target.URL()
+	r.mu.Lock()
+	known := r.methods[address]
+	r.mu.Unlock()
+	if known.method != nil && !fresh && time.Now().Before(known.until) {
+		return known.method, true, nil
+	}
+	files, err := reflect(ctx, client, target)
+	if err != nil {
+		return nil, false, err
+	}
+	method, err = methodOf(target, files)
+	if err != nil {
+		return nil, false, &DescriptorError{fmt.Errorf("server reflection at %s: %w", target.base.Host, err)}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.methods == nil {
+		r.methods = map[string]reflected{}
+	}
+	now := time.Now()
+	for other, old := range r.methods { // of destinations that are gone
+		if now.After(old.until) {
+			delete(r.methods, other)
+		}
+	}
+	r.methods[address] = reflected{method, now.Add(reflectedFor)}
+	return method, false, nil
+}
+
+// reflect asks a server for the files that define a service.
+func reflect(ctx context.Context, client *http.Client, target *Target) ([]*descriptorpb.FileDescriptorProto, error) {
+	var files []*descriptorpb.FileDescriptorProto
+	total, have, asked := 0, map[string]bool{}, map[string]bool{}
+	requests := []*reflection.ServerReflectionRequest{{
+		MessageRequest: &reflection.ServerReflectionRequest_FileContainingSymbol{
+			FileContainingSymbol: string(target.Service),
+		},
+	}}
+	fail := func(format string, args ...any) error {
+		return &DescriptorError{fmt.Errorf("server reflection at "+target.base.Host+": "+format, args...)}
+	}
+	for range maxRounds {
+		answers, err := ask(ctx, client, target, requests)
+		if err != nil {
+			return nil, err
+		}
+		for _, raw := range answers {
+			var answer reflection.ServerReflectionResponse
+			if raw == nil {
+				return nil, fail("descriptors are compressed, or larger than %d bytes; set descriptorFile", maxDescriptorBytes)
+			}
+			if err := proto.Unmarshal(raw, &answer); err != nil {
+				return nil, fail("%w", err)
+			}
+			if problem := answer.GetErrorResponse(); problem != nil {
+				return nil, fail("%s (%s)", printable(problem.GetErrorMessage()), target.Service)
+			}
+			for _, raw := range answer.GetFileDescriptorResponse().GetFileDescriptorProto() {
+				file := &descriptorpb.FileDescriptorProto{}
+				if err := proto.Unmarshal(raw, file); err != nil {
+					return nil, fail("%w", err)
+				}
+				if total += len(raw); total > maxDescriptorBytes || len(files) >= maxDescriptorFiles {
+					return nil, fail("descriptors of more than %d bytes or %d files; set descriptorFile", maxDescriptorBytes,
+						maxDescriptorFiles)
+				}
+				if !have[file.GetName()] {
+					have[file.GetName()], files = true, append(files, file)
+				}
+			}
+		}
+		requests = nil
+		for _, file := range files {
+			for _, name := range file.GetDependency() {
+				if known, err := protoregistry.GlobalFiles.FindFileByPath(name); have[name] || asked[name] ||
+					err == nil && known.Package() == wellKnown {
+					continue
+				}
+				asked[name] = true
+				requests = append(requests, &reflection.ServerReflectionRequest{
+					MessageRequest: &reflection.ServerReflectionRequest_FileByFilename{FileByFilename: name},
+				})
+			}
+		}
+		if len(requests) == 0 {
+			return files, nil
+		}
+	}
+	return nil, fail("imports are nested deeper than %d files; set descriptorFile", maxRounds)
+}
+
+// ask sends requests to a server's reflection service and returns its answers.
+func ask(ctx context.Context, client *http.Client, target *Target,
+	requests []*reflection.ServerReflectionRequest,
+) (answers [][]byte, err error) {
+	messages := make([][]byte, len(requests))
+	for i, request := range requests {
+		if messages[i], err = proto.Marshal(request); err != nil {
+			return nil, err
+		}
+	}
+	for _, service := range reflectionServices {
+		answers, err = invoke(ctx, client, target.url(service, reflectionMethod), maxDescriptorBytes, messages...)
+		if status, ok := errors.AsType[*Status](err); !ok || status.Name != statusUnimplemented {
+			return answers, err
+		}
+	}
+	return nil, &DescriptorError{fmt.Errorf("the server at %s has no reflection: set descriptorFile", target.base.Host)}
+}
