@@ -1,5 +1,5 @@
 // Package delivery has the River client and worker that deliver messages to their destinations over
-// HTTP and classify the answers. It also holds messages that may not be sent yet, and releases
+// HTTP and gRPC and classify the answers. It also holds messages that may not be sent yet, and releases
 // them.
 package delivery
 
@@ -33,6 +33,7 @@ import (
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/cause"
 	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/grpc"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -72,6 +73,12 @@ const (
 	TypeDNS               = "DNS_ERROR"
 	TypeTLS               = "TLS_ERROR"
 	TypeLogicalFailure    = "LOGICAL_FAILURE"
+)
+
+// Error types of messages that were not sent.
+const (
+	TypeRequest    = "REQUEST_ERROR"         // the message makes no request
+	TypeDescriptor = "GRPC_DESCRIPTOR_ERROR" // the request's form is not known
 )
 
 // Args are the args of a delivery's job: the message, and the Retry-After that Work passes to
@@ -122,23 +129,26 @@ type Config struct {
 type Worker struct {
 	river.WorkerDefaults[Args]
 
-	config Config
-	client *http.Client
+	config    Config
+	client    *http.Client
+	calls     *http.Client // of gRPC methods
+	reflected grpc.Reflected
 }
 
 // NewWorker returns a worker for the policy's queues.
 func NewWorker(config Config) *Worker {
 	config.Tracer = telemetry.Tracer(config.Tracer)
-	return &Worker{config: config, client: &http.Client{
-		Transport: &http.Transport{
-			Proxy:                 http.ProxyFromEnvironment,
-			DialContext:           (&net.Dialer{Timeout: connectTimeout, KeepAlive: 30 * time.Second}).DialContext,
-			TLSHandshakeTimeout:   connectTimeout,
-			ForceAttemptHTTP2:     true,
-			MaxIdleConnsPerHost:   maxIdleConns,
-			IdleConnTimeout:       90 * time.Second,
-			ExpectContinueTimeout: time.Second,
-		},
+	transport := &http.Transport{
+		Proxy:                 http.ProxyFromEnvironment,
+		DialContext:           (&net.Dialer{Timeout: connectTimeout, KeepAlive: 30 * time.Second}).DialContext,
+		TLSHandshakeTimeout:   connectTimeout,
+		ForceAttemptHTTP2:     true,
+		MaxIdleConnsPerHost:   maxIdleConns,
+		IdleConnTimeout:       90 * time.Second,
+		ExpectContinueTimeout: time.Second,
+	}
+	return &Worker{config: config, calls: callsOver(grpc.Transport(transport)), client: &http.Client{
+		Transport: transport,
 		// A redirect to another host would send the payload to a host that the policy does not
 		// name. A redirect that turns the POST into a GET would lose the payload.
 		CheckRedirect: func(next *http.Request, via []*http.Request) error {
@@ -154,6 +164,7 @@ func NewWorker(config Config) *Worker {
 // Close closes idle connections.
 func (w *Worker) Close() {
 	w.client.CloseIdleConnections()
+	w.calls.CloseIdleConnections()
 }
 
 // Timeout implements river.Worker. It returns the queue's timeout plus recordTime, or the policy's
@@ -268,9 +279,11 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
 		return hold(ctx, job, heldFor, err)
 	}
 	err = w.deliver(ctx, &planner.Policy().Data, target, queue, job, meta)
-	// A delivery that was cut off by a stop or a cancellation says nothing about its destination.
-	result.Available = isAvailable(err) || isStopped(ctx)
-	if !isStopped(ctx) {
+	// A delivery that was cut off by a stop or a cancellation says nothing about its destination, nor does a message
+	// that was not sent.
+	unknown := isStopped(ctx) || isUnsent(err)
+	result.Available = isAvailable(err) || unknown
+	if !unknown {
 		permit.Done(ctx, result.Available)
 	}
 	if err != nil {
@@ -339,12 +352,21 @@ func isAvailable(err error) bool {
 	if !ok {
 		return err == nil
 	}
+	if status, called := structured.Context["grpcStatus"].(string); called {
+		return !slices.Contains(unavailable, status)
+	}
 	status, answered := structured.Context["status"].(int)
 	if status == http.StatusLocked || status == http.StatusTooEarly {
 		return true // a problem with this one request: the destination is available
 	}
 	class := strategy.ClassifyStatus(status)
 	return answered && class != riverdlq.ClassTransient && class != riverdlq.ClassOutage
+}
+
+// isUnsent reports whether a message was not sent.
+func isUnsent(err error) bool {
+	structured, ok := errors.AsType[*riverdlq.Error](err)
+	return ok && (structured.Type == TypeRequest || structured.Type == TypeDescriptor)
 }
 
 func (w *Worker) deliver(
@@ -356,20 +378,44 @@ func (w *Worker) deliver(
 	ctx, span := w.config.Tracer.Start(ctx, http.MethodPost, trace.WithSpanKind(trace.SpanKindClient)) //nolint:spancheck // endRequestSpan ends it
 	status := 0
 	defer func() { endRequestSpan(span, destination, status, err) }()
-	request, err := newRequest(ctx, destination, job, meta)
-	if err != nil {
-		return &riverdlq.Error{Type: "REQUEST_ERROR", Class: riverdlq.ClassMalformed, Message: destination.Hide(redact.Text(err.Error()))} //nolint:spancheck // likewise
+	exchange := w.post
+	if grpc.IsURL(destination.URL) {
+		exchange = w.call
 	}
-	hide := newMasker(data, destination, job)
+	status, err = exchange(ctx, queue, destination, job, meta, newMasker(data, destination, job))
+	return err //nolint:spancheck // likewise
+}
+
+// post sends a message over HTTP. It returns the status of the answer, or 0 if there is none.
+func (w *Worker) post(ctx context.Context, queue *policy.Queue, destination *policy.Destination,
+	job *river.Job[Args], meta *metadata, hide func(string) string,
+) (status int, err error) {
+	request, err := newRequest(ctx, destination, destination.URL, job.Args.Body(), job, meta)
+	if err != nil {
+		return 0, requestError(destination, err)
+	}
 	response, err := w.client.Do(request)
 	if err != nil {
-		return transportError(ctx, destination, err, hide)
+		return 0, transportError(ctx, destination, err, hide)
 	}
 	defer func() { _ = response.Body.Close() }()
-	status = response.StatusCode
 	if response.StatusCode < http.StatusOK { // 101: the receiver may keep the connection open without end
-		return answerError(destination, response, nil, hide)
+		return response.StatusCode, answerError(destination, response, nil, hide)
 	}
+	return response.StatusCode, w.judge(ctx, queue, destination, job, response, hide)
+}
+
+// requestError returns the error of a message that makes no request.
+func requestError(destination *policy.Destination, err error) error {
+	return &riverdlq.Error{
+		Type: TypeRequest, Class: riverdlq.ClassMalformed, Message: destination.Hide(redact.Text(err.Error())),
+	}
+}
+
+// judge returns the error of an HTTP answer, or nil for a success.
+func (w *Worker) judge(ctx context.Context, queue *policy.Queue, destination *policy.Destination,
+	job *river.Job[Args], response *http.Response, hide func(string) string,
+) error {
 	body, err := io.ReadAll(io.LimitReader(response.Body, cause.MaxBytes))
 	switch success := response.StatusCode <= 299; {
 	case err != nil && (success || isStopped(ctx)):
@@ -408,13 +454,12 @@ func metadataOf(job *river.Job[Args]) metadata {
 	return m
 }
 
-// newRequest returns the POST request. Its body is the payload; its headers let a receiver drop a
+// newRequest returns the POST request. Its body is the payload, or a gRPC request; its headers let a receiver drop a
 // repeat (Webhook-Id), see the attempt, verify the signature and continue the trace.
-func newRequest(ctx context.Context, destination *policy.Destination, job *river.Job[Args],
-	meta *metadata,
+func newRequest(ctx context.Context, destination *policy.Destination, address string, body []byte,
+	job *river.Job[Args], meta *metadata,
 ) (*http.Request, error) {
-	body := job.Args.Body()
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, destination.URL, bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, address, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/dlqd/dlqd/internal/grpc"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/riverdlq"
@@ -67,7 +68,14 @@ func FailureOf(
 		return strategy.Facts{}, fmt.Errorf("unknown failure %q (known: %s)", answer.Failure,
 			strings.Join(slices.Sorted(maps.Keys(failures)), ", "))
 	}
-	w := &Worker{client: &http.Client{Transport: answer}, config: Config{Tracer: telemetry.Tracer(nil)}}
+	w := &Worker{
+		client: &http.Client{Transport: answer}, calls: callsOver(answer), config: Config{Tracer: telemetry.Tracer(nil)},
+	}
+	if grpc.IsURL(destination.URL) { // the sample is of the answer, and its payload need not be a request
+		called := *destination
+		called.Method = &grpc.Method{}
+		destination = &called
+	}
 	job := &river.Job[Args]{JobRow: &rivertype.JobRow{Queue: m.Queue, Attempt: 1}, Args: Args{Message: *m}}
 	err := w.deliver(ctx, data, destination, queue, job, &metadata{})
 	failure, ok := errors.AsType[*riverdlq.Error](err)

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dlqd/dlqd/internal/grpc"
 	"github.com/dlqd/dlqd/internal/message"
 )
 
@@ -145,10 +146,10 @@ func (l *loader) checkDestination(name string, d *Destination) {
 	case d.URL != "" && d.URLFile != "":
 		l.addf(file, at, "has url and urlFile; remove one")
 	case d.URL != "":
-		l.checkURL(at+".url", d.URL)
+		l.checkTarget(at, ".url", d)
 	default:
 		if d.URL = l.readSecret("retry-policies", at+".urlFile", d.URLFile); d.URL != "" {
-			l.checkURL(at+".urlFile", d.URL)
+			l.checkTarget(at, ".urlFile", d)
 		}
 		if l.source.SecretsElsewhere {
 			d.URL = ""
@@ -173,30 +174,62 @@ func (l *loader) checkDestination(name string, d *Destination) {
 	}
 }
 
-// readSecret reads a file that contains a secret. Watch checks that file from then on. For a draft, readSecret reads
-// nothing and returns the secret in force.
+// checkTarget checks the URL of a destination, which a field of the destination contains, and reads the descriptors
+// of a gRPC method.
+func (l *loader) checkTarget(at, field string, d *Destination) {
+	const file = "retry-policies"
+	if !grpc.IsURL(d.URL) {
+		l.checkURL(at+field, d.URL)
+		if d.DescriptorFile != "" {
+			l.addf(file, at+".descriptorFile", "is for gRPC methods (grpc:// and grpcs:// URLs)")
+		}
+		return
+	}
+	target, err := grpc.ParseURL(d.URL)
+	if err != nil {
+		l.addf(file, at+field, "%w", err)
+		return
+	}
+	if d.DescriptorFile == "" {
+		return
+	}
+	at += ".descriptorFile"
+	if set := l.readFile(file, at, d.DescriptorFile); set != "" {
+		if d.Method, err = grpc.MethodOf(target, []byte(set)); err != nil {
+			l.addf(file, at, "%s: %w", l.secretPath(d.DescriptorFile), err)
+		}
+	}
+}
+
+// readSecret reads a file that contains a secret.
 func (l *loader) readSecret(file, at, path string) (secret string) {
+	return strings.TrimSpace(l.readFile(file, at, path))
+}
+
+// readFile reads a file that the policy names. Watch checks that file from then on. For a draft, readFile reads
+// nothing and returns the content in force.
+func (l *loader) readFile(file, at, path string) (content string) {
 	key := at + " " + path
 	if l.draft != nil { // the author of a draft may lack the right to read it
 		return l.draft.inForce.secrets[key]
 	}
-	defer func() { l.policy.secrets[key] = secret }()
+	defer func() { l.policy.secrets[key] = content }()
 	path = l.secretPath(path)
 	l.policy.secretFiles = append(l.policy.secretFiles, path)
 	raw, err := os.ReadFile(path)
-	secret = strings.TrimSpace(string(raw))
+	content = string(raw)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && l.source.SecretsElsewhere:
 		l.warnf(file, at, "%s is missing here; dlqd serve needs it", path)
 	case err != nil:
 		l.addf(file, at, "%w", err)
-	case secret == "":
+	case strings.TrimSpace(content) == "":
 		l.addf(file, at, "%s is empty", path)
 	}
-	return secret
+	return content
 }
 
-// secretPath returns the path of a file that contains a secret.
+// secretPath returns the path of a file that the policy names.
 func (l *loader) secretPath(path string) string {
 	if filepath.IsAbs(path) {
 		return path

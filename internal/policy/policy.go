@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/grpc"
 	"github.com/dlqd/dlqd/internal/redact"
 )
 
@@ -110,10 +111,13 @@ type Retention struct {
 // Destination is where messages are delivered.
 type Destination struct {
 	Name       string `json:"-"`
-	URL        string `json:"url"        jsonschema:"description=http or https URL. Use urlFile for a URL that contains a secret."`
+	URL        string `json:"url"        jsonschema:"description=http or https URL\\, or a gRPC method: grpc://host:port/package.Service/Method\\, or grpcs for TLS. Use urlFile for a URL that contains a secret."`
 	URLFile    string `json:"urlFile"    jsonschema:"description=File with the URL: an absolute path\\, or relative to the policy's directory. dlqd then shows only the URL's host."`
 	Secret     Secret `json:"secret"     jsonschema:"description=Standard Webhooks secret (whsec_…) that signs deliveries. During a rotation\\, two lines: the new secret\\, then the former one. Prefer secretFile."`
 	SecretFile string `json:"secretFile" jsonschema:"description=File with the secret: an absolute path\\, or relative to the policy's directory."`
+	// DescriptorFile is a FileDescriptorSet with imports, and Method is the method that it describes.
+	DescriptorFile string       `json:"descriptorFile" jsonschema:"description=For a gRPC method: file with its descriptors (protoc --include_imports --descriptor_set_out): an absolute path\\, or relative to the policy's directory. Empty: dlqd asks the server (reflection)."`
+	Method         *grpc.Method `json:"-"`
 	// RedeliveriesPerSecond limits what dlqd sends again: redeliveries of DLQ workers, and messages
 	// that were held.
 	RedeliveriesPerSecond float64    `json:"redeliveriesPerSecond" jsonschema:"minimum=0,description=Maximum redeliveries by DLQ workers and releases of held messages per second\\, over all processes; 0 for no limit."`

@@ -244,6 +244,22 @@ func TestLoad_ReportsMistakesWithLines(t *testing.T) {
 			"destinations.d: has url and urlFile; remove one",
 		},
 		{
+			"retry-policies", "destinations: {d: {url: 'grpc://x:1/shop.v1.Payments'}}",
+			"destinations.d.url: must be grpc://host:port/package.Service/Method",
+		},
+		{
+			"retry-policies", "destinations: {d: {url: 'http://x', descriptorFile: shop.binpb}}",
+			"destinations.d.descriptorFile: is for gRPC methods",
+		},
+		{
+			"retry-policies", "destinations: {d: {url: 'grpc://x:1/a.B/C', descriptorFile: gone}}",
+			"destinations.d.descriptorFile: open ",
+		},
+		{
+			"retry-policies", "destinations: {d: {url: 'grpc://x:1/a.B/C', descriptorFile: bank.secret}}",
+			"must be a FileDescriptorSet",
+		},
+		{
 			"retry-policies", "destinations: {d: {url: 'http://x', probe: {url: here}}}",
 			"destinations.d.probe.url: must be an http or https URL",
 		},

@@ -33,7 +33,9 @@ func URL(raw string) string {
 	out := origin(u)
 	segments := strings.Split(u.EscapedPath(), "/")
 	for i, segment := range segments {
-		segments[i] = maskSegment(segment)
+		if !isMethod(u) {
+			segments[i] = maskSegment(segment)
+		}
 	}
 	out += strings.Join(segments, "/")
 	if u.RawQuery != "" {
@@ -69,6 +71,9 @@ func origin(u *url.URL) string {
 	return u.Scheme + "://" + u.Host
 }
 
+// isMethod reports whether the path of a URL is the name of a gRPC method, which is public.
+func isMethod(u *url.URL) bool { return u.Scheme == "grpc" || u.Scheme == "grpcs" }
+
 func maskSegment(segment string) string {
 	if segment == "" || publicSegment.MatchString(segment) {
 		return segment
@@ -99,7 +104,7 @@ func Secrets(raw string, all bool) []string {
 		add(base64.StdEncoding.EncodeToString([]byte(u.User.Username() + ":" + password)))
 	}
 	for segment := range strings.SplitSeq(u.EscapedPath(), "/") {
-		if all || maskSegment(segment) == Hidden {
+		if all || maskSegment(segment) == Hidden && !isMethod(u) {
 			decoded, _ := url.PathUnescape(segment)
 			add(segment)
 			add(decoded)

@@ -23,6 +23,7 @@ func TestURL(t *testing.T) {
 		"https://h/hooks/SECRETPATH/x":                                  "https://h/hooks/***/x",
 		"https://h/a%2Fb/abcdefghijklmnopqrstuvwxyz":                    "https://h/***/***",
 		"https://h/0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c/":               "https://h/***/",
+		"grpcs://u:p@h:8443/shop.v1.Payments/Capture":                   "grpcs://***@h:8443/shop.v1.Payments/Capture",
 		"postgres://u:p@h:5432/db?password=x":                           "postgres://***@h:5432/db?password=***",
 		"http://h/%zz":                                                  "***",
 		"nonsense":                                                      "***",

@@ -74,6 +74,17 @@ func (f *Facts) answer() (status int, inContext, retryAfter bool) {
 	return 0, false, retryAfter
 }
 
+// grpcStatus returns the name of the gRPC status with which a destination answered, or "".
+func (f *Facts) grpcStatus() string {
+	var context struct {
+		Status string `json:"grpcStatus"`
+	}
+	if len(f.Context) > 0 {
+		_ = json.Unmarshal(f.Context, &context) // as in answer
+	}
+	return context.Status
+}
+
 // Failure returns the input of [Fingerprint].
 func (f *Facts) Failure(trace string) *Failure {
 	return &Failure{Type: f.Type, Code: f.Code, Title: f.Title, Message: f.Message, Trace: trace, Context: f.Context}
@@ -100,7 +111,7 @@ const (
 // decided. An error that matches nothing is of class unknown. The steps go from the most specific
 // information to the least:
 //  1. the class that the worker or the destination reported; a stack trace
-//  2. HTTP 429, 503 and 504, and responses with Retry-After
+//  2. HTTP 429, 503 and 504, and responses with Retry-After; gRPC's UNAVAILABLE, RESOURCE_EXHAUSTED and RetryInfo
 //  3. a type, a code or a name at the beginning of the text that the table knows; in a response with the status 500,
 //     a bug that the text names
 //  4. the status of gRPC, SQL or SMTP
@@ -114,6 +125,7 @@ func Classify(f Facts) (riverdlq.Class, string) {
 		return riverdlq.ClassCodeBug, panicRule
 	}
 	status, inContext, retryAfter := f.answer()
+	ofCall, isCall := grpcClass(f.grpcStatus())
 	if status != 0 && !inContext && (f.isMailReply() || f.isAMQP() || !isAssigned(status)) {
 		status = 0 // the code is one of another protocol, not an HTTP status
 	}
@@ -126,11 +138,18 @@ func Classify(f Facts) (riverdlq.Class, string) {
 		return riverdlq.ClassRateLimited, statusRule // the receiver says when to send it again
 	case retryAfter && status >= 400:
 		return ofStatus, statusRule
+	case isCall && (ofCall == riverdlq.ClassOutage || ofCall == riverdlq.ClassRateLimited):
+		return ofCall, grpcRule
+	case isCall && retryAfter && ofCall.Permanent():
+		return riverdlq.ClassRateLimited, grpcRule
 	}
 	text := f.text()
 	words := wordsOf(text)
 	if l := f.reported(text, words, status); l != nil {
 		return l.class, l.rule
+	}
+	if isCall {
+		return ofCall, grpcRule
 	}
 	if class, ok := ofGRPC(text); ok {
 		l := preferPermanent(&line{rule: grpcRule, class: class}, words)

@@ -241,7 +241,9 @@ func (r *rule) matches(f *Facts, env *environment) bool {
 	// If a receiver reports its own code, that code takes the place of the status. A rule may still
 	// name the status as a code.
 	if len(r.code) > 0 && !r.code.Match(env.Code) && (env.Status == 0 || !r.code.Match(strconv.Itoa(env.Status))) {
-		return false
+		if call := f.grpcStatus(); call == "" || !r.code.Match(call) {
+			return false
+		}
 	}
 	if len(r.status) > 0 {
 		status := strconv.Itoa(env.Status)
