@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -16,6 +17,7 @@ import (
 	"github.com/dlqd/dlqd/internal/cause"
 	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/group"
+	"github.com/dlqd/dlqd/internal/grpc"
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
@@ -118,18 +120,23 @@ type piecePart struct {
 // maxReply limits how much of a body the exchange shows, in bytes. The payload and the context show all of it.
 const maxReply = 4 << 10
 
-// exchangeOf returns the exchange of the last failed delivery; nil for a job that sent nothing over HTTP.
+// exchangeOf returns the exchange of the last failed delivery; nil for a job that sent nothing.
 func (l *deadLetterPage) exchangeOf() *exchange {
 	if !l.IsMessage() || l.Destination == nil {
 		return nil
 	}
 	x := &exchange{Method: http.MethodPost, URL: fmt.Sprint(deref(l.DestinationURL)), BodyHidden: l.Hidden}
-	x.Sent = append(l.deliveryHeaders(), l.Headers...)
+	own := l.deliveryHeaders()
+	if grpc.IsURL(x.URL) {
+		x.Method, own = "gRPC", own[1:] // without the type of the content
+	}
+	x.Sent = append(own, l.Headers...)
 	if !l.Hidden {
 		x.Body = clipBytes(pretty(l.Payload), maxReply)
 	}
 	var context struct {
 		Status     json.Number       `json:"status"`
+		GRPCStatus string            `json:"grpcStatus"`
 		Body       *string           `json:"body"`
 		Problem    json.RawMessage   `json:"problem"`
 		RetryAfter json.Number       `json:"retryAfterSeconds"`
@@ -140,6 +147,7 @@ func (l *deadLetterPage) exchangeOf() *exchange {
 	if x.Status = cause.Status; x.Status == "" && context.Status != "" {
 		x.Status = context.Status.String()
 	}
+	x.Status = cmp.Or(x.Status, context.GRPCStatus)
 	if x.Status == "" {
 		x.Problem = cause.String()
 		return x

@@ -13,6 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/grpc"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/replay"
@@ -43,7 +44,7 @@ type deadLetterPage struct {
 	RiverUI  string // address of River UI; "" if not configured
 	Asked    askedFor
 	Cause    headline
-	Exchange *exchange // nil if the job sent nothing over HTTP
+	Exchange *exchange // nil if the job sent nothing
 	Like     *likeness // nil if nothing is known of its failure group, or in a live rendering: the page keeps its own
 }
 
@@ -449,11 +450,24 @@ func (l *deadLetterPage) curl(p *policy.Policy) string {
 		return ""
 	}
 	lines := []string{"curl -X POST " + shellQuoted(destination.ShownURL())}
-	headers := append(l.deliveryHeaders(), header{"Dlqd-Entry-Id", l.ID.String()})
+	own, data, last := l.deliveryHeaders(), "--data-binary ", ""
+	if grpc.IsURL(destination.URL) {
+		target, err := grpc.ParseURL(destination.ShownURL())
+		if err != nil { // hidden
+			return ""
+		}
+		lines, data = []string{"grpcurl"}, "-d "
+		own = own[1:] // the type of the content is grpcurl's
+		last = " " + target.Host() + " " + string(target.Service) + "/" + string(target.Method)
+		if strings.HasPrefix(destination.URL, "grpc://") {
+			lines[0] += " -plaintext"
+		}
+	}
+	headers := append(own, header{"Dlqd-Entry-Id", l.ID.String()})
 	for _, h := range slices.Concat(l.Headers, headers) {
 		lines = append(lines, "-H "+shellQuoted(h.Name+": "+h.Value))
 	}
-	return strings.Join(append(lines, "--data-binary "+shellQuoted(string(l.Payload))), " \\\n  ")
+	return strings.Join(append(lines, data+shellQuoted(string(l.Payload))+last), " \\\n  ")
 }
 
 // deliveryHeaders returns the headers that dlqd adds to a delivery.
