@@ -114,7 +114,9 @@ func TestLike_DescribesRunsOfTheGroup(t *testing.T) {
 func TestOverview_ListsOpenGroupsFirst(t *testing.T) {
 	t.Parallel()
 	groups := mostOpen([]analytics.TopGroup{
-		{Queue: "recovered", InWindow: 90}, {Queue: "few", InWindow: 30, Open: 1}, {Queue: "gone", InWindow: 20},
+		{Queue: "recovered", InWindow: 90},
+		{Queue: "few", InWindow: 30, Open: 1},
+		{Queue: "gone", InWindow: 20},
 		{Queue: "many", InWindow: 9, Open: 9},
 	}, 3)
 	queues := make([]string, len(groups))
