@@ -130,7 +130,7 @@ func (l *deadLetterPage) exchangeOf() *exchange {
 	if grpc.IsURL(x.URL) {
 		x.Method, own = "gRPC", own[1:] // without the type of the content
 	}
-	x.Sent = append(own, l.Headers...)
+	x.Sent = slices.Concat(own, l.Headers)
 	if !l.Hidden {
 		x.Body = clipBytes(pretty(l.Payload), maxReply)
 	}

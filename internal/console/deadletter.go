@@ -463,8 +463,7 @@ func (l *deadLetterPage) curl(p *policy.Policy) string {
 			lines[0] += " -plaintext"
 		}
 	}
-	headers := append(own, header{"Dlqd-Entry-Id", l.ID.String()})
-	for _, h := range slices.Concat(l.Headers, headers) {
+	for _, h := range slices.Concat(l.Headers, own, []header{{"Dlqd-Entry-Id", l.ID.String()}}) {
 		lines = append(lines, "-H "+shellQuoted(h.Name+": "+h.Value))
 	}
 	return strings.Join(append(lines, data+shellQuoted(string(l.Payload))+last), " \\\n  ")

@@ -114,14 +114,14 @@ func unmapped(ctx context.Context, destination *policy.Destination, err error, h
 			Context: contextOf(destination),
 		}
 	}
-	if status, ok := errors.AsType[*grpc.Status](err); ok {
+	if status, ok := errors.AsType[*grpc.StatusError](err); ok {
 		return callError(destination, status, hide)
 	}
 	return transportError(ctx, destination, grpc.DeadlineError(ctx, err), hide)
 }
 
 // callError returns the error of a call that a server ended with a status.
-func callError(destination *policy.Destination, status *grpc.Status, hide func(string) string) *riverdlq.Error {
+func callError(destination *policy.Destination, status *grpc.StatusError, hide func(string) string) *riverdlq.Error {
 	answer := cause.Answer{Code: status.Reason, Body: []byte(status.Message), Hide: hide}
 	found := answer.Cause()
 	failure := &riverdlq.Error{

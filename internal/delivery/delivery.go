@@ -375,7 +375,7 @@ func (w *Worker) deliver(
 ) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, queue.Timeout)
 	defer cancel()
-	ctx, span := w.config.Tracer.Start(ctx, http.MethodPost, trace.WithSpanKind(trace.SpanKindClient)) //nolint:spancheck // endRequestSpan ends it
+	ctx, span := w.config.Tracer.Start(ctx, http.MethodPost, trace.WithSpanKind(trace.SpanKindClient))
 	status := 0
 	defer func() { endRequestSpan(span, destination, status, err) }()
 	exchange := w.post
@@ -383,7 +383,7 @@ func (w *Worker) deliver(
 		exchange = w.call
 	}
 	status, err = exchange(ctx, queue, destination, job, meta, newMasker(data, destination, job))
-	return err //nolint:spancheck // likewise
+	return err
 }
 
 // post sends a message over HTTP. It returns the status of the answer, or 0 if there is none.

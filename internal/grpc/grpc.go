@@ -118,7 +118,7 @@ func Prepare(request *http.Request, messages ...[]byte) {
 		}
 	}
 	request.Header.Set("Content-Type", contentType)
-	request.Header.Set("Te", "trailers")
+	request.Header.Set("Te", "trailers") //nolint:canonicalheader // net/http's form
 	if deadline, limited := request.Context().Deadline(); limited {
 		// At most eight digits; a delivery's timeout is at most an hour.
 		left := min(max(time.Until(deadline).Milliseconds(), 1), 99_999_999)
@@ -143,7 +143,7 @@ func IsAnswer(response *http.Response) bool {
 
 // ReadAnswer reads a gRPC server's response to the end. Of a message longer than limit, or that is compressed, it
 // returns nil: its status counts nevertheless, because the server may have done the work.
-func ReadAnswer(response *http.Response, limit int64) (messages [][]byte, status *Status, err error) {
+func ReadAnswer(response *http.Response, limit int64) (messages [][]byte, status *StatusError, err error) {
 	left := limit
 	for {
 		var prefix [prefixBytes]byte
@@ -177,8 +177,8 @@ func unexpected(err error) error {
 	return err
 }
 
-// Status is how a call ended.
-type Status struct {
+// StatusError is how a call ended.
+type StatusError struct {
 	Name    string // such as UNAVAILABLE
 	Message string
 	// Reason is the reason of the status' ErrorInfo, such as CARD_DECLINED; empty if it has none.
@@ -188,10 +188,10 @@ type Status struct {
 }
 
 // OK reports whether the call succeeded.
-func (s *Status) OK() bool { return s.Name == statusOK }
+func (s *StatusError) OK() bool { return s.Name == statusOK }
 
 // Error implements error.
-func (s *Status) Error() string { return s.Name + ": " + s.Message }
+func (s *StatusError) Error() string { return s.Name + ": " + s.Message }
 
 // names are the names of the statuses, by their numbers.
 var names = []string{
@@ -209,12 +209,12 @@ func Metadata(response *http.Response, name string) string {
 }
 
 // statusOf returns the status of a response that was read to the end.
-func statusOf(response *http.Response) *Status {
+func statusOf(response *http.Response) *StatusError {
 	text := Metadata(response, "Grpc-Status")
 	if text == "" {
-		return &Status{Name: statusUnknown, Message: "the answer has no status"}
+		return &StatusError{Name: statusUnknown, Message: "the answer has no status"}
 	}
-	s := &Status{Name: statusUnknown, Message: percentDecoded(Metadata(response, "Grpc-Message"))}
+	s := &StatusError{Name: statusUnknown, Message: percentDecoded(Metadata(response, "Grpc-Message"))}
 	if code, err := strconv.Atoi(text); err == nil && code >= 0 && code < len(names) {
 		s.Name = names[code]
 	}
@@ -223,7 +223,7 @@ func statusOf(response *http.Response) *Status {
 }
 
 // readDetails reads the status' details. Details that cannot be read are ignored: the status counts without them.
-func (s *Status) readDetails(encoded string) {
+func (s *StatusError) readDetails(encoded string) {
 	raw, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(encoded, "="))
 	var details rpcstatus.Status
 	if err != nil || proto.Unmarshal(raw, &details) != nil {
@@ -284,7 +284,7 @@ func invoke(ctx context.Context, client *http.Client, address string, limit int6
 	}
 	defer func() { _ = response.Body.Close() }()
 	if !IsAnswer(response) {
-		return nil, &Status{Name: statusUnknown, Message: "the answer is not gRPC (" + response.Status + ")"}
+		return nil, &StatusError{Name: statusUnknown, Message: "the answer is not gRPC (" + response.Status + ")"}
 	}
 	answers, status, err := ReadAnswer(response, limit)
 	switch {

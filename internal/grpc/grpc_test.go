@@ -33,14 +33,14 @@ func target(t *testing.T, url string) *grpc.Target {
 // newClient returns a client that trusts the certificates of pool.
 func newClient(pool *x509.CertPool) *http.Client {
 	return &http.Client{Transport: grpc.Transport(&http.Transport{
-		TLSClientConfig: &tls.Config{RootCAs: pool}, //nolint:gosec // the default minimum
+		TLSClientConfig: &tls.Config{RootCAs: pool},
 	})}
 }
 
 // call calls a method with a document. It returns the answer as JSON.
 func call(t *testing.T, client *http.Client, target *grpc.Target, method *grpc.Method,
 	document string,
-) (answer string, status *grpc.Status) {
+) (answer string, status *grpc.StatusError) {
 	t.Helper()
 	message, err := method.Request([]byte(document))
 	require.NoError(t, err)
@@ -139,7 +139,7 @@ func TestCall_OverTLS(t *testing.T) {
 	certified := httptest.NewTLSServer(http.NotFoundHandler()) // for its certificate, which is for 127.0.0.1
 	t.Cleanup(certified.Close)
 	server := grpctest.Start(t, grpctest.Config{
-		Reflection: "v1", TLS: &tls.Config{Certificates: certified.TLS.Certificates}, //nolint:gosec // as above
+		Reflection: "v1", TLS: &tls.Config{Certificates: certified.TLS.Certificates},
 		Capture: func(context.Context, *dynamicpb.Message) (string, error) { return "success: true", nil },
 	})
 	pool := x509.NewCertPool()
@@ -229,7 +229,7 @@ func TestMethodOf_ChecksDescriptors(t *testing.T) {
 	require.NoError(t, proto.Unmarshal(grpctest.Descriptors(t), set))
 	forged := protodesc.ToFileDescriptorProto(timestamppb.File_google_protobuf_timestamp_proto)
 	forged.MessageType[0].Field = nil
-	set.File[len(set.File)-1] = forged
+	set.GetFile()[len(set.GetFile())-1] = forged
 	raw, err := proto.Marshal(set)
 	require.NoError(t, err)
 	method, err := grpc.MethodOf(to, raw)

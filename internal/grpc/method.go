@@ -94,7 +94,7 @@ func withWellKnown(protos []*descriptorpb.FileDescriptorProto) ([]*descriptorpb.
 		}
 		for _, message := range file.GetMessageType() {
 			name := strings.TrimPrefix(file.GetPackage()+"."+message.GetName(), ".")
-			if strings.HasPrefix(wellKnown+".", name+".") { // its nested messages would have the names of protojson's
+			if strings.HasPrefix(wellKnown+".", name+".") { //nolint:gocritic // a package of ours has the message's name // its nested messages would have the names of protojson's
 				return nil, fmt.Errorf("descriptors: %s: %s is a package", file.GetName(), name)
 			}
 		}

@@ -126,24 +126,30 @@ func reflect(ctx context.Context, client *http.Client, target *Target) ([]*descr
 				}
 			}
 		}
-		requests = nil
-		for _, file := range files {
-			for _, name := range file.GetDependency() {
-				if known, err := protoregistry.GlobalFiles.FindFileByPath(name); have[name] || asked[name] ||
-					err == nil && known.Package() == wellKnown {
-					continue
-				}
-				asked[name] = true
-				requests = append(requests, &reflection.ServerReflectionRequest{
-					MessageRequest: &reflection.ServerReflectionRequest_FileByFilename{FileByFilename: name},
-				})
-			}
-		}
-		if len(requests) == 0 {
+		if requests = importsOf(files, have, asked); len(requests) == 0 {
 			return files, nil
 		}
 	}
 	return nil, fail("imports are nested deeper than %d files; set descriptorFile", maxRounds)
+}
+
+// importsOf returns requests for the imports of files that are neither known nor asked for, and adds them to asked.
+func importsOf(files []*descriptorpb.FileDescriptorProto, have, asked map[string]bool) (
+	requests []*reflection.ServerReflectionRequest,
+) {
+	for _, file := range files {
+		for _, name := range file.GetDependency() {
+			if known, err := protoregistry.GlobalFiles.FindFileByPath(name); have[name] || asked[name] ||
+				err == nil && known.Package() == wellKnown {
+				continue
+			}
+			asked[name] = true
+			requests = append(requests, &reflection.ServerReflectionRequest{
+				MessageRequest: &reflection.ServerReflectionRequest_FileByFilename{FileByFilename: name},
+			})
+		}
+	}
+	return requests
 }
 
 // ask sends requests to a server's reflection service and returns its answers.
@@ -158,7 +164,7 @@ func ask(ctx context.Context, client *http.Client, target *Target,
 	}
 	for _, service := range reflectionServices {
 		answers, err = invoke(ctx, client, target.url(service, reflectionMethod), maxDescriptorBytes, messages...)
-		if status, ok := errors.AsType[*Status](err); !ok || status.Name != statusUnimplemented {
+		if status, ok := errors.AsType[*StatusError](err); !ok || status.Name != statusUnimplemented {
 			return answers, err
 		}
 	}

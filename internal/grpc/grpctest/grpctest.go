@@ -148,7 +148,7 @@ func Start(tb testing.TB, config Config) *Server {
 	if config.Address == "" {
 		config.Address = "127.0.0.1:0"
 	}
-	listener, err := net.Listen("tcp", config.Address)
+	listener, err := new(net.ListenConfig).Listen(tb.Context(), "tcp", config.Address)
 	require.NoError(tb, err)
 	s.Address = listener.Addr().String()
 	go func() { _ = s.server.Serve(listener) }()
