@@ -48,12 +48,13 @@ BEGIN
                 SELECT FROM dlq.entry_jobs m
                 JOIN river.river_job j ON j.id = m.job_id AND j.created_at = m.job_created_at
                 WHERE m.entry_id = e.id AND j.state::text NOT IN ('discarded', 'cancelled'))
-            -- A fact that is not applied yet may be a retry or a success.
-            AND NOT EXISTS (
-                SELECT FROM dlq.job_facts f
-                WHERE f.job_id = e.river_job_id AND f.job_created_at = e.job_created_at
-                    OR (f.job_id, f.job_created_at) IN (SELECT m.job_id, m.job_created_at FROM dlq.entry_jobs m
-                        WHERE m.entry_id = e.id))
+            -- A fact that is not applied yet may be a retry or a success. One condition for all jobs would read every
+            -- fact for each entry.
+            AND (SELECT f.fact FROM dlq.job_facts f
+                 WHERE f.job_id = e.river_job_id AND f.job_created_at = e.job_created_at LIMIT 1) IS NULL
+            AND (SELECT f.fact FROM dlq.entry_jobs m
+                 JOIN dlq.job_facts f ON f.job_id = m.job_id AND f.job_created_at = m.job_created_at
+                 WHERE m.entry_id = e.id LIMIT 1) IS NULL
         ORDER BY e.id FOR UPDATE OF e SKIP LOCKED);
     RETURN QUERY
     UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'expired', resolved_by = p_actor,

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/policy/policytest"
@@ -96,4 +97,48 @@ func TestExpiry_LeavesWantedAndLiveWork(t *testing.T) {
 	j.exec("SELECT dlq.reopen($1::uuid, 'kim')", ids[5])
 	require.NoError(t, j.worker.Expire(t.Context()))
 	require.Equal(t, 1, j.expired("reports"))
+}
+
+// Expiring reads only the rows about its entries, however many jobs and unapplied facts there are, also by a plan that
+// Postgres made while there were none.
+func TestExpiry_ReadsOnlyRowsOfItsEntries(t *testing.T) {
+	t.Parallel()
+	j := setupWithPolicy(t, expiring)
+	conn, err := j.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	const expire = `SELECT count(*) FROM dlq.expire_stale($1::uuid[], $2::text[], 'worker:test', 'v1')`
+	for range 6 {
+		_, err := conn.Exec(t.Context(), expire, []string{"00000000-0000-0000-0000-000000000000"}, []string{""})
+		require.NoError(t, err)
+	}
+	for range 2 {
+		j.failMany(20, "reports", "card was declined")
+		j.once()
+		ids := strings.Fields(j.one("SELECT string_agg(id::text, ' ') FROM dlq.dead_letter_open"))
+		require.Len(t, ids, 20)
+		j.exec(`WITH jobs AS (INSERT INTO river_job (kind, args, queue, max_attempts, state)
+				SELECT 'k', '{}', 'others', 3, 'available' FROM generate_series(1, 5000) RETURNING id, created_at),
+			followed AS (INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id)
+				SELECT id, created_at, gen_random_uuid() FROM jobs)
+			INSERT INTO dlq.job_facts (job_id, job_created_at, fact) SELECT id, created_at, 'following' FROM jobs`)
+
+		tx, err := conn.Begin(t.Context())
+		require.NoError(t, err)
+		var expired int
+		require.NoError(t, tx.QueryRow(t.Context(), expire, ids, make([]string, len(ids))).Scan(&expired))
+		require.Equal(t, len(ids), expired)
+		rows, err := tx.Query(t.Context(), `SELECT relname::text, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
+			FROM pg_stat_xact_user_tables WHERE relname IN ('river_job', 'entry_jobs', 'job_facts', 'replay_run_entries')`)
+		require.NoError(t, err)
+		read := map[string]int{}
+		var table string
+		var tuples int
+		_, err = pgx.ForEachRow(rows, []any{&table, &tuples}, func() error { read[table] = tuples; return nil })
+		require.NoError(t, err)
+		require.NoError(t, tx.Commit(t.Context()))
+		for table, tuples := range read {
+			require.Less(t, tuples, 5000, table)
+		}
+	}
 }
