@@ -17,7 +17,8 @@ func TestDeadLetter_CommandFitsDestination(t *testing.T) {
 		"https://shop.example/hook": "curl -X POST 'https://shop.example/hook' \\\n  -H 'Content-Type: application/json'",
 		"grpc://shop.example:9000/shop.v1.Payments/Capture": "grpcurl -plaintext \\\n  -H 'Webhook-Id: msg-1' \\\n  " +
 			"-H 'Dlqd-Kind: ' \\\n  -H 'Dlqd-Queue: default' \\\n  -H 'Dlqd-Entry-Id: 00000000-0000-0000-0000-000000000000' " +
-			"\\\n  -d '{}' shop.example:9000 shop.v1.Payments/Capture",
+			"\\\n  -d '{}' 'shop.example:9000' shop.v1.Payments/Capture",
+		"grpc://shop;reboot;/shop.v1.Payments/Capture":  " -d '{}' 'shop;reboot;' shop.v1.Payments/Capture",
 		"grpcs://shop.example/shop.v1.Payments/Capture": "grpcurl \\\n  -H 'Webhook-Id: msg-1'",
 	} {
 		p := policytest.Load(t, policytest.Files{

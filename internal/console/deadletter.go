@@ -458,7 +458,7 @@ func (l *deadLetterPage) curl(p *policy.Policy) string {
 		}
 		lines, data = []string{"grpcurl"}, "-d "
 		own = own[1:] // the type of the content is grpcurl's
-		last = " " + target.Host() + " " + string(target.Service) + "/" + string(target.Method)
+		last = " " + shellQuoted(target.Host()) + " " + string(target.Service) + "/" + string(target.Method)
 		if strings.HasPrefix(destination.URL, "grpc://") {
 			lines[0] += " -plaintext"
 		}
