@@ -67,6 +67,7 @@ type environment struct {
 	Kind    string         `expr:"kind"`
 	Queue   string         `expr:"queue"`
 	Source  string         `expr:"source"`
+	Call    string         `expr:"-"` // the gRPC status, which rules read as a code
 }
 
 var statusPattern = regexp.MustCompile(`^[1-5]([0-9]{2}|xx)$`)
@@ -241,7 +242,7 @@ func (r *rule) matches(f *Facts, env *environment) bool {
 	// If a receiver reports its own code, that code takes the place of the status. A rule may still
 	// name the status as a code.
 	if len(r.code) > 0 && !r.code.Match(env.Code) && (env.Status == 0 || !r.code.Match(strconv.Itoa(env.Status))) {
-		if call := f.grpcStatus(); call == "" || !r.code.Match(call) {
+		if env.Call == "" || !r.code.Match(env.Call) {
 			return false
 		}
 	}
@@ -310,7 +311,7 @@ func (p *Planner) Classify(f Facts) (class riverdlq.Class, name string, first *p
 func (p *Planner) environment(f *Facts) *environment {
 	env := &environment{
 		Type: bounded(f.Type), Code: bounded(f.Code), Message: bounded(f.Message), Status: f.status(),
-		Kind: bounded(f.Kind), Queue: bounded(f.Queue), Source: bounded(f.Source),
+		Kind: bounded(f.Kind), Queue: bounded(f.Queue), Source: bounded(f.Source), Call: bounded(f.grpcStatus()),
 		Context: document(nil), Payload: document(nil), Headers: map[string]any{},
 	}
 	if !slices.ContainsFunc(p.rules, func(r rule) bool { return r.when != nil }) {

@@ -37,6 +37,7 @@ rules:
   - {name: source, match: {source: legacy-*, status: [418, 5xx]}, class: rate_limited}
   - {name: when, match: {when: 'context.region == "eu" && context.tries > 2 && status == 0 && len(message) < 100'}, class: transient}
   - {name: bug, match: {message: known bug}, class: unknown}
+  - {name: call, match: {code: [ABORTED, "*late"]}, class: business}
   - {name: account, match: {when: 'context.account == 9007199254740993 || context.ids[0] == "12345678901234567891"'}, class: unknown}
 `)
 	for _, test := range []struct {
@@ -64,6 +65,9 @@ rules:
 		{Facts{Context: json.RawMessage(`{"account": 9007199254740992}`)}, "none"}, // equal as a float64
 		{Facts{Context: json.RawMessage(`{"ids": [12345678901234567891]}`)}, "account"},
 		{Facts{Context: json.RawMessage(`{"ids": [12345678901234567890]}`)}, "none"},
+		{Facts{Context: json.RawMessage(`{"grpcStatus": "ABORTED"}`)}, "call"},
+		// no more of it is read than of other texts
+		{Facts{Context: json.RawMessage(`{"grpcStatus": "` + strings.Repeat("x", maxMatchBytes) + `late"}`)}, "none"},
 		{Facts{}, "none"},
 		{Facts{Class: riverdlq.ClassOutage, Message: "a known bug"}, "bug"}, // before the worker's class
 		{Facts{Panic: true, Message: "a known bug"}, "bug"},
