@@ -43,6 +43,7 @@ var commandRequests = []struct {
 	},
 	{"replay-entry", "replay {entry} --force --json", "/api/dlq/entries/{entry}/replay", `{"force": true}`, true},
 	{"discard-entry", "discard {entry} --json", "/api/dlq/entries/{entry}/discard", `{}`, true},
+	{"expire-entry", "expire {entry} --json", "/api/dlq/entries/{entry}/expire", `{}`, true},
 	{"resolve-entry", "resolve {entry} --json", "/api/dlq/entries/{entry}/resolve", `{}`, true},
 	{"park-entry", "park {entry} --json", "/api/dlq/entries/{entry}/park", `{}`, true},
 	{"unpark-entry", "unpark {entry} --json", "/api/dlq/entries/{entry}/unpark", `{}`, true},

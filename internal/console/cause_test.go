@@ -153,7 +153,7 @@ func TestList_OffersWhatStatesAllow(t *testing.T) {
 	stats := &api.Stats{ByStatus: map[string]int64{"dlq_manual": 4, "dlq_pending": 0}}
 	require.NotContains(t, names(&list{Next: "more"}, stats), "park")
 	require.Contains(t, names(&list{Next: "more"}, stats), "resolve")
-	require.Equal(t, []string{"replay", "assign", "tag", "note", "park", "discard"},
+	require.Equal(t, []string{"replay", "assign", "tag", "note", "park", "discard", "expire"},
 		names(&list{Next: "more", Query: "status:pending"}, &api.Stats{}))
 }
 
