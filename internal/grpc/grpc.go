@@ -29,12 +29,17 @@ const (
 	contentType = "application/grpc"
 	// prefixBytes is the length of the prefix of a message: whether it is compressed, and its length.
 	prefixBytes = 5
+	// maxMessages limits the messages of an answer that are kept.
+	maxMessages = maxDescriptorFiles
+	// maxStatusBytes limits what is read of a status' message and of its details.
+	maxStatusBytes = 64 << 10
 	// deadlineSlack is how much earlier than the client a server may see the deadline.
 	deadlineSlack = time.Second
 	// Names of statuses. statusUnknown is also that of an answer without a status.
 	statusOK            = "OK"
 	statusUnknown       = "UNKNOWN"
 	statusUnimplemented = "UNIMPLEMENTED"
+	statusUnavailable   = "UNAVAILABLE"
 )
 
 // IsURL reports whether a URL is that of a gRPC method.
@@ -118,7 +123,7 @@ func Prepare(request *http.Request, messages ...[]byte) {
 		}
 	}
 	request.Header.Set("Content-Type", contentType)
-	request.Header.Set("Te", "trailers") //nolint:canonicalheader // net/http's form
+	request.Header.Set("Te", "trailers") //nolint:canonicalheader // net/http has this form
 	if deadline, limited := request.Context().Deadline(); limited {
 		// At most eight digits; a delivery's timeout is at most an hour.
 		left := min(max(time.Until(deadline).Milliseconds(), 1), 99_999_999)
@@ -142,7 +147,8 @@ func IsAnswer(response *http.Response) bool {
 }
 
 // ReadAnswer reads a gRPC server's response to the end. Of a message longer than limit, or that is compressed, it
-// returns nil: its status counts nevertheless, because the server may have done the work.
+// returns nil: its status counts nevertheless, because the server may have done the work. Messages after the first
+// maxMessages are not returned.
 func ReadAnswer(response *http.Response, limit int64) (messages [][]byte, status *StatusError, err error) {
 	left := limit
 	for {
@@ -152,12 +158,14 @@ func ReadAnswer(response *http.Response, limit int64) (messages [][]byte, status
 		} else if err != nil {
 			return nil, nil, err
 		}
-		length := int64(binary.BigEndian.Uint32(prefix[1:]))
-		if prefix[0] != 0 || length > left {
+		length, full := int64(binary.BigEndian.Uint32(prefix[1:])), len(messages) == maxMessages
+		if prefix[0] != 0 || length > left || full {
 			if _, err := io.CopyN(io.Discard, response.Body, length); err != nil {
 				return nil, nil, unexpected(err)
 			}
-			messages, left = append(messages, nil), 0
+			if left = 0; !full {
+				messages = append(messages, nil)
+			}
 			continue
 		}
 		left -= length
@@ -197,7 +205,7 @@ func (s *StatusError) Error() string { return s.Name + ": " + s.Message }
 var names = []string{
 	statusOK, "CANCELLED", statusUnknown, "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
 	"PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", statusUnimplemented,
-	"INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+	"INTERNAL", statusUnavailable, "DATA_LOSS", "UNAUTHENTICATED",
 }
 
 // Metadata returns a value that the server sent with the status, or else with the answer.
@@ -210,20 +218,25 @@ func Metadata(response *http.Response, name string) string {
 
 // statusOf returns the status of a response that was read to the end.
 func statusOf(response *http.Response) *StatusError {
-	text := Metadata(response, "Grpc-Status")
-	if text == "" {
+	number := Metadata(response, "Grpc-Status")
+	if number == "" {
 		return &StatusError{Name: statusUnknown, Message: "the answer has no status"}
 	}
-	s := &StatusError{Name: statusUnknown, Message: percentDecoded(Metadata(response, "Grpc-Message"))}
-	if code, err := strconv.Atoi(text); err == nil && code >= 0 && code < len(names) {
+	text := Metadata(response, "Grpc-Message")
+	s := &StatusError{Name: statusUnknown, Message: percentDecoded(text[:min(len(text), maxStatusBytes)])}
+	if code, err := strconv.Atoi(number); err == nil && code >= 0 && code < len(names) {
 		s.Name = names[code]
 	}
 	s.readDetails(Metadata(response, "Grpc-Status-Details-Bin"))
 	return s
 }
 
-// readDetails reads the status' details. Details that cannot be read are ignored: the status counts without them.
+// readDetails reads the status' details. Details that cannot be read, or are longer than maxStatusBytes, are ignored:
+// the status counts without them.
 func (s *StatusError) readDetails(encoded string) {
+	if len(encoded) > maxStatusBytes {
+		return
+	}
 	raw, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(encoded, "="))
 	var details rpcstatus.Status
 	if err != nil || proto.Unmarshal(raw, &details) != nil {
@@ -284,7 +297,12 @@ func invoke(ctx context.Context, client *http.Client, address string, limit int6
 	}
 	defer func() { _ = response.Body.Close() }()
 	if !IsAnswer(response) {
-		return nil, &StatusError{Name: statusUnknown, Message: "the answer is not gRPC (" + response.Status + ")"}
+		name := statusUnknown
+		switch response.StatusCode { // from a proxy, as gRPC maps them
+		case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+			name = statusUnavailable
+		}
+		return nil, &StatusError{Name: name, Message: "the answer is not gRPC (" + response.Status + ")"}
 	}
 	answers, status, err := ReadAnswer(response, limit)
 	switch {

@@ -4,13 +4,19 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/binary"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+	reflection "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
@@ -208,7 +214,14 @@ func TestMethodOf_ChecksDescriptors(t *testing.T) {
 	to := target(t, "grpc://h/"+grpctest.Method)
 	for text, want := range map[string]string{
 		`file {name: "a.proto" message_type {name: "M" field {name: "` + strings.Repeat("f", 201) + `"}}}`: "a.proto: " +
-			"a field's name is longer than 200 bytes",
+			"a name is longer than 200 bytes",
+		`file {name: "a.proto" enum_type {name: "E" value {name: "` + strings.Repeat("v", 201) + `"}}}`: "a.proto: " +
+			"a name is longer than 200 bytes",
+		`file {name: "a.proto" package: "` + strings.Repeat("p.", 1000) + `p" message_type {name: "M"}}`: "a.proto: " +
+			"a scope's name is longer than 1000 bytes",
+		`file {name: "a.proto" package: "` + strings.Repeat("p", 900) + `" ` +
+			strings.Repeat(`message_type {name: "M"} `, 75_000) + `}`: "full names of more than",
+		diamonds(20): "more than 100000 paths of public imports",
 		`file {name: "a.proto" package: "google" message_type {name: "protobuf"}}`: "google.protobuf is a package",
 		`file {name: "a.proto" dependency: "b.proto"}`:                             `could not resolve import "b.proto"`,
 		`file {name: "a.proto"}`:                                                   "the descriptors have no service shop.v1.Payments",
@@ -236,4 +249,116 @@ func TestMethodOf_ChecksDescriptors(t *testing.T) {
 	require.NoError(t, err)
 	_, err = method.Request([]byte(`{"at": "2026-01-02T03:04:05Z"}`))
 	require.NoError(t, err, "the Timestamp is protojson's")
+}
+
+// diamonds returns descriptors with 2^depth paths of public imports.
+func diamonds(depth int) string {
+	text := `file {name: "0.proto"}`
+	for i := range depth {
+		for _, side := range []string{"a", "b"} {
+			text += fmt.Sprintf(` file {name: "%d%s.proto" dependency: "%d.proto" public_dependency: 0}`, i, side, i)
+		}
+		text += fmt.Sprintf(` file {name: "%d.proto" dependency: ["%da.proto", "%db.proto"] public_dependency: [0, 1]}`,
+			i+1, i, i)
+	}
+	return text
+}
+
+// hostile starts a server that speaks HTTP/2 without TLS, and returns its address.
+func hostile(t *testing.T, handler http.HandlerFunc) string {
+	t.Helper()
+	server := httptest.NewUnstartedServer(handler)
+	server.Config.Protocols = &http.Protocols{}
+	server.Config.Protocols.SetUnencryptedHTTP2(true)
+	server.Start()
+	t.Cleanup(server.Close)
+	return server.Listener.Addr().String()
+}
+
+// An answer of many messages is read to its status, and holds few of them.
+func TestReadAnswer_KeepsFewMessages(t *testing.T) {
+	t.Parallel()
+	to := target(t, "grpc://"+hostile(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/grpc")
+		_, _ = w.Write(make([]byte, 5*10_000)) // empty messages
+		w.Header().Set(http.TrailerPrefix+"Grpc-Status", "3")
+		w.Header().Set(http.TrailerPrefix+"Grpc-Message", strings.Repeat("x", 100_000))
+	})+"/"+grpctest.Method)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, to.URL(), nil)
+	require.NoError(t, err)
+	grpc.Prepare(request, nil)
+	response, err := newClient(nil).Do(request)
+	require.NoError(t, err)
+	defer func() { _ = response.Body.Close() }()
+	messages, status, err := grpc.ReadAnswer(response, 1<<10)
+	require.NoError(t, err)
+	require.LessOrEqual(t, len(messages), 1000)
+	require.Equal(t, "INVALID_ARGUMENT", status.Name)
+	require.LessOrEqual(t, len(status.Message), 64<<10)
+}
+
+// A proxy that cannot reach the server says that the server is away, not that its descriptors are wrong.
+func TestReflected_ServerBehindProxyIsAway(t *testing.T) {
+	t.Parallel()
+	for status, want := range map[int]string{
+		http.StatusBadGateway: "UNAVAILABLE", http.StatusServiceUnavailable: "UNAVAILABLE", http.StatusNotFound: "UNKNOWN",
+	} {
+		to := target(t, "grpc://"+hostile(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(status)
+		})+"/"+grpctest.Method)
+		var reflected grpc.Reflected
+		_, _, err := reflected.Method(t.Context(), newClient(nil), to, false)
+		var problem *grpc.StatusError
+		require.ErrorAs(t, err, &problem)
+		require.Equal(t, want, problem.Name)
+		require.Contains(t, problem.Message, "the answer is not gRPC")
+	}
+}
+
+// Many imports in a server's descriptors do not become as many requests.
+func TestReflected_LimitsImports(t *testing.T) {
+	t.Parallel()
+	file := &descriptorpb.FileDescriptorProto{Name: proto.String("a.proto")}
+	for i := range 1001 {
+		file.Dependency = append(file.Dependency, strconv.Itoa(i))
+	}
+	raw, err := proto.Marshal(file)
+	require.NoError(t, err)
+	answer, err := proto.Marshal(&reflection.ServerReflectionResponse{
+		MessageResponse: &reflection.ServerReflectionResponse_FileDescriptorResponse{
+			FileDescriptorResponse: &reflection.FileDescriptorResponse{FileDescriptorProto: [][]byte{raw}},
+		},
+	})
+	require.NoError(t, err)
+	var calls atomic.Int64
+	to := target(t, "grpc://"+hostile(t, func(w http.ResponseWriter, _ *http.Request) {
+		calls.Add(1)
+		w.Header().Set("Content-Type", "application/grpc")
+		_, _ = w.Write(append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(answer))), answer...))
+		w.Header().Set(http.TrailerPrefix+"Grpc-Status", "0")
+	})+"/"+grpctest.Method)
+	var reflected grpc.Reflected
+	_, _, err = reflected.Method(t.Context(), newClient(nil), to, false)
+	require.ErrorContains(t, err, "more than 1000 imports; set descriptorFile")
+	require.EqualValues(t, 1, calls.Load())
+}
+
+// Many deliveries that need the same descriptors ask the server once.
+func TestReflected_AsksOnceForMany(t *testing.T) {
+	t.Parallel()
+	server := grpctest.Start(t, grpctest.Config{Reflection: "v1"})
+	to, client := target(t, "grpc://"+server.Address+"/"+grpctest.Method), newClient(nil)
+	var first, reflected grpc.Reflected
+	_, _, err := first.Method(t.Context(), client, to, false)
+	require.NoError(t, err)
+	once := server.Reflections.Load()
+	var all errgroup.Group
+	for range 50 {
+		all.Go(func() error {
+			_, _, err := reflected.Method(t.Context(), client, to, false)
+			return err
+		})
+	}
+	require.NoError(t, all.Wait())
+	require.Equal(t, once, server.Reflections.Load()-once)
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -28,8 +29,12 @@ const (
 	maxDescriptorBytes = 4 << 20
 	// maxDescriptorFiles limits their files.
 	maxDescriptorFiles = 1000
-	// maxNameBytes limits the name of a field. A field of two bytes in an answer becomes its name in JSON.
-	maxNameBytes = 200
+	// maxNameBytes limits a name, maxScopeBytes the full name of what contains it, and maxNamesBytes all full names.
+	maxNameBytes  = 200
+	maxScopeBytes = 1000
+	maxNamesBytes = 64 << 20
+	// maxPublicPaths limits the paths of public imports.
+	maxPublicPaths = 100_000
 	// wellKnown is the package whose messages have JSON forms of their own. protojson relies on their fields, so its
 	// own definitions are used.
 	wellKnown = "google.protobuf"
@@ -61,6 +66,9 @@ func methodOf(target *Target, protos []*descriptorpb.FileDescriptorProto) (*Meth
 	if err != nil {
 		return nil, err
 	}
+	if err := checkPublicImports(protos); err != nil {
+		return nil, err
+	}
 	files, err := protodesc.NewFiles(&descriptorpb.FileDescriptorSet{File: protos})
 	if err != nil {
 		return nil, fmt.Errorf("descriptors: %w", err)
@@ -84,6 +92,7 @@ func methodOf(target *Target, protos []*descriptorpb.FileDescriptorProto) (*Meth
 func withWellKnown(protos []*descriptorpb.FileDescriptorProto) ([]*descriptorpb.FileDescriptorProto, error) {
 	out, have := []*descriptorpb.FileDescriptorProto{}, map[string]bool{}
 	var own []string
+	var lengths nameLengths
 	for _, file := range protos {
 		switch {
 		case have[file.GetName()]:
@@ -98,7 +107,7 @@ func withWellKnown(protos []*descriptorpb.FileDescriptorProto) ([]*descriptorpb.
 				return nil, fmt.Errorf("descriptors: %s: %s is a package", file.GetName(), name)
 			}
 		}
-		if err := checkNames(file.GetMessageType(), file.GetExtension()); err != nil {
+		if err := lengths.checkFile(file); err != nil {
 			return nil, fmt.Errorf("descriptors: %s: %w", file.GetName(), err)
 		}
 		have[file.GetName()], out = true, append(out, file)
@@ -118,17 +127,105 @@ func withWellKnown(protos []*descriptorpb.FileDescriptorProto) ([]*descriptorpb.
 	return out, nil
 }
 
-// checkNames checks the lengths of the names of fields.
-func checkNames(messages []*descriptorpb.DescriptorProto, fields []*descriptorpb.FieldDescriptorProto) error {
+// nameLengths checks the lengths of names: linking descriptors makes a text of each full name, and an answer of one or
+// two bytes can have the name of a field or of an enum's value in JSON.
+type nameLengths struct{ total int }
+
+// add counts a name in a scope, both in bytes.
+func (n *nameLengths) add(scope, name int) error {
+	n.total += scope + name
+	switch {
+	case name > maxNameBytes:
+		return fmt.Errorf("a name is longer than %d bytes", maxNameBytes)
+	case scope > maxScopeBytes:
+		return fmt.Errorf("a scope's name is longer than %d bytes", maxScopeBytes)
+	case n.total > maxNamesBytes:
+		return fmt.Errorf("full names of more than %d bytes", maxNamesBytes)
+	}
+	return nil
+}
+
+// check counts the names of what a file or a message declares. scope is the length of its full name.
+func (n *nameLengths) check(scope int, messages []*descriptorpb.DescriptorProto,
+	enums []*descriptorpb.EnumDescriptorProto, fields ...*descriptorpb.FieldDescriptorProto,
+) error {
 	for _, field := range fields {
-		if len(field.GetName()) > maxNameBytes || len(field.GetJsonName()) > maxNameBytes {
-			return fmt.Errorf("a field's name is longer than %d bytes", maxNameBytes)
+		if err := n.add(scope, max(len(field.GetName()), len(field.GetJsonName()))); err != nil {
+			return err
+		}
+	}
+	for _, enum := range enums {
+		if err := n.add(scope, len(enum.GetName())); err != nil {
+			return err
+		}
+		for _, value := range enum.GetValue() {
+			if err := n.add(scope, len(value.GetName())); err != nil {
+				return err
+			}
 		}
 	}
 	for _, message := range messages {
-		if err := errors.Join(checkNames(message.GetNestedType(), message.GetField()),
-			checkNames(nil, message.GetExtension())); err != nil {
+		name := len(message.GetName())
+		if err := n.add(scope, name); err != nil {
 			return err
+		}
+		for _, oneof := range message.GetOneofDecl() {
+			if err := n.add(scope+name+1, len(oneof.GetName())); err != nil {
+				return err
+			}
+		}
+		if err := n.check(scope+name+1, message.GetNestedType(), message.GetEnumType(),
+			slices.Concat(message.GetField(), message.GetExtension())...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkFile counts the names of a file.
+func (n *nameLengths) checkFile(file *descriptorpb.FileDescriptorProto) error {
+	scope := len(file.GetPackage()) + 1
+	for _, service := range file.GetService() {
+		if err := n.add(scope, len(service.GetName())); err != nil {
+			return err
+		}
+		for _, method := range service.GetMethod() {
+			if err := n.add(scope+len(service.GetName())+1, len(method.GetName())); err != nil {
+				return err
+			}
+		}
+	}
+	return n.check(scope, file.GetMessageType(), file.GetEnumType(), file.GetExtension()...)
+}
+
+// checkPublicImports limits the paths of public imports: protodesc follows each path, also to files that it has met.
+func checkPublicImports(protos []*descriptorpb.FileDescriptorProto) error {
+	files, counts := map[string]*descriptorpb.FileDescriptorProto{}, map[string]int{}
+	for _, file := range protos {
+		files[file.GetName()] = file
+	}
+	var paths func(name string) int
+	paths = func(name string) int {
+		count, known := counts[name]
+		if known {
+			return count
+		}
+		counts[name] = 0 // for a cycle, which is an error when the descriptors are linked
+		imports := files[name].GetDependency()
+		for _, i := range files[name].GetPublicDependency() {
+			if i >= 0 && int(i) < len(imports) {
+				count = min(count+1+paths(imports[i]), maxPublicPaths+1)
+			}
+		}
+		counts[name] = count
+		return count
+	}
+	total := 0
+	for _, file := range protos {
+		for _, name := range file.GetDependency() {
+			if total += paths(name); total > maxPublicPaths {
+				return fmt.Errorf("descriptors: more than %d paths of public imports", maxPublicPaths)
+			}
 		}
 	}
 	return nil

@@ -8,11 +8,14 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	reflection "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
+
+	"github.com/dlqd/dlqd/internal/background"
 )
 
 const (
@@ -42,6 +45,7 @@ func (e *DescriptorError) Unwrap() error { return e.err }
 type Reflected struct {
 	mu      sync.Mutex
 	methods map[string]reflected // by the method's URL
+	flights singleflight.Group
 }
 
 type reflected struct {
@@ -50,24 +54,68 @@ type reflected struct {
 }
 
 // Method returns a target's method, and whether its descriptors were kept from an earlier call. If fresh is set, it
-// asks the server. Its error is a [DescriptorError], a [Status] or one of the network.
+// asks the server. Concurrent calls share a request to the server. Its error is a [DescriptorError], a [Status] or one
+// of the network.
 func (r *Reflected) Method(ctx context.Context, client *http.Client, target *Target,
 	fresh bool,
 ) (method *Method, kept bool, err error) {
 	address := target.URL()
-	r.mu.Lock()
-	known := r.methods[address]
-	r.mu.Unlock()
-	if known.method != nil && !fresh && time.Now().Before(known.until) {
-		return known.method, true, nil
+	if known := r.known(address); known != nil && !fresh {
+		return known, true, nil
 	}
+	key := address
+	if fresh {
+		key += " fresh"
+	}
+	deadline, limited := ctx.Deadline()
+	flight := r.flights.DoChan(key, func() (found any, err error) {
+		defer func() {
+			if p := recover(); p != nil { // of descriptors that a library does not expect
+				err = &DescriptorError{fmt.Errorf("server reflection at %s: panicked: %v", target.base.Host,
+					background.Panicked(p).Value)}
+			}
+		}()
+		if known := r.known(address); known != nil && !fresh {
+			return known, nil
+		}
+		ctx := context.WithoutCancel(ctx)
+		if limited {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithDeadline(ctx, deadline)
+			defer cancel()
+		}
+		return r.ask(ctx, client, target)
+	})
+	select {
+	case <-ctx.Done():
+		return nil, false, ctx.Err()
+	case result := <-flight:
+		if result.Err != nil {
+			return nil, false, result.Err
+		}
+		return result.Val.(*Method), false, nil //nolint:forcetypeassert // of no other type
+	}
+}
+
+// known returns a method that is kept, or nil.
+func (r *Reflected) known(address string) *Method {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if known := r.methods[address]; time.Now().Before(known.until) {
+		return known.method
+	}
+	return nil
+}
+
+// ask asks the server for a method, and keeps it.
+func (r *Reflected) ask(ctx context.Context, client *http.Client, target *Target) (*Method, error) {
 	files, err := reflect(ctx, client, target)
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
-	method, err = methodOf(target, files)
+	method, err := methodOf(target, files)
 	if err != nil {
-		return nil, false, &DescriptorError{fmt.Errorf("server reflection at %s: %w", target.base.Host, err)}
+		return nil, &DescriptorError{fmt.Errorf("server reflection at %s: %w", target.base.Host, err)}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -80,8 +128,8 @@ func (r *Reflected) Method(ctx context.Context, client *http.Client, target *Tar
 			delete(r.methods, other)
 		}
 	}
-	r.methods[address] = reflected{method, now.Add(reflectedFor)}
-	return method, false, nil
+	r.methods[target.URL()] = reflected{method, now.Add(reflectedFor)}
+	return method, nil
 }
 
 // reflect asks a server for the files that define a service.
@@ -129,6 +177,9 @@ func reflect(ctx context.Context, client *http.Client, target *Target) ([]*descr
 		if requests = importsOf(files, have, asked); len(requests) == 0 {
 			return files, nil
 		}
+		if len(asked) > maxDescriptorFiles {
+			return nil, fail("more than %d imports; set descriptorFile", maxDescriptorFiles)
+		}
 	}
 	return nil, fail("imports are nested deeper than %d files; set descriptorFile", maxRounds)
 }
@@ -140,7 +191,7 @@ func importsOf(files []*descriptorpb.FileDescriptorProto, have, asked map[string
 	for _, file := range files {
 		for _, name := range file.GetDependency() {
 			if known, err := protoregistry.GlobalFiles.FindFileByPath(name); have[name] || asked[name] ||
-				err == nil && known.Package() == wellKnown {
+				err == nil && known.Package() == wellKnown || len(asked) > maxDescriptorFiles {
 				continue
 			}
 			asked[name] = true
