@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/dlqd/dlqd/config/schemas"
 	"github.com/dlqd/dlqd/internal/riverdlq"
+	"github.com/dlqd/dlqd/internal/strategy/strategies"
 )
 
 // durationPattern is the pattern of a duration in a file.
@@ -38,8 +40,39 @@ func classNames() []string {
 }
 
 // Schema returns the JSON Schema of a file, for editors and for validate. "make generate" makes it from the types in
-// this package: its library stays out of dlqd.
-func Schema(name string) ([]byte, error) { return schemas.Files.ReadFile(name + ".schema.json") }
+// this package: its library stays out of dlqd. Schema adds the strategies of extensions.
+func Schema(name string) ([]byte, error) {
+	raw, err := schemas.Files.ReadFile(name + ".schema.json")
+	if err != nil || len(strategies.Added()) == 0 {
+		return raw, err
+	}
+	schema, err := validator.UnmarshalJSON(bytes.NewReader(raw))
+	if err != nil {
+		return nil, err
+	}
+	addStrategies(schema)
+	return json.MarshalIndent(schema, "", "  ")
+}
+
+// addStrategies adds the strategies of extensions wherever a schema has those that are built in.
+func addStrategies(schema any) {
+	node, _ := schema.(map[string]any)
+	for _, inner := range node {
+		addStrategies(inner)
+	}
+	names, _ := node["enum"].([]any)
+	plan, _ := node[strategies.Conditional].(map[string]any)
+	for _, s := range strategies.Added() {
+		if slices.Contains(names, any(strategies.Conditional)) {
+			names = append(names, s.Name)
+			node["enum"] = names
+		}
+		if plan != nil && s.Defaults != "" {
+			node[s.Name] = maps.Clone(plan)
+			node[s.Name].(map[string]any)["description"] = s.Defaults //nolint:forcetypeassert // as above
+		}
+	}
+}
 
 type problem struct{ path, text string }
 

@@ -27,6 +27,11 @@ var all = []Strategy{
 // Add adds a strategy. Only strategy.Add calls it, which adds the implementation as well.
 func Add(s Strategy) { all = append(all, s) }
 
+var builtIn = len(all)
+
+// Added returns the strategies that are not built in.
+func Added() []Strategy { return slices.Clone(all[builtIn:]) }
+
 // All returns the strategies.
 func All() []Strategy { return slices.Clone(all) }
 
