@@ -318,7 +318,7 @@ func TestReflected_ServerBehindProxyIsAway(t *testing.T) {
 // Many imports in a server's descriptors do not become as many requests.
 func TestReflected_LimitsImports(t *testing.T) {
 	t.Parallel()
-	file := &descriptorpb.FileDescriptorProto{Name: proto.String("a.proto")}
+	file := &descriptorpb.FileDescriptorProto{Name: new("a.proto")}
 	for i := range 1001 {
 		file.Dependency = append(file.Dependency, strconv.Itoa(i))
 	}
