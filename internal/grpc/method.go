@@ -103,7 +103,8 @@ func withWellKnown(protos []*descriptorpb.FileDescriptorProto) ([]*descriptorpb.
 		}
 		for _, message := range file.GetMessageType() {
 			name := strings.TrimPrefix(file.GetPackage()+"."+message.GetName(), ".")
-			if strings.HasPrefix(wellKnown+".", name+".") { //nolint:gocritic // a package of ours has the message's name // its nested messages would have the names of protojson's
+			// The nested messages of one with the name of a package would have the names of protojson's.
+			if strings.HasPrefix(wellKnown+".", name+".") { //nolint:gocritic // the order is right
 				return nil, fmt.Errorf("descriptors: %s: %s is a package", file.GetName(), name)
 			}
 		}
