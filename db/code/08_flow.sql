@@ -115,8 +115,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.put_back IS
     'Puts back up to p_limit messages that are running in the given River clients, of one queue or (null) of all, '
-    'except the jobs p_except, as River''s rescuer would. p_why ends the recorded error. With p_fetched_before, the '
-    'messages were never sent: only those fetched up to then are put back, and the attempt does not count. Returns '
+    'except the jobs p_except, as River''s rescuer would. p_why ends the recorded error. With p_fetched_before, '
+    'only those fetched up to then are put back, and the attempt does not count: no process knows of it. Returns '
     'how many run again (retried), and how many were cancelled or had no attempts left (ended).';
 
 CREATE OR REPLACE FUNCTION dlq.rescue_messages(p_seen_before timestamptz, p_limit integer,

@@ -19,16 +19,19 @@ SELECT EXISTS (
 )::boolean AS runs;
 
 -- name: LockAttempts :many
--- LockAttempts locks the given jobs that a client runs, and returns those that are at the given
--- attempt. Attempt 0 matches any.
+-- LockAttempts locks the given jobs that a client runs, and returns those that were created at the given time and are
+-- at the given attempt. Attempt 0 matches any.
 SELECT l.id
 FROM (
-    SELECT j.id, j.attempt FROM river.river_job j
+    SELECT j.id, j.created_at, j.attempt FROM river.river_job j
     WHERE j.id = ANY (@jobs::bigint[]) AND j.state = 'running'
       AND j.attempted_by[cardinality(j.attempted_by)] = @client::text
     ORDER BY j.id FOR NO KEY UPDATE
 ) l
-JOIN (SELECT unnest(@jobs::bigint[]) AS id, unnest(@attempts::int[]) AS attempt) r ON r.id = l.id
+JOIN (
+    SELECT unnest(@jobs::bigint[]) AS id, unnest(@created_at::timestamptz[]) AS created_at,
+        unnest(@attempts::int[]) AS attempt
+) r ON r.id = l.id AND r.created_at = l.created_at
 WHERE r.attempt IN (0, l.attempt);
 
 -- name: ForgetOrdered :one

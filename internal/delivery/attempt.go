@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
@@ -15,12 +16,18 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// A process that was paused or cut off from the database for 30 s may still run attempts of jobs
-// that another process has rescued and runs. River's completer sets a job's state by the job's id
-// and ignores the attempt: a late failure would end the job while the other process's attempt still
-// runs, and that attempt's success would be lost. A process that may have been considered dead ("in
-// doubt") therefore checks the attempt before it sends a message and before it records outcomes. A
-// process that was seen all the time checks nothing.
+// River's completer sets a job's state by the job's id, and ignores which attempt it ends, and of which job. An outcome
+// can therefore end what another process runs:
+//
+//   - A process that was paused or cut off from the database for 30 s may still run attempts of jobs that another process
+//     has rescued and runs. A late failure would end the job while the other process's attempt still runs, and that
+//     attempt's success would be lost. A process that may have been considered dead ("in doubt") checks the attempt before
+//     it sends a message and before it records outcomes.
+//   - After the promotion of an asynchronous standby, River gives ids again that the standby did not have. The outcome of
+//     a lost message would end the new message that has its id. An outcome is checked if it is recorded on another server
+//     than the one that the job was fetched from, or if one of the two is not known.
+//
+// Other outcomes are recorded without a check.
 
 // errAttemptLost is the reason not to send a message.
 var errAttemptLost = errors.New("the attempt is over: another process may deliver the message")
@@ -37,8 +44,7 @@ func (w *Worker) isCurrentAttempt(ctx context.Context, job *river.Job[Args]) (bo
 	})
 }
 
-// driver is River's driver, except that a client in doubt records only outcomes of current
-// attempts.
+// driver is River's driver, except that a client that must check outcomes records only those of current attempts.
 type driver struct {
 	*postgres.Driver
 
@@ -63,32 +69,41 @@ type executor struct {
 	driver *driver
 }
 
-// JobSetStateIfRunningMany implements riverdriver.Executor. If the process is in doubt, it skips
-// the outcomes of attempts that no longer run.
+// JobSetStateIfRunningMany implements riverdriver.Executor. It skips the outcomes of attempts that no longer run, if the
+// process is in doubt or the server is not the one of the fetch. Both are asked once the connection is there.
 func (e *executor) JobSetStateIfRunningMany(ctx context.Context,
 	params *updates,
 ) (rows []*rivertype.JobRow, err error) {
-	defer func() {
-		if err == nil {
-			e.driver.fetches.recorded(params.ID)
+	d := e.driver
+	err = d.OnServer(ctx, func(db pgx.Tx, server string) error {
+		createdAt, same := d.fetches.fetchedFrom(server, params.ID)
+		if same && !d.inDoubt() {
+			rows, err = d.UnwrapExecutor(db).JobSetStateIfRunningMany(ctx, params)
+			return err
 		}
-	}()
-	if !e.driver.inDoubt() {
-		return e.Executor.JobSetStateIfRunningMany(ctx, params)
-	}
+		rows, err = d.setCurrent(ctx, db, params, createdAt)
+		return err
+	})
+	d.fetches.recorded(params.ID, err)
+	return rows, err
+}
+
+// setCurrent records the outcomes of attempts that still run.
+func (d *driver) setCurrent(ctx context.Context, db pgx.Tx, params *updates,
+	createdAt []time.Time,
+) (rows []*rivertype.JobRow, err error) {
 	attempts := make([]int32, len(params.ID))
 	for i := range params.ID {
 		attempts[i] = attemptOf(params, i)
 	}
-	config := e.driver.config
-	err = postgres.BeginFunc(ctx, config.Pool, func(tx pgx.Tx) error {
-		current, err := dbsqlc.New(config.Schemas.Rendered(tx)).LockAttempts(ctx, dbsqlc.LockAttemptsParams{
-			Jobs: params.ID, Attempts: attempts, Client: config.ID,
+	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		current, err := dbsqlc.New(d.config.Schemas.Rendered(tx)).LockAttempts(ctx, dbsqlc.LockAttemptsParams{
+			Jobs: params.ID, CreatedAt: createdAt, Attempts: attempts, Client: d.config.ID,
 		})
 		if err != nil || len(current) == 0 {
 			return err
 		}
-		rows, err = e.driver.UnwrapExecutor(tx).JobSetStateIfRunningMany(ctx, updatesOf(params, current))
+		rows, err = d.UnwrapExecutor(tx).JobSetStateIfRunningMany(ctx, updatesOf(params, current))
 		return err
 	})
 	return rows, err

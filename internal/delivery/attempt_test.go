@@ -33,24 +33,30 @@ type late struct {
 	pool    *pgxpool.Pool
 	planner *strategy.Planner
 	doubt   atomic.Bool         // of the first process
-	arrived chan string         // attempt numbers
-	answers map[string]chan int // by attempt number: status to answer
+	arrived chan string         // attempt numbers, or message ids
+	answers map[string]chan int // by attempt number or message id: status to answer
 	clients [2]*delivery.Client // one for each process
 	ended   [2]chan string      // outcomes, by process
 }
 
 func setupLate(t *testing.T, queue string) *late {
 	t.Helper()
-	l := &late{T: t, pool: postgrestest.Pool(t), arrived: make(chan string, 10), answers: map[string]chan int{}}
-	for _, attempt := range []string{"1", "2", "3"} {
-		l.answers[attempt] = make(chan int, 1)
+	return setupLateIn(t, postgrestest.Pool(t), queue, "Dlqd-Attempt", "1", "2", "3")
+}
+
+// setupLateIn answers requests by the value of a header.
+func setupLateIn(t *testing.T, pool *pgxpool.Pool, queue, header string, values ...string) *late {
+	t.Helper()
+	l := &late{T: t, pool: pool, arrived: make(chan string, 10), answers: map[string]chan int{}}
+	for _, value := range values {
+		l.answers[value] = make(chan int, 1)
 	}
 	receiver := answering(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body) // the server notices only then that a client has gone
-		attempt := r.Header.Get("Dlqd-Attempt")
-		l.arrived <- attempt
+		value := r.Header.Get(header)
+		l.arrived <- value
 		select {
-		case status := <-l.answers[attempt]:
+		case status := <-l.answers[value]:
 			w.WriteHeader(status)
 		case <-r.Context().Done():
 		}
@@ -98,12 +104,18 @@ func (l *late) halt(i int) {
 
 func (l *late) submit(extra string) (job int64) {
 	l.Helper()
+	return l.submitAs("msg-1", extra)
+}
+
+func (l *late) submitAs(id, extra string) (job int64) {
+	l.Helper()
 	ingester, err := ingest.New(ingest.Config{
 		Pool: l.pool, Schemas: postgres.DefaultSchemas(), Policy: l.planner.Policy, Logger: slog.New(slog.DiscardHandler),
 	})
 	require.NoError(l, err)
 	l.Cleanup(func() { ingester.Stop(context.Background()) })
-	msg, err := message.Parse([]byte(`{"queue": "default", "kind": "k", "messageId": "msg-1", "payload": 1` + extra + `}`))
+	msg, err := message.Parse(fmt.Appendf(nil, `{"queue": "default", "kind": "k", "messageId": %q, "payload": 1%s}`, id,
+		extra))
 	require.NoError(l, err)
 	receipt, err := ingester.Submit(l.Context(), msg, ingest.Trace{})
 	require.NoError(l, err)

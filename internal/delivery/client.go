@@ -146,7 +146,7 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 	}
 	d := &driver{
 		Driver: postgres.NewDriver(config.Pool), config: &c.config, inDoubt: config.Worker.inDoubt,
-		fetches: fetches{delivering: map[int64]int{}, lost: map[string]*lost{}},
+		fetches: fetches{delivering: map[int64]*fetched{}, servers: map[string]string{}, looks: map[string]*look{}},
 	}
 	c.Client, err = river.NewClient(d, &river.Config{
 		ID:                config.ID,
@@ -169,6 +169,7 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.config.ID = c.ID()
 	c.worked, c.ending = worked, map[string]bool{}
 	c.storeNames()
 	return c, nil

@@ -2,25 +2,36 @@ package delivery
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river/riverdriver"
+	"github.com/riverqueue/river/rivertype"
 
 	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
 )
 
-// A fetch marks jobs as running and returns them. If the connection breaks in between, the database may have committed
-// the fetch, and no process delivers its jobs: they would wait for River's rescuer, minutes beyond the longest timeout.
-// The client therefore remembers the jobs that its fetches returned, and after a failed fetch puts back the others that
-// are running in its name.
+// A fetch marks jobs as running and returns them. Three things can leave a job running that no process delivers, which
+// would wait for River's rescuer, minutes beyond the longest timeout:
+//
+//   - The connection breaks in between, and the database has committed the fetch.
+//   - A standby is promoted that has the fetch of a message and not its outcome.
+//   - The fetch returns the id of a job that the client still delivers. Ids are given again after a promotion
+//     (attempt.go), and River's client knows jobs by id. The client withholds such a job from River until the outcome of
+//     the earlier one is recorded, however often River's completer retries that.
+//
+// The client therefore remembers the jobs that its fetches returned, and after each of these events looks for others
+// that are running in its name, and puts them back.
 
 const (
-	// lostFor is how long after a failed fetch its jobs are looked for, because its statement may still run on the
-	// server, or be on its way there. It is twice the time limit of a fetch (postgres.DefaultTimeout).
-	lostFor = 2 * time.Minute
-	// lostInterval is how often they are looked for.
-	lostInterval = time.Second
+	// lookFor is how long a client looks for jobs to put back, because the statement of a failed fetch may still run on
+	// the server, or be on its way there. It is twice the time limit of a fetch (postgres.DefaultTimeout).
+	lookFor = 2 * time.Minute
+	// lookInterval is how often it looks.
+	lookInterval = time.Second
 	// maxPutBack bounds the jobs that one statement puts back.
 	maxPutBack = 500
 )
@@ -28,69 +39,136 @@ const (
 // fetches are the jobs of a client.
 type fetches struct {
 	mu sync.Mutex
-	// delivering counts the attempts of each job from the fetch that returned it until its outcome is recorded. A job may
-	// be fetched again before this process knows that the outcome of its attempt before is recorded.
-	delivering map[int64]int
-	lost       map[string]*lost // by queue
+	// delivering are jobs by id, from the fetch that returned them until their outcome is recorded.
+	delivering map[int64]*fetched
+	servers    map[string]string // of the last fetch, by queue
+	looks      map[string]*look  // by queue
 }
 
-// lost are failed fetches of a queue.
-type lost struct{ until, next time.Time }
+// fetched is a job that the client delivers.
+type fetched struct {
+	createdAt time.Time
+	server    string // that it was fetched from, or "" if that is not known
+	withheld  string // the queue of a job with the same id that a later fetch returned, or ""
+}
 
-// failed records a failed fetch of a queue.
-func (f *fetches) failed(queue string, now time.Time) {
+// look is a time of looking for jobs of a queue to put back.
+type look struct{ until, next time.Time }
+
+// look makes the client look for jobs of a queue to put back.
+func (f *fetches) look(queue string, now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.lost[queue] = &lost{until: now.Add(lostFor), next: now}
+	f.beginLook(queue, now)
 }
 
-// due reports whether to look for jobs of failed fetches of a queue, and returns the jobs that the client delivers.
-// A queue has one producer, whose fetches follow each other, so no other fetch of the queue is in progress.
+// beginLook is look for a caller that holds the lock.
+func (f *fetches) beginLook(queue string, now time.Time) {
+	l := f.looks[queue]
+	if l == nil {
+		l = &look{next: now}
+		f.looks[queue] = l
+	}
+	l.until = now.Add(lookFor)
+}
+
+// due reports whether to look for jobs of a queue to put back, and returns the jobs that the client delivers. A queue
+// has one producer, whose fetches follow each other, so no other fetch of the queue is in progress.
 func (f *fetches) due(queue string, now time.Time) (delivering []int64, due bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	l := f.lost[queue]
+	l := f.looks[queue]
 	if l == nil || now.Before(l.next) {
 		return nil, false
 	}
 	if now.After(l.until) {
-		delete(f.lost, queue) // after a last look
+		delete(f.looks, queue) // after a last look
 	}
-	l.next = now.Add(lostInterval)
-	delivering = make([]int64, 0, len(f.delivering))
-	for id := range f.delivering {
-		delivering = append(delivering, id)
-	}
-	return delivering, true
+	l.next = now.Add(lookInterval)
+	return slices.AppendSeq([]int64{}, maps.Keys(f.delivering)), true // not nil, which would be NULL
 }
 
-// JobGetAvailable implements riverdriver.Executor. After a failed fetch it first puts back the jobs that the fetch may
-// have marked as running.
+// add records the jobs that a fetch of a queue returned, and returns those that are not withheld.
+func (f *fetches) add(queue, server string, jobs []*rivertype.JobRow) []*rivertype.JobRow {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if last, has := f.servers[queue]; server == "" || has && server != last {
+		f.beginLook(queue, time.Now())
+	}
+	f.servers[queue] = server
+	return slices.DeleteFunc(jobs, func(job *rivertype.JobRow) bool {
+		if earlier := f.delivering[job.ID]; earlier != nil {
+			earlier.withheld = queue
+			return true
+		}
+		f.delivering[job.ID] = &fetched{createdAt: job.CreatedAt, server: server}
+		return false
+	})
+}
+
+// fetchedFrom returns when jobs were created, and reports whether all of them were fetched from a server.
+func (f *fetches) fetchedFrom(server string, jobs []int64) (createdAt []time.Time, same bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	createdAt, same = make([]time.Time, len(jobs)), server != ""
+	for i, id := range jobs {
+		job := f.delivering[id]
+		if job == nil {
+			same = false
+			continue
+		}
+		createdAt[i] = job.createdAt
+		same = same && job.server == server
+	}
+	return createdAt, same
+}
+
+// recorded forgets jobs whose outcomes are recorded. If that failed, it may have succeeded nevertheless, and the jobs
+// may be running again: the next try checks them.
+func (f *fetches) recorded(jobs []int64, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, id := range jobs {
+		job := f.delivering[id]
+		switch {
+		case job == nil:
+		case err != nil:
+			job.server = ""
+		default:
+			delete(f.delivering, id)
+			if job.withheld != "" {
+				f.beginLook(job.withheld, time.Now())
+			}
+		}
+	}
+}
+
+// JobGetAvailable implements riverdriver.Executor. It first puts back jobs that no process delivers, if there may be
+// such.
 func (e *executor) JobGetAvailable(ctx context.Context,
 	params *riverdriver.JobGetAvailableParams,
-) (*riverdriver.JobGetAvailableResult, error) {
-	f := &e.driver.fetches
-	if delivering, due := f.due(params.Queue, time.Now()); due {
+) (result *riverdriver.JobGetAvailableResult, err error) {
+	d := e.driver
+	if delivering, due := d.fetches.due(params.Queue, time.Now()); due {
 		if err := e.putBack(ctx, params, delivering); err != nil {
-			f.failed(params.Queue, time.Now())
+			d.fetches.look(params.Queue, time.Now())
 			return nil, err
 		}
 	}
-	result, err := e.Executor.JobGetAvailable(ctx, params)
+	err = d.OnServer(ctx, func(db pgx.Tx, server string) error {
+		result, err = d.UnwrapExecutor(db).JobGetAvailable(ctx, params)
+		if err == nil {
+			result.Jobs = d.fetches.add(params.Queue, server, result.Jobs)
+		}
+		return err
+	})
 	if err != nil {
-		f.failed(params.Queue, time.Now())
-		return nil, err
+		d.fetches.look(params.Queue, time.Now())
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, job := range result.Jobs {
-		f.delivering[job.ID]++
-	}
-	return result, nil
+	return result, err
 }
 
-// putBack puts back the jobs of failed fetches of a queue: those that run in the client's name and that it does not
-// deliver.
+// putBack puts back the jobs of a queue that run in the client's name and that it does not deliver.
 func (e *executor) putBack(ctx context.Context, params *riverdriver.JobGetAvailableParams, delivering []int64) error {
 	config := e.driver.config
 	q := dbsqlc.New(config.Schemas.Rendered(config.Pool))
@@ -104,18 +182,8 @@ func (e *executor) putBack(ctx context.Context, params *riverdriver.JobGetAvaila
 		Client: params.ClientID, Queue: params.Queue, Delivering: delivering, MaxJobs: maxPutBack, FetchedBefore: now,
 	})
 	if jobs > 0 {
-		config.Logger.WarnContext(ctx, "messages whose fetch was lost were put back", "queue", params.Queue, "jobs", jobs)
+		config.Logger.WarnContext(ctx, "messages that were running without a process were put back", "queue", params.Queue,
+			"jobs", jobs)
 	}
 	return err
-}
-
-// recorded forgets the attempts of jobs whose outcomes are recorded.
-func (f *fetches) recorded(jobs []int64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, id := range jobs {
-		if f.delivering[id]--; f.delivering[id] <= 0 {
-			delete(f.delivering, id)
-		}
-	}
 }

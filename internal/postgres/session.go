@@ -239,8 +239,11 @@ func (d *Driver) GetExecutor() riverdriver.Executor {
 	if !d.pooled {
 		return plain
 	}
-	single := singleTx{singleStatements: singleStatements{pool: d.pool, settings: settingsQuery}}
-	return executor{d.UnwrapExecutor(single), plain}
+	return executor{d.UnwrapExecutor(d.single()), plain}
+}
+
+func (d *Driver) single() singleTx {
+	return singleTx{singleStatements: singleStatements{pool: d.pool, settings: settingsQuery}}
 }
 
 // executor is River's executor. Statements that cannot run in a transaction go to plain.

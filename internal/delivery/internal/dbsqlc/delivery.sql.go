@@ -175,25 +175,34 @@ func (q *Queries) LiveJobs(ctx context.Context) ([]LiveJobsRow, error) {
 const LockAttempts = `-- name: LockAttempts :many
 SELECT l.id
 FROM (
-    SELECT j.id, j.attempt FROM river.river_job j
+    SELECT j.id, j.created_at, j.attempt FROM river.river_job j
     WHERE j.id = ANY ($1::bigint[]) AND j.state = 'running'
       AND j.attempted_by[cardinality(j.attempted_by)] = $2::text
     ORDER BY j.id FOR NO KEY UPDATE
 ) l
-JOIN (SELECT unnest($1::bigint[]) AS id, unnest($3::int[]) AS attempt) r ON r.id = l.id
+JOIN (
+    SELECT unnest($1::bigint[]) AS id, unnest($3::timestamptz[]) AS created_at,
+        unnest($4::int[]) AS attempt
+) r ON r.id = l.id AND r.created_at = l.created_at
 WHERE r.attempt IN (0, l.attempt)
 `
 
 type LockAttemptsParams struct {
-	Jobs     []int64
-	Client   string
-	Attempts []int32
+	Jobs      []int64
+	Client    string
+	CreatedAt []time.Time
+	Attempts  []int32
 }
 
-// LockAttempts locks the given jobs that a client runs, and returns those that are at the given
-// attempt. Attempt 0 matches any.
+// LockAttempts locks the given jobs that a client runs, and returns those that were created at the given time and are
+// at the given attempt. Attempt 0 matches any.
 func (q *Queries) LockAttempts(ctx context.Context, arg LockAttemptsParams) ([]int64, error) {
-	rows, err := q.db.Query(ctx, LockAttempts, arg.Jobs, arg.Client, arg.Attempts)
+	rows, err := q.db.Query(ctx, LockAttempts,
+		arg.Jobs,
+		arg.Client,
+		arg.CreatedAt,
+		arg.Attempts,
+	)
 	if err != nil {
 		return nil, err
 	}

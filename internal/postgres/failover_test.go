@@ -1,0 +1,58 @@
+package postgres_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+)
+
+// onServer returns the server of a statement.
+func onServer(ctx context.Context, pool *pgxpool.Pool) (server string, err error) {
+	err = postgres.NewDriver(pool).OnServer(ctx, func(db pgx.Tx, s string) error {
+		server = s
+		return db.QueryRow(ctx, "SELECT 1").Scan(new(int))
+	})
+	return server, err
+}
+
+func TestDriver_NamesServerOfStatement(t *testing.T) {
+	t.Parallel()
+	servers := postgrestest.NewReplicated(t, false)
+	pool := postgrestest.Open(t, servers.URL)
+	before, err := onServer(t.Context(), pool)
+	require.NoError(t, err)
+	require.NotEmpty(t, before)
+	again, err := onServer(t.Context(), pool)
+	require.NoError(t, err)
+	require.Equal(t, before, again)
+	servers.Fail()
+	var after string
+	require.Eventually(t, func() bool {
+		after, err = onServer(t.Context(), pool)
+		return err == nil
+	}, 5*time.Minute, 50*time.Millisecond)
+	require.NotEmpty(t, after)
+	require.NotEqual(t, before, after)
+}
+
+// A pooler's connections outlive its servers, and a server may not say when it started.
+func TestDriver_DoesNotKnowEveryServer(t *testing.T) {
+	t.Parallel()
+	url := postgrestest.URL(t)
+	server, err := onServer(t.Context(), postgrestest.Open(t, postgrestest.Pooler(t, url, 1)))
+	require.NoError(t, err)
+	require.Empty(t, server)
+	_, err = postgrestest.Open(t, postgrestest.Superuser(t, url)).Exec(t.Context(),
+		"REVOKE EXECUTE ON FUNCTION pg_postmaster_start_time() FROM PUBLIC")
+	require.NoError(t, err)
+	server, err = onServer(t.Context(), postgrestest.Open(t, url))
+	require.NoError(t, err)
+	require.Empty(t, server)
+}
