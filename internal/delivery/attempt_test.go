@@ -122,12 +122,18 @@ func (l *late) submitAs(id, extra string) (job int64) {
 	return receipt.JobID
 }
 
-// rescueJob stops the first process's fetching, makes the process look dead, and rescues its job.
-func (l *late) rescueJob() {
+// stopFetching makes a process fetch no more jobs, while those that it has run.
+func (l *late) stopFetching(i int) {
 	l.Helper()
 	ctx, cancel := context.WithTimeout(l.Context(), time.Second)
 	defer cancel()
-	require.ErrorIs(l, l.clients[0].Queues().Remove(ctx, "default"), context.DeadlineExceeded, "its job still runs")
+	require.ErrorIs(l, l.clients[i].Queues().Remove(ctx, "default"), context.DeadlineExceeded, "its jobs still run")
+}
+
+// rescueJob stops the first process's fetching, makes the process look dead, and rescues its job.
+func (l *late) rescueJob() {
+	l.Helper()
+	l.stopFetching(0)
 	_, err := l.pool.Exec(l.Context(), `INSERT INTO dlq.processes (id, name, version, parts, queues, seen_at)
 		VALUES ($1, 'first', '1', '{}', '{}', now() - interval '31 seconds')`, l.clients[0].ID())
 	require.NoError(l, err)
@@ -198,9 +204,7 @@ func TestLateAttempt_DoesNotAffectCurrentAttempt(t *testing.T) {
 			require.Equal(t, "2", <-l.arrived)
 			l.doubt.Store(!test.unaware)
 			if test.state == rivertype.JobStateAvailable { // otherwise the second process would run it again
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-				defer cancel()
-				require.ErrorIs(t, l.clients[1].Queues().Remove(ctx, "default"), context.DeadlineExceeded)
+				l.stopFetching(1)
 			}
 			l.answers["1"] <- test.status
 			<-l.ended[0]
@@ -250,4 +254,31 @@ func TestLateAttempt_DoesNotSendRescuedMessage(t *testing.T) {
 	require.Equal(t, delivery.OutcomeOK, <-l.ended[1])
 	require.Eventually(t, func() bool { return l.job(id).State == rivertype.JobStateCompleted }, time.Minute,
 		5*time.Millisecond)
+}
+
+// If the answer to an outcome is lost, the outcome may be recorded, and the job may run again by the time at which
+// River's completer repeats it.
+func TestLateAttempt_IsCheckedWhenOutcomeIsRepeated(t *testing.T) {
+	t.Parallel()
+	l := setupLate(t, "")
+	l.run(0)
+	l.submit("")
+	require.Equal(t, "1", <-l.arrived)
+	l.stopFetching(0)
+	tx, err := l.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "LOCK TABLE river_job IN SHARE MODE")
+	require.NoError(t, err)
+	l.answers["1"] <- http.StatusUnprocessableEntity
+	require.Eventually(t, func() bool {
+		return l.count(`SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%JobSetStateIfRunningMany%'`) > 0
+	}, 5*time.Minute, 10*time.Millisecond)
+	_, err = tx.Exec(t.Context(), "UPDATE river_job SET attempt = 2")
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	l.halt(0) // this flushes the outcomes of its jobs
+	require.Equal(t, 1, l.count(`SELECT count(*) FROM river_job
+		WHERE state = 'running' AND attempt = 2 AND errors IS NULL`))
 }

@@ -1,7 +1,6 @@
 package delivery_test
 
 import (
-	"context"
 	"net/http"
 	"testing"
 	"time"
@@ -42,14 +41,6 @@ func (f *failedOver) resubmit(message string, id int64) {
 	_, err := f.pool.Exec(f.Context(), "SELECT setval(pg_get_serial_sequence('river_job', 'id'), $1, false)", id)
 	require.NoError(f, err)
 	require.Equal(f, id, f.submitAs(message, ""))
-}
-
-// stopFetching makes a process fetch no more jobs, while those that it has run.
-func (f *failedOver) stopFetching(i int) {
-	f.Helper()
-	ctx, cancel := context.WithTimeout(f.Context(), time.Second)
-	defer cancel()
-	require.ErrorIs(f, f.clients[i].Queues().Remove(ctx, "default"), context.DeadlineExceeded, "its jobs still run")
 }
 
 func (f *failedOver) awaitArrival(message string) {
