@@ -650,6 +650,17 @@ COMMENT ON FUNCTION dlq.is_repeat IS
     'Whether a job has an open entry, or redelivers the entry of another job. An unfiled failure of '
     'such a job is a further failure of that entry; lists and counts do not show it.';
 
+-- has_unfiled sets enable_seqscan, because a session may plan it while the inbox is small.
+CREATE OR REPLACE FUNCTION dlq.has_unfiled(p_after uuid) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+BEGIN
+    RETURN (SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id > p_after ORDER BY i.id LIMIT 1) IS NOT NULL;
+END
+$$;
+COMMENT ON FUNCTION dlq.has_unfiled IS
+    'Whether the inbox has a failure after this id. DLQ workers ask twenty times a second, and start '
+    'a transaction only if it has.';
+
 -- At most 10,000 unfiled entries are counted, so that the cost stays bounded while no DLQ worker
 -- runs. The view has one branch for callers without a scope, whose open entries are counted from an
 -- index alone. Callers with a scope need another branch, because the index lacks the kind.

@@ -68,6 +68,9 @@ ORDER BY i.id
 LIMIT @max_entries::integer
 FOR KEY SHARE OF i SKIP LOCKED;
 
+-- name: HasUnfiled :one
+SELECT dlq.has_unfiled(@after::uuid)::boolean AS has;
+
 -- name: RescuedTogether :many
 -- RescuedTogether returns, for each entry, how many other jobs of the application River's rescuer
 -- discarded in the run in which the entry's job failed last. All jobs that one run discards have the

@@ -40,10 +40,8 @@ const (
 	maxTries = 5
 )
 
-// Store runs transactions. [deadletter.Store] implements it.
-type Store interface {
-	InTx(ctx context.Context, fn func(tx postgres.DB) error) error
-}
+// Store has the database. [deadletter.Store] implements it.
+type Store interface{ DB() postgres.DB }
 
 // Applier applies facts to entries. Any number may run, in any number of processes.
 type Applier struct {
@@ -117,12 +115,11 @@ func ApplyRun(ctx context.Context, store Store, run uuid.UUID) error {
 	}
 }
 
+// apply runs one statement, which is a transaction of its own: most statements find no fact, and then BEGIN with its
+// settings and COMMIT would cost more than the statement. dlq.apply_facts sets what it needs.
 func apply(ctx context.Context, store Store, params dbsqlc.ApplyParams) (row dbsqlc.ApplyRow, err error) {
 	for range maxTries {
-		err = store.InTx(ctx, func(tx postgres.DB) (err error) {
-			row, err = dbsqlc.New(tx).Apply(ctx, params)
-			return err
-		})
+		row, err = dbsqlc.New(store.DB()).Apply(ctx, params)
 		if (postgres.IsRefusal(err) || postgres.IsLocked(err)) && !params.Careful {
 			params.Careful = true // one by one: a rejected fact must not block the others
 			continue

@@ -195,11 +195,14 @@ func (w *Worker) file(ctx context.Context, at scan, size int) (rows []dbsqlc.Cla
 	began, params := time.Now(), dbsqlc.UnfiledParams{
 		ReadMessages: w.config.Planner().ReadsMessages(), After: at.after, Refused: at.refused, MaxEntries: int32(size),
 	}
-	_, err = inTx(ctx, w.config.Store, func(tx transaction) error {
-		unfiled, err := tx.Unfiled(ctx, params)
-		rows = column(unfiled, func(r *dbsqlc.UnfiledRow) dbsqlc.ClaimDueRow { return dbsqlc.ClaimDueRow(*r) })
-		return err
-	})
+	has, err := w.queries.HasUnfiled(ctx, at.after) // mostly not: one statement then instead of a transaction
+	if has && err == nil {
+		_, err = inTx(ctx, w.config.Store, func(tx transaction) error {
+			unfiled, err := tx.Unfiled(ctx, params)
+			rows = column(unfiled, func(r *dbsqlc.UnfiledRow) dbsqlc.ClaimDueRow { return dbsqlc.ClaimDueRow(*r) })
+			return err
+		})
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read the inbox: %w", err)
 	}

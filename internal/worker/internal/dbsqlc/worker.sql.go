@@ -905,6 +905,17 @@ func (q *Queries) GroupFailures(ctx context.Context, arg GroupFailuresParams) (i
 	return count, err
 }
 
+const HasUnfiled = `-- name: HasUnfiled :one
+SELECT dlq.has_unfiled($1::uuid)::boolean AS has
+`
+
+func (q *Queries) HasUnfiled(ctx context.Context, after uuid.UUID) (bool, error) {
+	row := q.db.QueryRow(ctx, HasUnfiled, after)
+	var has bool
+	err := row.Scan(&has)
+	return has, err
+}
+
 const HeldByRuns = `-- name: HeldByRuns :many
 SELECT h.entry_id::uuid AS entry_id, h.run_id::uuid AS run_id FROM dlq.held_by_runs($1::uuid[]) h
 `
