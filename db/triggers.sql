@@ -149,6 +149,7 @@ BEGIN
         ('dlq.failure_groups', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
         ('dlq.group_aliases', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
         ('dlq.group_marks', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
+        ('dlq.deploys', 'queue = '''' OR dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
         ('dlq.ordered_jobs', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
         ('dlq.rollup_sources', NULL), ('dlq.counters', NULL), ('dlq.metrics_sample', NULL), ('dlq.job_facts', NULL),
         ('dlq.entry_jobs', NULL), ('dlq.retired_jobs', NULL), ('dlq.erasures', NULL),

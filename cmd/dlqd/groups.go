@@ -71,8 +71,7 @@ func newGroups() *cobra.Command {
 					in.Status = group.Fixed
 				}
 			}),
-		newSetGroup("fixed", "Mark a failure group as fixed; the next failure marks it as regressed",
-			func(_ *cobra.Command, in *api.GroupChange, _ *group.Group) { in.Status = group.Fixed }),
+		newFixedGroup(),
 		newSetGroup("reopen", "Set a fixed or muted failure group to open again",
 			func(_ *cobra.Command, in *api.GroupChange, _ *group.Group) { in.Status = group.Open }))
 	return cmd
@@ -99,6 +98,9 @@ func newShowGroup() *cobra.Command {
 			}
 			if len(g.Former) > 0 {
 				printSafef(cmd.OutOrStdout(), "formerly %s\n", strings.Join(g.Former, ", "))
+			}
+			if g.Fix != nil {
+				printFix(cmd, g.Fix)
 			}
 			if g.WorkerLost > 0 {
 				printSafef(cmd.OutOrStdout(), "%s\n", workerLost(g.WorkerLost))
@@ -197,6 +199,54 @@ func (c *client) setGroup(cmd *cobra.Command, args []string, in *api.GroupChange
 		printUndo(cmd, changed.Undo)
 	}
 	return printGroup(cmd, &changed.Group)
+}
+
+func newFixedGroup() *cobra.Command {
+	var version string
+	cmd := newSetGroup("fixed", "Mark a failure group as fixed; the next failure marks it as regressed",
+		func(_ *cobra.Command, in *api.GroupChange, _ *group.Group) {
+			in.Status, in.FixedIn = group.Fixed, version
+		})
+	cmd.Flags().StringVar(&version, "in", "", "version with the fix: failures count from when it is deployed (dlqd deployed)")
+	return cmd
+}
+
+func newDeployed() *cobra.Command {
+	var c client
+	var in api.Deploy
+	cmd := &cobra.Command{
+		Use: "deployed VERSION", Short: "Report a deploy, for failure groups that are fixed in a version", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			in.Version, in.Actor = args[0], actor()
+			_, err := call(cmd, &c, api.RecordDeploy, api.DeployInput{Body: in})
+			return err
+		},
+	}
+	c.register(cmd)
+	cmd.Flags().StringSliceVar(&in.Queues, "queue", nil, "queues that the version works; all without the flag")
+	cmd.Flags().StringVar(&in.Note, "note", "", "note, for the audit trail")
+	return cmd
+}
+
+// printFix prints in which version a group is fixed, and how to replay what died before.
+func printFix(cmd *cobra.Command, f *group.Fix) {
+	out := cmd.OutOrStdout()
+	switch {
+	case f.DeployedAt == nil && f.Deployed == "":
+		printSafef(out, "fixed in %s; no deploy was reported (dlqd deployed)\n", f.FixedIn)
+	case f.DeployedAt == nil:
+		printSafef(out, "fixed in %s; %s runs\n", f.FixedIn, f.Deployed)
+	default:
+		printSafef(out, "fixed in %s; %s runs since %s\n", f.FixedIn, f.Deployed, stamp(*f.DeployedAt))
+	}
+	switch {
+	case f.Run != nil:
+		printSafef(out, "the policy started replay run %s\n", f.Run)
+	case f.Request != nil:
+		printSafef(out, "the policy requested a replay run: approval %s\n", f.Request)
+	case f.Waiting > 0:
+		printSafef(out, "%d died before; replay them: dlqd replay --progressive '%s'\n", f.Waiting, f.Query)
+	}
 }
 
 func newAssignGroup() *cobra.Command {

@@ -8,12 +8,19 @@ RETURN coalesce((p_mark).muted_at IS NOT NULL AND now() < coalesce((p_mark).mute
     AND p_failures < coalesce((p_mark).mute_upto, 9223372036854775807), false);
 COMMENT ON FUNCTION dlq.is_muted IS 'Whether a failure group with p_failures failures in all is muted now.';
 
--- A group is regressed if it has failed since it was marked as fixed. last_seen is when the job
--- failed, not when the failure was filed.
+-- A group is regressed if it has failed since it was marked as fixed, or since a version with the fix runs,
+-- if it is fixed in a version. last_seen is when the job failed, not when the failure was filed.
+CREATE OR REPLACE FUNCTION dlq.fixed_since(p_mark dlq.group_marks) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN (p_mark).fixed_in IS NULL THEN (p_mark).fixed_at ELSE (p_mark).fix_deployed_at END;
+COMMENT ON FUNCTION dlq.fixed_since IS
+    'The time from which failures of a group make it regressed; null if it is not fixed, or no version with the fix '
+    'runs yet.';
+
 CREATE OR REPLACE FUNCTION dlq.group_status(p_mark dlq.group_marks, p_failures bigint, p_last_seen timestamptz)
     RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN CASE WHEN dlq.is_muted(p_mark, p_failures) THEN 'muted' WHEN p_last_seen > (p_mark).fixed_at THEN 'regressed'
+RETURN CASE WHEN dlq.is_muted(p_mark, p_failures) THEN 'muted' WHEN p_last_seen > dlq.fixed_since(p_mark) THEN 'regressed'
     WHEN (p_mark).fixed_at IS NOT NULL THEN 'fixed' ELSE 'open' END;
 COMMENT ON FUNCTION dlq.group_status IS
     'The status of a failure group: muted, regressed (failed after it was marked as fixed), fixed or open.';
@@ -79,7 +86,7 @@ BEGIN
          )
          SELECT (p.g).queue, (p.g).fingerprint, CASE WHEN $5 -> ''hidden'' ? ''error_message'' THEN NULL ELSE dlq.masked_text((p.g).title, $5) END, (p.g).error_type, (p.g).error_class,
                 dlq.group_status(p.m, (p.g).failures, (p.g).last_seen),
-                coalesce((p.g).last_seen > (p.m).fixed_at, false),
+                coalesce((p.g).last_seen > dlq.fixed_since(p.m), false),
                 (p.m).owner, dlq.masked_text((p.m).note, $5), (p.g).open, (p.g).failures,
                 (SELECT coalesce(sum(t.failures), 0)::bigint FROM unnest(w.trend) t (failures)),
                 w.trend, (p.g).first_seen, (p.g).last_seen, (p.m).fixed_at, (p.m).fixed_by,
@@ -241,17 +248,19 @@ DECLARE
     v_failures    bigint;
 BEGIN
     FOR v_key IN SELECT jsonb_object_keys(p_changes) LOOP
-        IF v_key NOT IN ('owner', 'note', 'status', 'muteUntil', 'muteFailures') THEN
+        IF v_key NOT IN ('owner', 'note', 'status', 'fixedIn', 'muteUntil', 'muteFailures') THEN
             RAISE EXCEPTION 'group: there is no field %', v_key USING ERRCODE = 'DLQ04',
-                HINT = 'Fields: owner, note, status (open, fixed, muted), muteUntil, muteFailures.';
+                HINT = 'Fields: owner, note, status (open, fixed, muted), fixedIn, muteUntil, muteFailures.';
         END IF;
     END LOOP;
     IF p_changes = '{}' OR p_changes ->> 'status' NOT IN ('open', 'fixed', 'muted') OR v_mute
         AND coalesce(p_changes ->> 'status', 'muted') <> 'muted' OR p_changes ->> 'status' = 'muted' AND NOT v_mute
         OR (p_changes ->> 'muteUntil')::timestamptz <= now()
-        OR (p_changes ->> 'muteFailures')::bigint NOT BETWEEN 1 AND 1000000000 THEN
+        OR (p_changes ->> 'muteFailures')::bigint NOT BETWEEN 1 AND 1000000000
+        OR p_changes ->> 'fixedIn' IS NOT NULL AND (p_changes ->> 'status' IS DISTINCT FROM 'fixed'
+            OR length(p_changes ->> 'fixedIn') NOT BETWEEN 1 AND 255) THEN
         RAISE EXCEPTION 'group: invalid changes %', p_changes USING ERRCODE = 'DLQ04',
-            HINT = 'Examples: {"owner": "kim"}, {"note": "waits for the bank"}, {"status": "fixed"}, {"status": "open"}, or a mute that ends: {"muteUntil": "2030-01-01T00:00:00Z"}, {"muteFailures": 100}.';
+            HINT = 'Examples: {"owner": "kim"}, {"note": "waits for the bank"}, {"status": "fixed"}, {"status": "fixed", "fixedIn": "4.2.0"}, {"status": "open"}, or a mute that ends: {"muteUntil": "2030-01-01T00:00:00Z"}, {"muteFailures": 100}.';
     END IF;
     IF length(p_changes ->> 'owner') > 255 OR length(p_changes ->> 'note') > 10000 OR length(p_why) > 10000 THEN
         RAISE EXCEPTION 'group: the owner, note or reason is too long' USING ERRCODE = 'DLQ04',
@@ -262,11 +271,11 @@ BEGIN
         THEN jsonb_build_object('note', dlq.masked_text(p_changes ->> 'note', dlq.mask(false))) ELSE '{}' END;
     SELECT g.failures INTO v_failures FROM dlq.failure_groups g WHERE g.queue = p_queue
         AND g.fingerprint = v_fingerprint;
-    INSERT INTO dlq.group_marks AS m (queue, fingerprint, owner, note, fixed_at, fixed_by, muted_at, muted_by,
+    INSERT INTO dlq.group_marks AS m (queue, fingerprint, owner, note, fixed_at, fixed_by, fixed_in, muted_at, muted_by,
         mute_until, mute_upto, updated_by)
     VALUES (p_queue, v_fingerprint, nullif(p_changes ->> 'owner', ''), nullif(p_changes ->> 'note', ''),
             CASE WHEN p_changes ->> 'status' = 'fixed' THEN clock_timestamp() END,
-                CASE WHEN p_changes ->> 'status' = 'fixed' THEN v_actor END,
+                CASE WHEN p_changes ->> 'status' = 'fixed' THEN v_actor END, p_changes ->> 'fixedIn',
             CASE WHEN v_mute THEN clock_timestamp() END, CASE WHEN v_mute THEN v_actor END,
                 (p_changes ->> 'muteUntil')::timestamptz, v_failures + (p_changes ->> 'muteFailures')::bigint, v_actor)
     ON CONFLICT (queue, fingerprint) DO UPDATE SET
@@ -275,17 +284,25 @@ BEGIN
         -- Status open removes the mark as fixed and the mute; a mute keeps the mark as fixed.
         fixed_at = CASE WHEN p_changes ->> 'status' IN ('open', 'fixed') THEN excluded.fixed_at ELSE m.fixed_at END,
         fixed_by = CASE WHEN p_changes ->> 'status' IN ('open', 'fixed') THEN excluded.fixed_by ELSE m.fixed_by END,
+        fixed_in = CASE WHEN p_changes ->> 'status' IN ('open', 'fixed') THEN excluded.fixed_in ELSE m.fixed_in END,
+        fix_deployed_at = CASE WHEN p_changes ->> 'status' IN ('open', 'fixed') THEN NULL ELSE m.fix_deployed_at END,
+        fix_run = CASE WHEN p_changes ->> 'status' IN ('open', 'fixed') THEN NULL ELSE m.fix_run END,
+        fix_request = CASE WHEN p_changes ->> 'status' IN ('open', 'fixed') THEN NULL ELSE m.fix_request END,
         muted_at = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.muted_at ELSE m.muted_at END,
         muted_by = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.muted_by ELSE m.muted_by END,
         mute_until = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.mute_until ELSE m.mute_until END,
         mute_upto = CASE WHEN v_mute OR p_changes ? 'status' THEN excluded.mute_upto ELSE m.mute_upto END,
         inherited_from = CASE WHEN v_mute OR p_changes ? 'status' THEN NULL ELSE m.inherited_from END,
         updated_at = now(), updated_by = excluded.updated_by;
+    IF p_changes ? 'fixedIn' THEN
+        PERFORM dlq.settle_fixes(p_queue, v_fingerprint);
+    END IF;
     -- The former groups get the same marks: a dlqd with an earlier grouping method files entries into
     -- them, which stay there until dlq.regroup moves them.
     UPDATE dlq.group_marks f SET
-        (owner, fixed_at, fixed_by, muted_at, muted_by, mute_until, mute_upto)
-            = (m.owner, m.fixed_at, m.fixed_by, m.muted_at, m.muted_by, m.mute_until, m.mute_upto)
+        (owner, fixed_at, fixed_by, fixed_in, fix_deployed_at, muted_at, muted_by, mute_until, mute_upto)
+            = (m.owner, m.fixed_at, m.fixed_by, m.fixed_in, m.fix_deployed_at, m.muted_at, m.muted_by, m.mute_until,
+               m.mute_upto)
     FROM dlq.group_marks m JOIN dlq.group_aliases a ON a.queue = m.queue AND a.fingerprint = m.fingerprint AND a.main
     WHERE m.queue = p_queue AND m.fingerprint = v_fingerprint AND f.queue = a.queue AND f.fingerprint = a.former;
     v_acts := ARRAY(SELECT a.text FROM (VALUES
@@ -300,8 +317,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.set_group IS
-    'Changes the marks of a failure group: {"owner": "kim"}, {"note": "..."}, {"status": "fixed"}, {"status": '
-    '"open"} (neither fixed nor muted), or a mute, which stops notifications: {"muteUntil": '
+    'Changes the marks of a failure group: {"owner": "kim"}, {"note": "..."}, {"status": "fixed"}, with '
+    '{"fixedIn": "4.2.0"} if failures of earlier versions are no regression, {"status": "open"} (neither fixed nor muted), or a mute, which stops notifications: {"muteUntil": '
     '"2030-01-01T00:00:00Z", "muteFailures": 100} (until that time or so many more failures, whichever is '
     'first). Does not change the entries: see dlq.assign_group. Writes an audit row. The first characters of '
     'the fingerprint are enough; returns the whole.';
@@ -376,8 +393,8 @@ DECLARE
 BEGIN
     IF NOT v_one_to_one THEN
         UPDATE dlq.group_marks m SET
-            (fixed_at, fixed_by, muted_at, muted_by, mute_until, mute_upto, inherited_from)
-                = ROW (NULL, NULL, NULL, NULL, NULL, NULL, NULL),
+            (fixed_at, fixed_by, fixed_in, fix_deployed_at, muted_at, muted_by, mute_until, mute_upto, inherited_from)
+                = ROW (NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL),
             note = nullif(left(concat_ws(E'\n', m.note, dlq.part_of(f)), 10000), '')
         FROM dlq.group_marks f
         WHERE m.queue = p_queue AND m.inherited_from IS NOT NULL
@@ -396,11 +413,13 @@ BEGIN
     v_note := nullif(left(concat_ws(E'\n', v_former.note, CASE WHEN NOT v_one_to_one THEN dlq.part_of(v_former) END),
         10000), '');
     INSERT INTO dlq.group_marks AS m
-        (queue, fingerprint, owner, note, fixed_at, fixed_by,
+        (queue, fingerprint, owner, note, fixed_at, fixed_by, fixed_in, fix_deployed_at, fix_run, fix_request,
          muted_at, muted_by, mute_until, mute_upto,
          inherited_from, updated_at, updated_by)
     SELECT p_queue, p_fingerprint, v_former.owner, v_note,
            CASE WHEN v_one_to_one THEN v_former.fixed_at END, CASE WHEN v_one_to_one THEN v_former.fixed_by END,
+           CASE WHEN v_one_to_one THEN v_former.fixed_in END, CASE WHEN v_one_to_one THEN v_former.fix_deployed_at END,
+           CASE WHEN v_one_to_one THEN v_former.fix_run END, CASE WHEN v_one_to_one THEN v_former.fix_request END,
            CASE WHEN x.mutes THEN v_former.muted_at END, CASE WHEN x.mutes THEN v_former.muted_by END,
            CASE WHEN x.mutes THEN v_former.mute_until END,
            CASE WHEN x.mutes THEN v_former.mute_upto + coalesce((
@@ -414,13 +433,14 @@ BEGIN
         note = CASE WHEN position(excluded.note IN m.note) > 0 THEN m.note
                     ELSE nullif(left(concat_ws(E'\n', m.note, excluded.note), 10000), '') END,
         -- The marks that an operator set on the new group take precedence.
-        (fixed_at, fixed_by, muted_at, muted_by, mute_until, mute_upto, inherited_from) = (
-            SELECT x.fixed_at, x.fixed_by, x.muted_at, x.muted_by, x.mute_until, x.mute_upto, x.inherited_from
-            FROM (VALUES (1, m.fixed_at, m.fixed_by, m.muted_at, m.muted_by, m.mute_until, m.mute_upto,
-                          m.inherited_from),
-                         (2, excluded.fixed_at, excluded.fixed_by, excluded.muted_at, excluded.muted_by,
-                          excluded.mute_until, excluded.mute_upto, excluded.inherited_from))
-                 x (place, fixed_at, fixed_by, muted_at, muted_by, mute_until, mute_upto, inherited_from)
+        (fixed_at, fixed_by, fixed_in, fix_deployed_at, muted_at, muted_by, mute_until, mute_upto, inherited_from) = (
+            SELECT x.fixed_at, x.fixed_by, x.fixed_in, x.fix_deployed_at, x.muted_at, x.muted_by, x.mute_until, x.mute_upto, x.inherited_from
+            FROM (VALUES (1, m.fixed_at, m.fixed_by, m.fixed_in, m.fix_deployed_at, m.muted_at, m.muted_by, m.mute_until,
+                          m.mute_upto, m.inherited_from),
+                         (2, excluded.fixed_at, excluded.fixed_by, excluded.fixed_in, excluded.fix_deployed_at,
+                          excluded.muted_at, excluded.muted_by, excluded.mute_until, excluded.mute_upto,
+                          excluded.inherited_from))
+                 x (place, fixed_at, fixed_by, fixed_in, fix_deployed_at, muted_at, muted_by, mute_until, mute_upto, inherited_from)
             WHERE x.place = CASE WHEN m.fixed_at IS NULL AND m.muted_at IS NULL THEN 2 ELSE 1 END);
     PERFORM dlq.record_act(
         'group ' || p_queue || ' ' || p_fingerprint,

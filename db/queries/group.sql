@@ -20,7 +20,8 @@ SELECT dlq.muted_entries()::bigint AS entries;
 -- Marks returns what operators have set for some groups, each a queue and a fingerprint. A group
 -- that has just inherited its marks may have no counts yet.
 SELECT m.queue, m.fingerprint, coalesce(m.owner, '')::text AS owner,
-       dlq.is_muted(m, coalesce(g.failures, 0))::boolean AS muted, (m.fixed_at IS NOT NULL)::boolean AS fixed
+       dlq.is_muted(m, coalesce(g.failures, 0))::boolean AS muted,
+       (dlq.fixed_since(m) IS NOT NULL)::boolean AS fixed
 FROM (SELECT DISTINCT unnest(@queues::text[]) AS queue, unnest(@fingerprints::text[]) AS fingerprint) a
 JOIN dlq.group_marks m ON m.queue = a.queue AND m.fingerprint = a.fingerprint
 LEFT JOIN dlq.failure_groups g ON g.queue = m.queue AND g.fingerprint = m.fingerprint;
@@ -80,3 +81,13 @@ SELECT dlq.alias_groups(@queues::text[], @formers::text[], @fingerprints::text[]
 -- name: Regroup :one
 SELECT dlq.regroup(@ids::uuid[], @formers::text[], @fingerprints::text[],
                    @last_failed_ats::timestamptz[], @actor::text)::integer AS moved;
+
+-- name: GroupFix :many
+-- GroupFix returns in which version a group is fixed, and which version runs; no row without a version.
+SELECT m.fixed_in::text AS fixed_in, coalesce(dlq.deployed_version(m.queue), '')::text AS deployed_version,
+       m.fix_deployed_at, m.fix_run, m.fix_request
+FROM dlq.group_marks m
+WHERE m.queue = @queue AND m.fingerprint = @fingerprint AND m.fixed_in IS NOT NULL;
+
+-- name: RecordDeploy :exec
+SELECT dlq.record_deploy(@version::text, sqlc.narg('queues')::text[], @actor::text, nullif(@note::text, ''));

@@ -7,7 +7,7 @@ SELECT id FROM dlq.replay_runs WHERE status = 'running' AND NOT (SELECT dlq.is_r
 -- ended and failed count the outcomes of the run's last redeliveries.
 SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch,
        coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor, r.progressive,
-       r.skip_stale, r.skip_superseded,
+       r.skip_stale, r.skip_superseded, r.for_fix,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id
            AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
@@ -494,3 +494,32 @@ SELECT CASE @verb::text
 
 -- name: SetReplayRate :exec
 SELECT dlq.replay_set_rate(@id::uuid, nullif(@rate::float8, 0), @actor::text);
+
+-- name: FixedGroups :many
+-- FixedGroups returns groups whose fix runs, for which the policy has started no replay run yet.
+SELECT g.queue::text AS queue, g.fingerprint::text AS fingerprint, g.fixed_in::text AS fixed_in,
+       g.fix_deployed_at::timestamptz AS fix_deployed_at
+FROM dlq.fixed_groups(@queues::text[], sqlc.narg('after')::text[], @most::integer) g;
+
+-- name: TakeFix :one
+SELECT dlq.take_fix(@queue::text, @fingerprint::text, @deployed_at::timestamptz)::boolean AS taken;
+
+-- name: SetFix :exec
+SELECT dlq.set_fix(@queue::text, @fingerprint::text, sqlc.narg('run')::uuid, sqlc.narg('request')::uuid);
+
+-- name: SetForFix :exec
+UPDATE dlq.replay_runs SET for_fix = true WHERE id = @id;
+
+-- name: RequestReplay :one
+SELECT dlq.request_approval('replay', @request::jsonb, @note::text, @actor::text)::uuid AS id;
+
+-- name: FixEntries :many
+-- FixEntries returns what decides whether a run that the policy starts may send an entry. in_review is the operator who
+-- has it in review.
+SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, e.job_kind,
+       coalesce(e.captured_by, '')::text AS captured_by, e.max_retries, coalesce(e.rule, '')::text AS rule,
+       coalesce(e.fingerprint, '')::text AS fingerprint, coalesce(e.parked_by, '')::text AS parked_by,
+       coalesce(e.assigned_to, '')::text AS assigned_to, coalesce(r.actor, '')::text AS in_review
+FROM dlq.dead_letter_queue e
+LEFT JOIN dlq.in_review(@ids::uuid[]) r ON r.entry_id = e.id
+WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('open', 'failed');

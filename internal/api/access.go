@@ -55,6 +55,7 @@ var needs = map[string]need{
 
 	// Groups are counted by queue, like analytics, so callers who are limited to kinds are refused.
 	"list-groups": {access.Reader, true}, "get-group": {access.Reader, true}, "set-group": {access.Operator, true},
+	"record-deploy": {access.Operator, true},
 
 	// Sharing a view requires operator; deleting another user's shared view requires admin.
 	"list-views": {access.Reader, true}, "get-view": {access.Reader, true},

@@ -29,6 +29,7 @@ type GroupDetail struct {
 	group.Group
 
 	Former     []string             `json:"former,omitempty" doc:"Fingerprints of its predecessors from earlier grouping methods, by which it is also found: the last 100."`
+	Fix        *group.Fix           `json:"fix,omitempty" doc:"The version in which the group is fixed, if it was marked as fixed in one."`
 	WorkerLost int64                `json:"workerLost,omitempty" doc:"Open entries of the group that were rescued twice or more (rule worker-lost): their workers died, or the jobs never ended. One of them may be the job that kills the worker of the others. Counted up to 10,000."`
 	Shares     []group.Share        `json:"shares" doc:"Shares of sources, hosts and versions in its last entries: the ten largest of each."`
 	Entries    []deadletter.Summary `json:"entries" doc:"Its last entries that are open or were closed within 30 days: at most 20."`
@@ -41,6 +42,7 @@ type GroupChange struct {
 	Owner        *string    `json:"owner,omitempty" maxLength:"255" doc:"Owner of the group. Its open entries are assigned to the owner, and so are new ones when they are filed. Empty to remove the owner."`
 	Note         *string    `json:"note,omitempty" maxLength:"10000" doc:"Note for other operators. Empty to remove it."`
 	Status       string     `json:"status,omitempty" enum:"open,fixed,muted" doc:"fixed: becomes regressed at the next failure. muted: needs muteUntil or muteFailures. open: removes fixed and muted."`
+	FixedIn      string     `json:"fixedIn,omitempty" maxLength:"255" doc:"With the status fixed: the version with the fix. Failures make the group regressed only from when a deploy of that version, or of a later one, is reported (POST /api/deploys)." example:"4.2.0"`
 	MuteUntil    *time.Time `json:"muteUntil,omitempty" doc:"No notifications for the group until this time."`
 	MuteFailures *int64     `json:"muteFailures,omitempty" minimum:"1" maximum:"1000000000" doc:"No notifications until the group has this many more failures; with muteUntil, until the first of the two."`
 }
@@ -87,6 +89,17 @@ type SetGroupInput struct {
 	Body GroupChange
 }
 
+// Deploy reports a version that works queues from now on.
+type Deploy struct {
+	Action
+
+	Version string   `json:"version" minLength:"1" maxLength:"255" doc:"The version. Semantic versions (4.2.0) are ordered as such, others by the order of their first deploys." example:"4.2.0"`
+	Queues  []string `json:"queues,omitempty" maxItems:"100" doc:"The queues that it works; all if absent." example:"[\"payments\"]"`
+}
+
+// DeployInput reports a deploy.
+type DeployInput struct{ Body Deploy }
+
 // Operations on failure groups.
 var (
 	ListGroups = Operation[GroupsInput, GroupPage]{"list-groups", http.MethodGet, "/api/dlq/groups"}
@@ -96,6 +109,7 @@ var (
 	SetGroup = Operation[SetGroupInput, GroupChanged]{
 		"set-group", http.MethodPatch, "/api/dlq/groups/{queue}/{fingerprint}",
 	}
+	RecordDeploy = Operation[DeployInput, None]{"record-deploy", http.MethodPost, "/api/deploys"}
 )
 
 func (s *service) registerGroups(api huma.API) {
@@ -135,6 +149,20 @@ func (s *service) registerGroups(api huma.API) {
 	}
 	example(&set, http.StatusOK, GroupChanged{Group: shown, Assigned: 150})
 	register(s, api, SetGroup, set, s.setGroup)
+
+	deploy := huma.Operation{
+		Tags: tags, Summary: "Report a deploy",
+		Description: "The version works the queues from now on. A failure group that is fixed in this version or an earlier " +
+			"one then offers a replay run of what died before; with replayWhenFixed of the policy, dlqd starts it. Report a " +
+			"deploy when all workers have the version. An earlier version again is a rollback.",
+		Errors: []int{400, 403, 422, 503},
+	}
+	register(s, api, RecordDeploy, deploy, func(ctx context.Context, in *DeployInput) (*None, error) {
+		if err := s.Groups.RecordDeploy(ctx, in.Body.Version, in.Body.Queues, in.Body.act(ctx)); err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		return &None{}, nil
+	})
 }
 
 func (s *service) listGroups(ctx context.Context, in *GroupsInput) (*GroupPage, error) {
@@ -186,6 +214,9 @@ func (s *service) getGroup(ctx context.Context, in *GetGroupInput) (*GroupDetail
 	if err == nil {
 		out.WorkerLost, err = s.workerLost(ctx, g)
 	}
+	if err == nil {
+		out.Fix, err = s.fix(ctx, g)
+	}
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
@@ -204,10 +235,26 @@ func (s *service) workerLost(ctx context.Context, g *group.Group) (int64, error)
 	return int64(n), err
 }
 
+// fix returns the version in which a group is fixed, with the entries that wait for it; nil without a version.
+func (s *service) fix(ctx context.Context, g *group.Group) (*group.Fix, error) {
+	fix, err := s.Groups.Fix(ctx, g)
+	if err != nil || fix == nil || fix.DeployedAt == nil {
+		return fix, err
+	}
+	waiting := filter.Filter{
+		Status: []string{string(deadletter.Pending), string(deadletter.Manual), string(deadletter.Failed)},
+		Queue:  []string{g.Queue}, Fingerprint: []string{g.Fingerprint}, Before: fix.DeployedAt.UTC().Format(time.RFC3339),
+	}
+	n, _, err := s.Store.CountWithin(ctx, waiting, MostCounted, countBudget)
+	fix.Waiting, fix.Query = int64(n), waiting.Print()
+	return fix, err
+}
+
 func (s *service) setGroup(ctx context.Context, in *SetGroupInput) (*GroupChanged, error) {
 	body := &in.Body
 	change := group.Change{
-		Owner: body.Owner, Note: body.Note, Status: body.Status, MuteUntil: body.MuteUntil, MuteFailures: body.MuteFailures,
+		Owner: body.Owner, Note: body.Note, Status: body.Status, FixedIn: body.FixedIn, MuteUntil: body.MuteUntil,
+		MuteFailures: body.MuteFailures,
 	}
 	act := (&Action{Actor: body.Actor, Note: body.Why}).act(ctx)
 	act.Operation = deadletter.NewOperation()

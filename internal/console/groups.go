@@ -121,14 +121,16 @@ type groupPage struct {
 	api.GroupDetail
 
 	Sentence string
-	Chart    *chart
-	Window   window
-	Windows  []choice
-	Shares   []shareBy
-	Operator bool
-	Query    string // finds the group's entries in the list
-	Asked    askedFor
-	Copies   []copyText
+	// FixSentence says in which version the group is fixed and which one runs; empty without a version.
+	FixSentence string
+	Chart       *chart
+	Window      window
+	Windows     []choice
+	Shares      []shareBy
+	Operator    bool
+	Query       string // finds the group's entries in the list
+	Asked       askedFor
+	Copies      []copyText
 }
 
 // shareBy is the distribution of a group's failures by version, host or source.
@@ -178,6 +180,9 @@ func (c *Console) group(in *request) (*view, error) {
 	g.Chart = in.failuresChart(&detail.Group, w)
 	g.Chart.Filter = &g.Query
 	g.Sentence = in.groupSentence(&detail.Group, w)
+	if detail.Fix != nil {
+		g.FixSentence = in.fixSentence(detail.Fix)
+	}
 	g.Asked = in.askedForAll(detail.Entries)
 	chosen := sqlQuoted(jsonOf(map[string]string{"queue": detail.Queue, "fingerprint": detail.Fingerprint}))
 	of := sqlQuoted(detail.Queue) + ", " + sqlQuoted(detail.Fingerprint)
@@ -224,6 +229,21 @@ func (in *request) groupSentence(g *group.Group, w window) string {
 	return text
 }
 
+// fixSentence says in which version a group is fixed, which one runs, and what became of the dead letters from before.
+func (in *request) fixSentence(f *group.Fix) string {
+	switch {
+	case f.DeployedAt == nil && f.Deployed == "":
+		return fmt.Sprintf("Fixed in version %s. No deploy was reported.", f.FixedIn)
+	case f.DeployedAt == nil:
+		return fmt.Sprintf("Fixed in version %s; version %s runs.", f.FixedIn, f.Deployed)
+	}
+	text := fmt.Sprintf("Fixed in version %s; version %s runs since %s.", f.FixedIn, f.Deployed, in.clock(*f.DeployedAt))
+	if f.Run == nil && f.Request == nil && f.Waiting > 0 {
+		text += " " + upper(plural(f.Waiting, "dead letter", "dead letters")) + " died before."
+	}
+	return text
+}
+
 // setGroup assigns, annotates, mutes, fixes or reopens a group.
 func (c *Console) setGroup(in *request) (*done, error) {
 	change := api.GroupChange{Why: in.PostFormValue("why")}
@@ -240,6 +260,9 @@ func (c *Console) setGroup(in *request) (*done, error) {
 		text = "Note saved."
 	case "fixed", "open":
 		change.Status = do
+		if do == group.Fixed {
+			change.FixedIn = strings.TrimSpace(in.PostFormValue("version"))
+		}
 		text = map[string]string{"fixed": "Marked as fixed. The next failure marks it as regressed.", "open": "Reopened."}[do]
 	case "mute":
 		change.Status = group.Muted

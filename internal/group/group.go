@@ -63,6 +63,17 @@ type Share struct {
 	Share   float64 `json:"share" doc:"Share of those entries, 0 to 1."`
 }
 
+// Fix says in which version a group is fixed, and whether it runs.
+type Fix struct {
+	FixedIn    string     `json:"fixedIn" doc:"Version in which the group is fixed." example:"4.2.0"`
+	Deployed   string     `json:"deployed,omitempty" doc:"Version that works the queue, as reported last; absent if none was reported."`
+	DeployedAt *time.Time `json:"deployedAt,omitempty" doc:"Time at which a version with the fix was reported; absent while none runs."`
+	Run        *uuid.UUID `json:"run,omitempty" doc:"Replay run that the policy started since then (replayWhenFixed)."`
+	Request    *uuid.UUID `json:"request,omitempty" doc:"Request for approval of that run."`
+	Waiting    int64      `json:"waiting,omitempty" doc:"Dead letters of the group that died before a version with the fix ran and can be replayed. Counted up to 10,000."`
+	Query      string     `json:"query,omitempty" doc:"Filter that selects these dead letters, for a replay run."`
+}
+
 // Store reads and changes groups.
 type Store struct {
 	Store *deadletter.Store
@@ -175,6 +186,27 @@ func (s *Store) Shares(ctx context.Context, g *Group) ([]Share, error) {
 	return shares, deadletter.AsMoveError(err)
 }
 
+// Fix returns in which version a group is fixed; nil if no version was named.
+func (s *Store) Fix(ctx context.Context, g *Group) (*Fix, error) {
+	rows, err := s.queries().GroupFix(ctx, dbsqlc.GroupFixParams{Queue: g.Queue, Fingerprint: g.Fingerprint})
+	if err != nil || len(rows) == 0 {
+		return nil, deadletter.AsMoveError(err)
+	}
+	r := &rows[0]
+	return &Fix{
+		FixedIn: r.FixedIn, Deployed: r.DeployedVersion, DeployedAt: r.FixDeployedAt, Run: r.FixRun, Request: r.FixRequest,
+	}, nil
+}
+
+// RecordDeploy records that a version works queues from now on; nil for all queues.
+func (s *Store) RecordDeploy(ctx context.Context, version string, queues []string, act deadletter.Act) error {
+	return deadletter.AsMoveError(s.Store.InTx(ctx, func(tx postgres.DB) error {
+		return dbsqlc.New(tx).RecordDeploy(ctx, dbsqlc.RecordDeployParams{
+			Version: version, Queues: queues, Actor: act.Actor, Note: act.Note,
+		})
+	}))
+}
+
 // LastEntries returns a group's last entries that are open, or were closed within 30 days.
 func (s *Store) LastEntries(ctx context.Context, g *Group, most int) ([]deadletter.Summary, error) {
 	ids, err := s.queries().LastEntries(ctx, dbsqlc.LastEntriesParams{
@@ -191,6 +223,7 @@ type Change struct {
 	Owner        *string    `json:"owner,omitempty"` // "" removes the owner
 	Note         *string    `json:"note,omitempty"`  // "" removes the note
 	Status       string     `json:"status,omitempty"`
+	FixedIn      string     `json:"fixedIn,omitempty"` // the version with the fix, with the status fixed
 	MuteUntil    *time.Time `json:"muteUntil,omitempty"`
 	MuteFailures *int64     `json:"muteFailures,omitempty"`
 }

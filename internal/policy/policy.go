@@ -289,6 +289,8 @@ type QueueRouting struct {
 	StaleAfter time.Duration  `json:"staleAfter" jsonschema:"description=Age from which the work of a dead letter is out of date. A replay run that skips stale work skips it; 0: never."`
 	// ExpireStale of the queue or of the kind is enough.
 	ExpireStale bool `json:"expireStale" jsonschema:"description=dlqd expires dead letters whose work is out of date\\, in place of redelivering them. Default: false."`
+	// ReplayWhenFixed starts replay runs, which [Policy.ReplaysWhenFixed] lists.
+	ReplayWhenFixed bool `json:"replayWhenFixed" jsonschema:"description=dlqd starts a progressive replay run of a failure group that is fixed in a version\\, once that version is deployed. It takes no dead letter that an operator has\\, and none that dlqd only observes. Default: false."`
 }
 
 // KindRouting is the routing of one kind, or of all kinds that match a pattern.
@@ -517,6 +519,17 @@ func (p *Policy) OutOfDate(queue, kind, expiresAt string, dueAt, now time.Time) 
 func (p *Policy) Expires(queue, kind string) bool {
 	q, k := p.Routing.Queues[queue], p.KindRouting(kind)
 	return q != nil && q.ExpireStale || k != nil && k.ExpireStale
+}
+
+// ReplaysWhenFixed returns the queues with ReplayWhenFixed.
+func (p *Policy) ReplaysWhenFixed() []string {
+	var queues []string
+	for _, name := range slices.Sorted(maps.Keys(p.Routing.Queues)) {
+		if p.Routing.Queues[name].ReplayWhenFixed {
+			queues = append(queues, name)
+		}
+	}
+	return queues
 }
 
 // ExpiresAny reports whether Expires holds for any queue or kind.

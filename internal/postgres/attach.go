@@ -95,7 +95,7 @@ func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 				"dlq.automatic_changes, dlq.gates, dlq.paces, dlq.ordered_jobs"),
 			m.Schemas.Render("tables dlq.processes, dlq.settings, dlq.replay_runs, dlq.replay_run_groups, dlq.replay_run_entries, "+
 				"dlq.rollup_*, dlq.failure_groups, dlq.group_aliases, dlq.erasures, dlq.restored_partitions, dlq.archived_partitions, "+
-				"dlq.acts, dlq.duties, dlq.approvals, dlq.approval_entries"))
+				"dlq.acts, dlq.duties, dlq.approvals, dlq.approval_entries, dlq.deploys"))
 	}
 	if !status.codeCurrent || !status.triggersCurrent {
 		code := "functions and views in schema " + m.Schemas.DLQ + ", and triggers on its tables"

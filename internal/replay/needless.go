@@ -17,8 +17,8 @@ import (
 // sent.
 const lookupTime = time.Second
 
-// needless returns the entries of a batch that the run skips because their work is out of date, or a later job has done
-// it, with the reason of each. unknown are those of which the latter is not known.
+// needless returns the entries of a batch that the run skips because their work is out of date, a later job has done
+// it, or the run is for a fix and an operator has them, with the reason of each. unknown are those of which the latter is not known.
 func (r *Runner) needless(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
 	ids []uuid.UUID,
 ) (reasons map[uuid.UUID]string, unknown []uuid.UUID, err error) {
@@ -29,6 +29,13 @@ func (r *Runner) needless(ctx context.Context, tx transaction, run *dbsqlc.LockR
 				reasons[id] = reason
 			}
 		}
+	}
+	if run.ForFix {
+		held, err := notForPolicy(ctx, tx, r.planner().Policy(), run.Filter, ids)
+		if err != nil {
+			return nil, nil, err
+		}
+		add(held)
 	}
 	if run.SkipStale {
 		outOfDate, err := stale(ctx, tx.Queries, r.planner().Policy(), ids, time.Now())

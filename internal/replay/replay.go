@@ -159,9 +159,11 @@ type Request struct {
 	// under way without an outcome; 0 means DefaultStepDeadline.
 	StepDeadline float64 `json:"stepDeadline,omitempty"`
 	// SkipStale skips work that is out of date, SkipSuperseded work that a later job has done.
-	SkipStale      bool           `json:"skipStale,omitempty"`
-	SkipSuperseded bool           `json:"skipSuperseded,omitempty"`
-	Act            deadletter.Act `json:"-"`
+	SkipStale      bool `json:"skipStale,omitempty"`
+	SkipSuperseded bool `json:"skipSuperseded,omitempty"`
+	// ForFix is set for a run that the policy starts, of the entries of one failure group: see [Fixes].
+	ForFix *FixedGroup    `json:"forFix,omitempty"`
+	Act    deadletter.Act `json:"-"`
 }
 
 // Preview is the result of a dry run.
@@ -504,6 +506,11 @@ type Forecast struct {
 // Start starts a run. Unless in.Force is set, it returns an error if the preview fails or gives reasons not to start
 // the run now. An invalid request is an error even with in.Force.
 func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
+	return r.start(ctx, in, nil)
+}
+
+// start starts a run. It calls before, if not nil, first in the transaction that starts it.
+func (r *Replayer) start(ctx context.Context, in *Request, before func(tx transaction) error) (*Run, error) {
 	preview, err := r.Preview(ctx, in)
 	if _, refused := errors.AsType[*deadletter.MoveError](err); err != nil && (!in.Force || refused) {
 		return nil, err
@@ -534,12 +541,18 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 	}
 	var id uuid.UUID
 	err = inTx(ctx, r.Store, func(tx transaction) error {
+		if before != nil {
+			if err := before(tx); err != nil {
+				return err
+			}
+		}
 		started, err := tx.StartReplay(ctx, params)
 		if err != nil {
 			return err
 		}
-		if id = started; forecast == nil {
-			return nil
+		id = started
+		if err := in.ForFix.record(ctx, tx, id); err != nil || forecast == nil {
+			return err
 		}
 		return tx.SetForecast(ctx, dbsqlc.SetForecastParams{ID: id, Forecast: forecast})
 	})

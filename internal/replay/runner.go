@@ -174,6 +174,11 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 		if err != nil {
 			return err
 		}
+		if run.ForFix {
+			if may, err := r.maySendFix(ctx, tx); err != nil || !may {
+				return err
+			}
+		}
 		size, next, err := r.capacity(ctx, tx, &run, singly)
 		if err != nil || size == 0 {
 			p = next

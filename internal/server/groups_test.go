@@ -4,11 +4,13 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/server"
 )
 
@@ -92,4 +94,44 @@ func TestGroups_LifeCycleInTheAPI(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, status)
 	status, _, _ = b.call("GET", "/api/dlq/groups?cursor=x", "")
 	require.Equal(t, http.StatusUnprocessableEntity, status)
+}
+
+// The policy replays a group that is fixed in a version once the version is reported.
+func TestGroups_PolicyReplaysFixedGroup(t *testing.T) {
+	t.Parallel()
+	var fixed atomic.Bool
+	b := setup(t, options{
+		receiver: func(w http.ResponseWriter, _ *http.Request) {
+			if !fixed.Load() {
+				w.WriteHeader(http.StatusNotFound)
+			}
+		},
+		config: func(c *server.Config) {
+			c.Policy.Routing.Queues = map[string]*policy.QueueRouting{"default": {ReplayWhenFixed: true}}
+		},
+	})
+	b.submit("m1")
+	b.submit("m2")
+	require.Eventually(t, func() bool {
+		return b.count("SELECT coalesce(sum(open), 0)::int FROM dlq.failure_groups") == 2
+	}, 5*time.Minute, 50*time.Millisecond)
+	_, page, _ := b.call("GET", "/api/dlq/groups", "")
+	path := "/api/dlq/groups/default/" + page["groups"].([]any)[0].(map[string]any)["fingerprint"].(string)
+	status, out, _ := b.call("PATCH", path, `{"status": "fixed", "fixedIn": "4.2.0"}`)
+	require.Equal(t, http.StatusOK, status, out)
+	for _, bad := range []string{`{"fixedIn": "4.2.0"}`, `{"status": "open", "fixedIn": "4.2.0"}`} {
+		status, out, _ := b.call("PATCH", path, bad)
+		require.Equal(t, http.StatusUnprocessableEntity, status, out)
+	}
+	fixed.Store(true)
+	status, out, _ = b.call("POST", "/api/deploys", `{"version": "4.3.1", "actor": "ci"}`)
+	require.Equal(t, http.StatusOK, status, out)
+	require.Eventually(t, func() bool {
+		return b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'") == 2
+	}, 5*time.Minute, 50*time.Millisecond)
+	_, shown, _ := b.call("GET", path, "")
+	fix := shown["fix"].(map[string]any)
+	require.Equal(t, "4.2.0", fix["fixedIn"])
+	require.Equal(t, "4.3.1", fix["deployed"])
+	require.NotEmpty(t, fix["run"])
 }

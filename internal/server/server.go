@@ -485,6 +485,9 @@ func (s *Server) startDLQWorker() error {
 	runs := runner.Loop()
 	s.loops.Add(runs)
 	s.wakeRuns = runs.Wake
+	s.loops.Add((&replay.Fixes{
+		Replayer: s.replayer(), Logger: s.logger.With("part", "replay"), MaySend: s.guard.Load().MaySend,
+	}).Loop())
 	riverAdmin, err := s.riverAdmin()
 	if err != nil {
 		return err

@@ -74,6 +74,7 @@ func (p *Planner) behaviour(names *queuesAndKinds) *behaviour {
 		age, _ := rules.StaleAfter(name, "")
 		b.add(at, "staleAfter", reflect.ValueOf(age))
 		b.add(at, "expireStale", reflect.ValueOf(rules.Expires(name, "")))
+		b.add(at, "replayWhenFixed", reflect.ValueOf(slices.Contains(rules.ReplaysWhenFixed(), name)))
 	}
 	for _, name := range names.kinds {
 		age, _ := rules.StaleAfter("", name)

@@ -158,6 +158,53 @@ func (q *Queries) FormerGroups(ctx context.Context, arg FormerGroupsParams) ([]F
 	return items, nil
 }
 
+const GroupFix = `-- name: GroupFix :many
+SELECT m.fixed_in::text AS fixed_in, coalesce(dlq.deployed_version(m.queue), '')::text AS deployed_version,
+       m.fix_deployed_at, m.fix_run, m.fix_request
+FROM dlq.group_marks m
+WHERE m.queue = $1 AND m.fingerprint = $2 AND m.fixed_in IS NOT NULL
+`
+
+type GroupFixParams struct {
+	Queue       string
+	Fingerprint string
+}
+
+type GroupFixRow struct {
+	FixedIn         string
+	DeployedVersion string
+	FixDeployedAt   *time.Time
+	FixRun          *uuid.UUID
+	FixRequest      *uuid.UUID
+}
+
+// GroupFix returns in which version a group is fixed, and which version runs; no row without a version.
+func (q *Queries) GroupFix(ctx context.Context, arg GroupFixParams) ([]GroupFixRow, error) {
+	rows, err := q.db.Query(ctx, GroupFix, arg.Queue, arg.Fingerprint)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []GroupFixRow{}
+	for rows.Next() {
+		var i GroupFixRow
+		if err := rows.Scan(
+			&i.FixedIn,
+			&i.DeployedVersion,
+			&i.FixDeployedAt,
+			&i.FixRun,
+			&i.FixRequest,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const GroupNames = `-- name: GroupNames :one
 SELECT dlq.group_names($1::text, $2::text)::text[] AS names
 `
@@ -275,7 +322,8 @@ func (q *Queries) LastGroupEntries(ctx context.Context, arg LastGroupEntriesPara
 
 const Marks = `-- name: Marks :many
 SELECT m.queue, m.fingerprint, coalesce(m.owner, '')::text AS owner,
-       dlq.is_muted(m, coalesce(g.failures, 0))::boolean AS muted, (m.fixed_at IS NOT NULL)::boolean AS fixed
+       dlq.is_muted(m, coalesce(g.failures, 0))::boolean AS muted,
+       (dlq.fixed_since(m) IS NOT NULL)::boolean AS fixed
 FROM (SELECT DISTINCT unnest($1::text[]) AS queue, unnest($2::text[]) AS fingerprint) a
 JOIN dlq.group_marks m ON m.queue = a.queue AND m.fingerprint = a.fingerprint
 LEFT JOIN dlq.failure_groups g ON g.queue = m.queue AND g.fingerprint = m.fingerprint
@@ -348,6 +396,27 @@ func (q *Queries) OneGroup(ctx context.Context, arg OneGroupParams) (string, err
 	var fingerprint string
 	err := row.Scan(&fingerprint)
 	return fingerprint, err
+}
+
+const RecordDeploy = `-- name: RecordDeploy :exec
+SELECT dlq.record_deploy($1::text, $2::text[], $3::text, nullif($4::text, ''))
+`
+
+type RecordDeployParams struct {
+	Version string
+	Queues  []string
+	Actor   string
+	Note    string
+}
+
+func (q *Queries) RecordDeploy(ctx context.Context, arg RecordDeployParams) error {
+	_, err := q.db.Exec(ctx, RecordDeploy,
+		arg.Version,
+		arg.Queues,
+		arg.Actor,
+		arg.Note,
+	)
+	return err
 }
 
 const Regroup = `-- name: Regroup :one

@@ -1,0 +1,127 @@
+-- Versions: in which version a failure group is fixed, and which version works a queue. A group whose fix
+-- runs offers a replay of what died before (internal/replay/fixed.go).
+
+CREATE OR REPLACE FUNCTION dlq.version_key(p_version text) RETURNS text[]
+LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT ARRAY(SELECT lpad(coalesce(v.part[n], '0'), 20, '0') FROM unnest(ARRAY[1, 3, 5]) n)
+        || CASE WHEN v.part[7] IS NULL THEN ARRAY['2'] ELSE ARRAY(
+            SELECT CASE WHEN i ~ '^[0-9]{1,20}$' THEN '0' || lpad(i, 20, '0') ELSE '1' || i END
+            FROM unnest(string_to_array(v.part[7], '.')) WITH ORDINALITY u (i, place) ORDER BY u.place) END
+    FROM regexp_match(p_version, '^v?([0-9]{1,20})(\.([0-9]{1,20}))(\.([0-9]{1,20}))?(-([0-9A-Za-z.-]+))?(\+[0-9A-Za-z.-]+)?$') v (part)
+    WHERE v.part IS NOT NULL
+$$;
+COMMENT ON FUNCTION dlq.version_key IS
+    'The key by which semantic versions are ordered, with the collation "C" (4.2 is 4.2.0; a leading v and the build '
+    'do not count). Null for versions that are not semantic.';
+
+CREATE OR REPLACE FUNCTION dlq.deployed_version(p_queue text) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+    SELECT d.version FROM dlq.deploys d WHERE d.queue IN (p_queue, '') ORDER BY d.last_at DESC, d.number DESC LIMIT 1
+$$;
+COMMENT ON FUNCTION dlq.deployed_version IS 'The version that works a queue: the last that was reported for it or for all queues.';
+
+CREATE OR REPLACE FUNCTION dlq.has_fix(p_queue text, p_version text, p_fixed_in text) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+    SELECT CASE WHEN p_version = p_fixed_in THEN true
+        WHEN dlq.version_key(p_version) IS NOT NULL AND dlq.version_key(p_fixed_in) IS NOT NULL
+            THEN dlq.version_key(p_version) COLLATE "C" >= dlq.version_key(p_fixed_in) COLLATE "C"
+        ELSE coalesce((SELECT min(d.number) FROM dlq.deploys d WHERE d.queue IN (p_queue, '') AND d.version = p_version)
+            > (SELECT min(d.number) FROM dlq.deploys d WHERE d.queue IN (p_queue, '') AND d.version = p_fixed_in), false)
+        END
+$$;
+COMMENT ON FUNCTION dlq.has_fix IS
+    'Whether a version that works a queue has a fix of the version p_fixed_in: if both are semantic, because it is not '
+    'lower; otherwise because it was first deployed later.';
+
+-- settle_fixes writes when the fix of a group began to run, which decides whether later failures are a
+-- regression. A version without the fix, after a rollback, removes it.
+CREATE OR REPLACE FUNCTION dlq.settle_fixes(p_queue text, p_fingerprint text DEFAULT NULL) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+    UPDATE dlq.group_marks m SET
+        fix_deployed_at = CASE WHEN f.runs THEN clock_timestamp() END,
+        fix_run = CASE WHEN f.runs THEN NULL ELSE m.fix_run END,
+        fix_request = CASE WHEN f.runs THEN NULL ELSE m.fix_request END
+    FROM (SELECT k.queue, k.fingerprint, coalesce(dlq.has_fix(k.queue, v.version, k.fixed_in), false) AS runs
+          FROM dlq.group_marks k CROSS JOIN LATERAL dlq.deployed_version(k.queue) v (version)
+          WHERE k.fixed_in IS NOT NULL AND (p_queue = '' OR k.queue = p_queue)
+            AND (p_fingerprint IS NULL OR k.fingerprint = p_fingerprint)
+          ORDER BY k.queue, k.fingerprint) f
+    WHERE m.queue = f.queue AND m.fingerprint = f.fingerprint AND f.runs <> (m.fix_deployed_at IS NOT NULL)
+$$;
+COMMENT ON FUNCTION dlq.settle_fixes IS
+    'Writes for the groups of a queue (empty: of all queues) that are fixed in a version whether a version with the '
+    'fix runs, and since when.';
+
+CREATE OR REPLACE FUNCTION dlq.record_deploy(p_version text, p_queues text[] DEFAULT NULL,
+    p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+DECLARE
+    v_queue text;
+BEGIN
+    IF length(coalesce(p_version, '')) NOT BETWEEN 1 AND 255 OR cardinality(p_queues) > 100
+        OR EXISTS (SELECT FROM unnest(p_queues) q WHERE length(coalesce(q, '')) NOT BETWEEN 1 AND 255)
+        OR length(p_note) > 10000 THEN
+        RAISE EXCEPTION 'deploy: invalid version, queues or note' USING ERRCODE = 'DLQ04',
+            HINT = 'A version and a queue have 1 to 255 characters, a note 10000. At most 100 queues; none for all.';
+    END IF;
+    IF coalesce(cardinality(p_queues), 0) = 0 THEN
+        PERFORM dlq.require_everything('deploy');
+        p_queues := ARRAY[''];
+    END IF;
+    -- One deploy at a time: the last one decides which version runs.
+    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.deploys', 0));
+    FOR v_queue IN SELECT DISTINCT q FROM unnest(p_queues) q ORDER BY q LOOP
+        IF v_queue <> '' AND NOT dlq.in_scope(v_queue, NULL, dlq.queue_scope()) THEN
+            RAISE EXCEPTION 'deploy: one of the queues is not in your scope' USING ERRCODE = 'DLQ06';
+        END IF;
+        INSERT INTO dlq.deploys AS d (queue, version, actor) VALUES (v_queue, p_version, dlq.actor(p_actor))
+        ON CONFLICT (queue, version) DO UPDATE SET last_at = clock_timestamp(), actor = excluded.actor;
+        DELETE FROM dlq.deploys d WHERE d.queue = v_queue AND d.version IN (
+            SELECT o.version FROM dlq.deploys o WHERE o.queue = v_queue ORDER BY o.last_at DESC OFFSET 1000);
+        PERFORM dlq.settle_fixes(v_queue);
+        PERFORM dlq.record_act(CASE v_queue WHEN '' THEN 'deploy' ELSE 'queue ' || v_queue END,
+            'deployed ' || p_version, p_actor, p_note, NULL);
+    END LOOP;
+END
+$$;
+COMMENT ON FUNCTION dlq.record_deploy IS
+    'Records that a version works these queues from now on (null: all queues), for failure groups that are fixed in a '
+    'version. An earlier version again is a rollback.';
+
+-- Of several processes, one starts the run: the others skip the locked row, and find it done later.
+CREATE OR REPLACE FUNCTION dlq.fixed_groups(p_queues text[], p_after text[], p_limit integer)
+RETURNS TABLE (queue text, fingerprint text, fixed_in text, fix_deployed_at timestamptz)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+    SELECT m.queue, m.fingerprint, m.fixed_in, m.fix_deployed_at
+    FROM dlq.group_marks m
+    JOIN dlq.failure_groups g ON g.queue = m.queue AND g.fingerprint = m.fingerprint
+    WHERE m.fixed_in IS NOT NULL AND m.queue = ANY (p_queues) AND m.fix_run IS NULL AND m.fix_request IS NULL
+        AND m.fix_deployed_at > now() - interval '7 days' AND g.open > 0
+        AND dlq.group_status(m, g.failures, g.last_seen) IN ('fixed', 'muted') AND g.last_seen <= m.fix_deployed_at
+        -- A former group is continued by another one, which has these marks, too.
+        AND NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = m.queue AND a.former = m.fingerprint)
+        AND (p_after IS NULL OR (m.queue, m.fingerprint) > (p_after[1], p_after[2]))
+    ORDER BY m.queue, m.fingerprint LIMIT p_limit
+$$;
+COMMENT ON FUNCTION dlq.fixed_groups IS
+    'Failure groups of these queues whose fix has run for at most seven days, that have not failed since, and for '
+    'which the policy has started no replay run yet.';
+
+CREATE OR REPLACE FUNCTION dlq.take_fix(p_queue text, p_fingerprint text, p_deployed_at timestamptz) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    PERFORM FROM dlq.group_marks m WHERE m.queue = p_queue AND m.fingerprint = p_fingerprint
+        AND m.fix_deployed_at = p_deployed_at AND m.fix_run IS NULL AND m.fix_request IS NULL FOR UPDATE SKIP LOCKED;
+    RETURN FOUND;
+END
+$$;
+COMMENT ON FUNCTION dlq.take_fix IS
+    'Locks the marks of a group whose fix runs, for the process that starts its replay run; false if another process '
+    'has them, or has started it.';
+
+CREATE OR REPLACE FUNCTION dlq.set_fix(p_queue text, p_fingerprint text, p_run uuid, p_request uuid) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+    UPDATE dlq.group_marks m SET fix_run = coalesce(p_run, m.fix_run), fix_request = coalesce(p_request, m.fix_request)
+    WHERE m.queue = p_queue AND m.fingerprint = p_fingerprint AND m.fixed_in IS NOT NULL
+$$;
+COMMENT ON FUNCTION dlq.set_fix IS 'Records the replay run, or the request for approval, for a group whose fix runs.';

@@ -1,0 +1,260 @@
+package replay
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/automatic"
+	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
+)
+
+const (
+	// fixesInterval is the time between two looks for failure groups whose fix runs.
+	fixesInterval = 15 * time.Second
+	// fixesAtOnce limits the groups of one look. The next one continues after them.
+	fixesAtOnce = 100
+	// fixSample is the number of a group's oldest entries of which one must be free for a run to start.
+	fixSample = 1000
+	// policyActor is the actor of runs that the policy starts.
+	policyActor = "policy"
+)
+
+// FixedGroup is a failure group that is fixed in a version.
+type FixedGroup struct {
+	Queue       string `json:"queue"`
+	Fingerprint string `json:"fingerprint"`
+}
+
+// record records the run of a group whose fix runs. A nil group, of any other run, records nothing.
+func (g *FixedGroup) record(ctx context.Context, tx transaction, run uuid.UUID) error {
+	if g == nil {
+		return nil
+	}
+	if err := tx.SetForFix(ctx, run); err != nil {
+		return err
+	}
+	return tx.SetFix(ctx, dbsqlc.SetFixParams{Queue: g.Queue, Fingerprint: g.Fingerprint, Run: &run})
+}
+
+// Fixes starts progressive replay runs of failure groups that are fixed in a version, once a version with the fix runs,
+// in the queues for which the policy says so (replayWhenFixed). Any number of processes may do so: one of them starts
+// the run of a group. If the policy asks for a second person, it requests the run.
+type Fixes struct {
+	Replayer *Replayer
+	Logger   *slog.Logger
+	// MaySend, if not nil, is called in the transaction that starts a run (restored.Guard.MaySend).
+	MaySend func(ctx context.Context, tx postgres.DB) (bool, error)
+
+	after []string // queue and fingerprint of the last group of the look before, if it did not see all
+}
+
+// Loop returns the loop that starts runs.
+func (f *Fixes) Loop() *background.Loop {
+	return background.New(background.Config{
+		Name: "fixes", Interval: fixesInterval, Timeout: turnTimeout, Patience: turnTimeout,
+		Failing: "starting replay runs of fixed failure groups failed",
+		Once:    background.Each(f.RunOnce),
+	})
+}
+
+// RunOnce starts the runs, or requests their approval, of the groups whose fix runs. What one group refuses, such as an
+// open breaker, is logged, and the next look tries again.
+func (f *Fixes) RunOnce(ctx context.Context) error {
+	queues := f.Replayer.Planner().Policy().ReplaysWhenFixed()
+	if len(queues) == 0 {
+		return nil
+	}
+	groups, err := dbsqlc.New(f.Replayer.Store.DB()).FixedGroups(ctx, dbsqlc.FixedGroupsParams{
+		Queues: queues, After: f.after, Most: fixesAtOnce,
+	})
+	if err != nil {
+		return err
+	}
+	f.after = nil
+	if len(groups) == fixesAtOnce {
+		last := &groups[fixesAtOnce-1]
+		f.after = []string{last.Queue, last.Fingerprint}
+	}
+	var errs []error
+	for i := range groups {
+		g := &groups[i]
+		err := f.start(ctx, g)
+		if refused, ok := errors.AsType[*deadletter.MoveError](err); ok {
+			f.Logger.Warn("replay run of a fixed failure group not started", "queue", g.Queue, "fingerprint", g.Fingerprint,
+				"reason", refused.Error())
+			continue
+		}
+		if err != nil && !errors.Is(err, errNotNow) && !postgres.IsLocked(err) && !postgres.IsCollision(err) {
+			errs = append(errs, fmt.Errorf("failure group %s of queue %s: %w", g.Fingerprint, g.Queue, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// errNotNow reports that a run must not start now, or that another process has started it.
+var errNotNow = errors.New("not now")
+
+func (f *Fixes) start(ctx context.Context, g *dbsqlc.FixedGroupsRow) error {
+	filter, err := json.Marshal(map[string]any{
+		"queue": []string{g.Queue}, "fingerprint": []string{g.Fingerprint},
+		"before": g.FixDeployedAt.UTC().Format(time.RFC3339Nano),
+	})
+	if err != nil {
+		return err
+	}
+	request := &Request{
+		Filter: filter, Progressive: true, ForFix: &FixedGroup{g.Queue, g.Fingerprint},
+		Act: deadletter.Act{Actor: policyActor, Note: "fixed in " + g.FixedIn + ", which is deployed"},
+	}
+	// Without an origin, a change of dlqd itself needs no approval.
+	ctx = deadletter.WithOrigin(ctx, "policy, replayWhenFixed of queue "+g.Queue)
+	if err := inTx(ctx, f.Replayer.Store, func(tx transaction) error { return f.mayStart(ctx, tx, g, filter) }); err != nil {
+		return err // before the preview, which costs more
+	}
+	run, err := f.Replayer.start(ctx, request, func(tx transaction) error { return f.mayStart(ctx, tx, g, filter) })
+	switch {
+	case errors.Is(err, deadletter.ErrApproval):
+		return f.request(ctx, g, request)
+	case err != nil:
+		return err
+	}
+	f.Logger.Info("replay run of a fixed failure group started", "run", run.ID, "queue", g.Queue,
+		"fingerprint", g.Fingerprint, "fixed_in", g.FixedIn)
+	return nil
+}
+
+// request requests the run of a group from a second person.
+func (f *Fixes) request(ctx context.Context, g *dbsqlc.FixedGroupsRow, request *Request) error {
+	raw, err := json.Marshal(request)
+	if err != nil {
+		return err
+	}
+	return inTx(ctx, f.Replayer.Store, func(tx transaction) error {
+		if err := f.mayStart(ctx, tx, g, request.Filter); err != nil {
+			return err
+		}
+		id, err := tx.RequestReplay(ctx, dbsqlc.RequestReplayParams{
+			Request: raw, Note: request.Act.Note, Actor: policyActor,
+		})
+		if err != nil {
+			return err
+		}
+		f.Logger.Info("replay run of a fixed failure group requested", "approval", id, "queue", g.Queue,
+			"fingerprint", g.Fingerprint, "fixed_in", g.FixedIn)
+		return tx.SetFix(ctx, dbsqlc.SetFixParams{Queue: g.Queue, Fingerprint: g.Fingerprint, Request: &id})
+	})
+}
+
+// mayStart locks the marks of a group and returns errNotNow if another process has them, the run was started already,
+// automatic redelivery is stopped or being switched, or of its oldest entries none is free.
+func (f *Fixes) mayStart(ctx context.Context, tx transaction, g *dbsqlc.FixedGroupsRow, filter json.RawMessage) error {
+	for _, may := range []func() (bool, error){
+		func() (bool, error) {
+			if f.MaySend == nil {
+				return true, nil
+			}
+			return f.MaySend(ctx, tx.DB)
+		},
+		func() (bool, error) { return automatic.TryLock(ctx, tx.DB) },
+		func() (bool, error) {
+			return tx.TakeFix(ctx, dbsqlc.TakeFixParams{
+				Queue: g.Queue, Fingerprint: g.Fingerprint, DeployedAt: g.FixDeployedAt,
+			})
+		},
+		func() (bool, error) {
+			replayable, err := tx.Replayable(ctx, filter)
+			if err != nil {
+				return false, err
+			}
+			ids, err := tx.FindIDs(ctx, dbsqlc.FindIDsParams{Filter: replayable, MaxEntries: fixSample})
+			if err != nil {
+				return false, err
+			}
+			held, err := notForPolicy(ctx, tx, f.Replayer.Planner().Policy(), filter, ids)
+			return len(held) < len(ids), err
+		},
+	} {
+		if ok, err := may(); err != nil {
+			return err
+		} else if !ok {
+			return errNotNow
+		}
+	}
+	return nil
+}
+
+// maySendFix reports whether a run that the policy started may send: not while automatic redelivery is stopped, or is
+// being switched.
+func (r *Runner) maySendFix(ctx context.Context, tx transaction) (bool, error) {
+	if locked, err := automatic.TryLock(ctx, tx.DB); err != nil || !locked {
+		return false, err
+	}
+	switches, err := automatic.Read(ctx, tx.DB, r.planner().Policy())
+	return err == nil && switches.Stopped == nil, err
+}
+
+// notForPolicy returns the entries that a run which the policy starts does not take, with the reason of each: those that
+// need an operator or that one has, those that dlqd does not redeliver automatically, and those of another failure
+// group, such as a former one. filter is the run's filter.
+func notForPolicy(ctx context.Context, tx transaction, p *policy.Policy, filter json.RawMessage,
+	ids []uuid.UUID,
+) (map[uuid.UUID]string, error) {
+	var of struct {
+		Fingerprint []string `json:"fingerprint"`
+	}
+	if err := json.Unmarshal(filter, &of); err != nil {
+		return nil, err
+	}
+	switches, err := automatic.Read(ctx, tx.DB, p)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := tx.FixEntries(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	reasons := map[uuid.UUID]string{}
+	for i := range rows {
+		if why := heldFromPolicy(&rows[i], of.Fingerprint, switches); why != "" {
+			reasons[rows[i].ID] = why
+		}
+	}
+	return reasons, nil
+}
+
+// heldFromPolicy returns why a run that the policy starts does not take an entry; empty if it does.
+func heldFromPolicy(e *dbsqlc.FixEntriesRow, fingerprints []string, switches *automatic.Switches) string {
+	verdict := switches.Of(&automatic.Entry{
+		Queue: e.Queue, Kind: e.Kind, Class: e.ErrorClass, JobKind: e.JobKind,
+		Backfilled:    e.CapturedBy == automatic.CapturedByBackfill,
+		SingleAttempt: e.MaxRetries == 1, Unparked: e.Rule == policy.RuleUnparked,
+	})
+	switch {
+	case len(fingerprints) != 1 || e.Fingerprint != fingerprints[0]:
+		return "it is in another failure group: " + e.Fingerprint
+	case e.ParkedBy != "":
+		return "an operator has it: parked by " + e.ParkedBy
+	case e.AssignedTo != "":
+		return "an operator has it: assigned to " + e.AssignedTo
+	case e.InReview != "":
+		return "an operator has it: in review by " + e.InReview
+	case e.Rule == policy.RuleBackfilled || e.Rule == policy.RuleSingleAttempt || e.Rule == policy.RuleWorkerLost ||
+		e.Rule == policy.RuleTooSlow:
+		return "it needs an operator: rule " + e.Rule
+	case verdict.ManualRule != "":
+		return "it needs an operator: " + verdict.Reason
+	case !verdict.On:
+		return "dlqd does not redeliver it automatically: " + verdict.Reason
+	}
+	return ""
+}

@@ -1,0 +1,238 @@
+package replay_test
+
+import (
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/replay"
+	"github.com/dlqd/dlqd/internal/strategy"
+)
+
+const (
+	fixedGroup  = "aaaaaaaaaaaaaaaaaaaa"
+	formerGroup = "aaaaaaaaaaaaaaaa"
+)
+
+func setupFixes(t *testing.T) *bundle {
+	t.Helper()
+	b := setup(t)
+	planner, err := strategy.NewPlanner(policytest.Load(t, policytest.Files{
+		"dlq-routing": "queues:\n  a: {replayWhenFixed: true}\n",
+	}), b)
+	require.NoError(t, err)
+	b.replayer.Planner = func() *strategy.Planner { return planner }
+	b.runner = b.newRunner()
+	return b
+}
+
+// die makes n jobs of a kind die in a failure group, whose class needs an operator.
+func (b *bundle) die(n int, queue, fingerprint, kind, rule string) {
+	b.Helper()
+	b.registerQueue(queue)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) SELECT $1,
+		jsonb_build_object('n', i), $2, 5, 5, 'running' FROM generate_series(1, $3) i`, kind, queue, n)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(),
+		errors = ARRAY[jsonb_build_object('error', 'nil map', 'attempt', attempt)] WHERE kind = $1`, kind)
+	b.exec(`SELECT dlq.file_as(i.ids, 'worker:1', NULL, array_fill('dlq_manual'::text, s),
+			array_fill('manual'::text, s), array_fill('code_bug'::text, s), array_fill($2::text, s),
+			array_fill($3::text, s))
+		FROM (SELECT array_agg(id) AS ids, ARRAY[count(*)::integer] AS s FROM dlq.dead_letter_queue WHERE kind = $1) i`,
+		kind, rule, fingerprint)
+	b.exec(postgrestest.RefreshRollups)
+}
+
+func (b *bundle) fixedIn(queue, fingerprint, version string) {
+	b.Helper()
+	b.exec("SELECT dlq.set_group($1, $2, jsonb_build_object('status', 'fixed', 'fixedIn', $3::text), 'kim')", queue,
+		fingerprint, version)
+}
+
+func (b *bundle) deploy(version string) {
+	b.Helper()
+	b.exec("SELECT dlq.record_deploy($1, ARRAY['a', 'b'], 'ci')", version)
+}
+
+// look looks for groups whose fix runs, as n processes at once.
+func (b *bundle) look(n int) {
+	b.Helper()
+	errs := make([]error, n)
+	var all sync.WaitGroup
+	for i := range n {
+		fixes := &replay.Fixes{Replayer: b.replayer, Logger: slog.New(slog.DiscardHandler)}
+		all.Go(func() { errs[i] = fixes.RunOnce(b.Context()) })
+	}
+	all.Wait()
+	for _, err := range errs {
+		require.NoError(b, err)
+	}
+}
+
+func (b *bundle) runs() int {
+	b.Helper()
+	return b.count("SELECT count(*)::integer FROM dlq.replay_runs")
+}
+
+func TestFixes_StartOneRunOnceTheVersionIsDeployed(t *testing.T) {
+	t.Parallel()
+	b := setupFixes(t)
+	b.die(8, "a", fixedGroup, "order.paid", "bug")
+	b.die(3, "b", fixedGroup, "mail.sent", "bug")
+	b.deploy("4.1.9")
+	b.fixedIn("a", fixedGroup, "4.2")
+	b.fixedIn("b", fixedGroup, "4.2")
+	b.look(1)
+	require.Zero(t, b.runs(), "the version with the fix does not run")
+
+	b.deploy("4.10.0-rc.1")
+	b.look(4)
+	require.Equal(t, 1, b.runs(), "one run, in the queue for which the policy says so")
+	runs, err := b.replayer.List(t.Context(), 10)
+	require.NoError(t, err)
+	run := runs[0]
+	require.Equal(t, "policy", run.Actor)
+	require.True(t, run.Progressive)
+	require.Equal(t, "fixed in 4.2, which is deployed", *run.Note)
+	require.EqualValues(t, 8, run.Total)
+	b.turn()
+	require.EqualValues(t, 5, b.get(run).Replayed, "the canary")
+	b.look(2)
+	require.Equal(t, 1, b.runs(), "not a second time")
+	require.Equal(t, 1, b.count("SELECT count(*)::integer FROM dlq.group_marks WHERE fix_run = $1", run.ID))
+
+	b.deploy("4.1.9")
+	b.deploy("4.2.0")
+	b.look(1)
+	require.Equal(t, 2, b.runs(), "after a rollback, the fix that runs again is a new one")
+}
+
+func TestFixes_WaitForRegressedGroups(t *testing.T) {
+	t.Parallel()
+	b := setupFixes(t)
+	b.die(3, "a", fixedGroup, "order.paid", "bug")
+	b.fixedIn("a", fixedGroup, "4.2.0")
+	status := func() string {
+		var text string
+		b.exec(postgrestest.RefreshRollups)
+		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT status FROM dlq.groups('{}')").Scan(&text))
+		return text
+	}
+	b.die(1, "a", fixedGroup, "order.late", "bug")
+	require.Equal(t, "fixed", status(), "the earlier version still runs")
+	b.deploy("4.2.0")
+	require.Equal(t, "fixed", status())
+	b.die(1, "a", fixedGroup, "order.again", "bug")
+	require.Equal(t, "regressed", status())
+	b.look(1)
+	require.Zero(t, b.runs())
+}
+
+func TestFixes_TakeNothingThatAnOperatorHas(t *testing.T) {
+	t.Parallel()
+	b := setupFixes(t)
+	b.die(1, "a", fixedGroup, "free", "bug")
+	b.die(1, "a", fixedGroup, "parked", "bug")
+	b.die(1, "a", fixedGroup, "assigned", "bug")
+	b.die(1, "a", fixedGroup, "reviewed", "bug")
+	b.die(1, "a", fixedGroup, "lost", "worker-lost")
+	b.die(1, "a", fixedGroup, "single", "bug")
+	b.die(1, "a", formerGroup, "former", "bug")
+	b.die(1, "a", fixedGroup, "later", "bug")
+	b.exec("INSERT INTO dlq.group_aliases (queue, former, fingerprint, main) VALUES ('a', $1, $2, true)", formerGroup,
+		fixedGroup)
+	b.exec("UPDATE dlq.dead_letter_queue SET parked_by = 'kim' WHERE kind = 'parked'")
+	b.exec("UPDATE dlq.dead_letter_queue SET max_retries = 1 WHERE kind = 'single'")
+	b.exec("SELECT dlq.assign(id, 'kim') FROM dlq.dead_letter_queue WHERE kind = 'assigned'")
+	b.exec("SELECT dlq.review_next(array_agg(id), 'kim') FROM dlq.dead_letter_queue WHERE kind = 'reviewed'")
+	// A review ends after two minutes; the test may take longer.
+	b.exec("UPDATE dlq.reviews SET at = now() + interval '1 hour'")
+	b.fixedIn("a", fixedGroup, "4.2.0")
+	b.deploy("4.2.0")
+	b.look(1)
+	require.Equal(t, 1, b.runs())
+	b.exec("SELECT dlq.assign(id, 'ann') FROM dlq.dead_letter_queue WHERE kind = 'later'")
+	b.turn()
+	require.Equal(t, 1, b.count("SELECT count(*)::integer FROM river_job WHERE state = 'available'"))
+	require.Equal(t, 1, b.count("SELECT count(*)::integer FROM river_job WHERE state = 'available' AND kind = 'free'"))
+	rows, err := b.pool.Query(t.Context(), `SELECT e.kind, coalesce(x.detail, '') FROM dlq.replay_run_entries x
+		JOIN dlq.dead_letter_queue e ON e.id = x.entry_id WHERE x.outcome = 'skipped'`)
+	require.NoError(t, err)
+	why := map[string]string{}
+	for rows.Next() {
+		var kind, detail string
+		require.NoError(t, rows.Scan(&kind, &detail))
+		why[kind] = detail
+	}
+	require.NoError(t, rows.Err())
+	for kind, reason := range map[string]string{
+		"parked": "parked by kim", "assigned": "assigned to kim", "reviewed": "in review by kim", "lost": "rule worker-lost",
+		"single": "one attempt", "former": "another failure group", "later": "assigned to ann",
+	} {
+		require.Contains(t, why[kind], reason, fmt.Sprint(why))
+	}
+}
+
+func TestFixes_StartNothingWhereDlqdObserves(t *testing.T) {
+	t.Parallel()
+	b := setupFixes(t)
+	b.exec(`INSERT INTO dlq.settings AS s (key, value) VALUES ('river', 'attached')
+		ON CONFLICT (key) DO UPDATE SET value = excluded.value`)
+	b.die(3, "a", fixedGroup, "order.paid", "bug")
+	b.fixedIn("a", fixedGroup, "4.2.0")
+	b.deploy("4.2.0")
+	b.look(1)
+	require.Zero(t, b.runs(), "dlqd observes")
+	b.exec("SELECT dlq.set_automatic('queue', 'a', true, '{}', 'kim')")
+	b.exec("SELECT dlq.stop_automatic('kim')")
+	b.look(1)
+	require.Zero(t, b.runs(), "automatic redelivery is stopped")
+	b.exec("SELECT dlq.resume_automatic('kim')")
+	b.look(1)
+	require.Equal(t, 1, b.runs())
+	b.exec("SELECT dlq.stop_automatic('kim')")
+	b.turn()
+	require.Zero(t, b.count("SELECT count(*)::integer FROM river_job WHERE state = 'available'"))
+	b.exec("SELECT dlq.resume_automatic('kim')")
+	b.turn()
+	require.Equal(t, 3, b.count("SELECT count(*)::integer FROM river_job WHERE state = 'available'"))
+}
+
+func TestFixes_RequestApproval(t *testing.T) {
+	t.Parallel()
+	b := setupFixes(t)
+	b.exec(`INSERT INTO dlq.settings (key, value) VALUES ('approvals', '{"rules": [{"operations": ["replay"], "above": 2}]}')`)
+	b.die(3, "a", fixedGroup, "order.paid", "bug")
+	b.fixedIn("a", fixedGroup, "4.2.0")
+	b.deploy("4.2.0")
+	b.look(4)
+	b.look(1)
+	require.Zero(t, b.runs())
+	require.Equal(t, 1, b.count(`SELECT count(*)::integer FROM dlq.approvals a JOIN dlq.group_marks m ON m.fix_request = a.id
+		WHERE a.actor = 'policy' AND a.entries = 3 AND (a.request -> 'progressive')::boolean`))
+}
+
+func TestVersions_AreOrdered(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for i, c := range []struct {
+		version, fixedIn string
+		has              bool
+	}{
+		{"4.2.0", "4.2.0", true}, {"v4.10.0", "4.9", true}, {"4.2.0-rc.2", "4.2.0", false}, {"4.2.0", "4.2.0-rc.10", true},
+		{"4.2.0-rc.2", "4.2.0-rc.10", false}, {"4.2.0+b7", "4.2.0+b9", true}, {"deploy-1", "deploy-2", false},
+		{"deploy-3", "deploy-2", true}, {"deploy-3", "unknown", false}, {"5.0.0", "deploy-2", false}, {"1234567", "12", false},
+	} {
+		if i == 0 {
+			for n := 1; n <= 3; n++ {
+				b.deploy("deploy-" + strconv.Itoa(n))
+			}
+		}
+		require.Equal(t, c.has, b.count("SELECT dlq.has_fix('a', $1, $2)::integer", c.version, c.fixedIn) == 1, c)
+	}
+}
