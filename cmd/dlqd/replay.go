@@ -494,6 +494,11 @@ func printRun(cmd *cobra.Command, run *replay.Run) error {
 	if run.Forecast != nil && run.Forecast.Expect != nil && run.Forecast.Expect.Tried > 0 {
 		printSafef(cmd.OutOrStdout(), "forecast: %s\n", run.Forecast.Expect.Summary())
 	}
+	if run.Forecast != nil {
+		for _, change := range run.Forecast.Changes {
+			printSafef(cmd.OutOrStdout(), "since the request: %s\n", change)
+		}
+	}
 	if run.NotKnown > 0 {
 		printSafef(cmd.OutOrStdout(), "%d were sent although it is not known whether a later job has done their work\n",
 			run.NotKnown)

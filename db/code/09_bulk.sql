@@ -585,11 +585,11 @@ BEGIN
     v_total := v_total + v_ordered;
     INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue,
         destination, force, stop_at, stop_of, note, actor, total, origin, scope, checkpoint, progressive, step_deadline,
-        skip_stale, skip_superseded, unsettled)
+        skip_stale, skip_superseded, unsettled, approval)
     VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue,
         p_destination, p_force, p_stop_at, p_stop_of, p_note, dlq.actor(p_actor), v_total,
         dlq.origin(dlq.actor(p_actor), p_actor), dlq.scope(), p_checkpoint, p_progressive, p_step_deadline,
-        p_skip_stale, p_skip_superseded, true);
+        p_skip_stale, p_skip_superseded, true, dlq.approved());
     IF p_progressive THEN
         PERFORM dlq.replay_plan(v_id, v_groups);
     END IF;
@@ -781,8 +781,17 @@ COMMENT ON FUNCTION dlq.replay_cancel IS 'Ends a replay run. Redeliveries that i
 CREATE OR REPLACE FUNCTION dlq.replay_set_rate(p_run uuid, p_rate float8 DEFAULT NULL,
     p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_approved float8; -- the rate that the request for approval named; null without a limit
 BEGIN
     PERFORM dlq.check_rate(p_rate);
+    SELECT CASE WHEN a.id IS NULL THEN r.rate ELSE (a.request ->> 'rate')::float8 END INTO v_approved
+    FROM dlq.replay_runs r LEFT JOIN dlq.approvals a ON a.id = r.approval
+    WHERE r.id = p_run AND r.approval IS NOT NULL AND dlq.scope_within(r.scope, dlq.scope());
+    IF coalesce(p_rate, 'infinity') > v_approved THEN
+        RAISE EXCEPTION 'replay run %: approved for % a second; a greater rate needs a new request', p_run, v_approved
+            USING ERRCODE = 'DLQ01', HINT = 'Cancel the run, and request a run of the rest with the greater rate.';
+    END IF;
     UPDATE dlq.replay_runs r SET rate = p_rate, updated_at = now() WHERE r.id = p_run
         AND r.status IN ('running', 'paused', 'stopped') AND dlq.scope_within(r.scope, dlq.scope());
     IF NOT FOUND THEN
@@ -793,7 +802,9 @@ BEGIN
     PERFORM dlq.record_act('replay run ' || p_run, 'rate changed', p_actor, NULL, jsonb_build_object('rate', p_rate));
 END
 $$;
-COMMENT ON FUNCTION dlq.replay_set_rate IS 'Sets how many entries a second a replay run sends; null for no limit.';
+COMMENT ON FUNCTION dlq.replay_set_rate IS
+    'Sets how many entries a second a replay run sends; null for no limit. Refuses a greater rate than a second person '
+    'has approved.';
 
 -- closed_since returns the earliest time at which any of the entries can have closed: an entry closes
 -- after its job failed. Statements use it to exclude, and so not lock, the months before. The day

@@ -427,6 +427,21 @@ COMMENT ON FUNCTION dlq.take_approval IS
     'Returns none while the database is held after a restore: the request may have been carried out before the '
     'restore.';
 
+CREATE OR REPLACE FUNCTION dlq.forecast_approval(p_id uuid, p_forecast jsonb) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    UPDATE dlq.approvals a SET forecast = p_forecast WHERE a.id = p_id AND a.forecast IS NULL
+$$;
+COMMENT ON FUNCTION dlq.forecast_approval IS
+    'Keeps the preview of a replay run with the request for it. An equal request later does not change it.';
+
+CREATE OR REPLACE FUNCTION dlq.approved_forecast() RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT coalesce(a.forecast, jsonb_build_object('entries', a.entries, 'byQueue', a.by_queue))
+    FROM dlq.approvals a WHERE a.id = dlq.approved()
+$$;
+COMMENT ON FUNCTION dlq.approved_forecast IS
+    'The preview of the request that dlqd carries out in this transaction, when it was made; null if none.';
+
 CREATE OR REPLACE FUNCTION dlq.end_approval(p_id uuid, p_changed bigint, p_outcome uuid DEFAULT NULL,
     p_problem text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -467,6 +467,7 @@ BEGIN
             ('approvals', 'note', 'The reason of the request.'),
             ('approvals', 'scope', 'The scope of the requester, which also limits the operation; null for no limit.'),
             ('approvals', 'requested_at', 'When the request was made.'),
+            ('approvals', 'forecast', 'The preview of a replay run when it was requested; null if it was requested in SQL.'),
             ('approvals', 'expires_at', 'When the request expires.'),
             ('approvals', 'decided_by', 'The actor that approved, refused or withdrew the request.'),
             ('approvals', 'decided_at', 'When the request was decided.'),

@@ -67,3 +67,6 @@ SELECT dlq.end_approval(@id::uuid, sqlc.narg(changed)::bigint, sqlc.narg(outcome
 
 -- name: Expire :exec
 SELECT dlq.expire_approvals();
+
+-- name: ForecastApproval :exec
+SELECT dlq.forecast_approval(@id::uuid, @forecast::jsonb);

@@ -143,7 +143,7 @@ FROM taken t ORDER BY t.ended_at, t.entry_id;
 -- RunGroups returns the groups of a progressive run. quiet is the number of seconds without an outcome.
 SELECT g.number, coalesce(g.queue, '')::text AS queue, coalesce(g.fingerprint, '')::text AS fingerprint,
     coalesce(g.error_type, '')::text AS error_type, g.known, g.state, coalesce(g.reason, '')::text AS reason, g.step,
-    g.quota, g.entries, g.sent, g.skipped, g.succeeded, g.failed, g.from_succeeded, g.from_failed,
+    g.quota, g.entries, g.sent, g.skipped, g.succeeded, g.failed, g.from_succeeded, g.from_failed, g.let_go_at,
     extract(epoch FROM clock_timestamp() - g.active_at)::float8 AS quiet
 FROM dlq.replay_run_groups g WHERE g.run_id = @id ORDER BY g.number;
 
@@ -523,3 +523,10 @@ SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, 
 FROM dlq.dead_letter_queue e
 LEFT JOIN dlq.in_review(@ids::uuid[]) r ON r.entry_id = e.id
 WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('open', 'failed');
+
+-- name: ApprovedForecast :one
+-- ApprovedForecast returns the preview of the request that this transaction carries out; null if there is none.
+SELECT coalesce(dlq.approved_forecast(), 'null')::jsonb AS forecast;
+
+-- name: ForecastApproval :exec
+SELECT dlq.forecast_approval(@id::uuid, @forecast::jsonb);

@@ -265,7 +265,8 @@ func (s *service) registerReplays(api huma.API) {
 	}
 	rate := huma.Operation{
 		Tags:    tags,
-		Summary: "Change the rate of a replay run", Errors: []int{400, 404, 422, 503},
+		Summary: "Change the rate of a replay run", Errors: []int{400, 404, 409, 422, 503},
+		Description: "A rate above the one that a second person has approved answers 409: it needs a new request.",
 	}
 	example(&rate, http.StatusOK, run)
 	register(s, api, SetReplayRate, rate, func(ctx context.Context, in *RateInput) (*replay.Run, error) {

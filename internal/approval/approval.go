@@ -16,6 +16,7 @@ import (
 	"github.com/dlqd/dlqd/internal/approval/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/replay"
 )
 
 // Operations that can be requested.
@@ -183,6 +184,12 @@ func (s *Store) Request(ctx context.Context, operation string, request any, by P
 		row, err = q.RequestApproval(ctx, dbsqlc.RequestApprovalParams{
 			Operation: operation, Request: raw, Note: by.Note, Actor: by.Actor, OnBehalfOf: by.OnBehalfOf, TokenBy: by.TokenBy,
 		})
+		if run, ok := request.(*replay.Request); ok && err == nil && run.Forecast != nil {
+			var forecast []byte
+			if forecast, err = json.Marshal(run.Forecast); err == nil {
+				err = q.ForecastApproval(ctx, dbsqlc.ForecastApprovalParams{ID: row.ID, Forecast: forecast})
+			}
+		}
 		return err
 	}); err != nil {
 		return nil, false, err

@@ -149,6 +149,11 @@ func (f *Fixes) request(ctx context.Context, g *dbsqlc.FixedGroupsRow, request *
 		if err != nil {
 			return err
 		}
+		if forecast, err := json.Marshal(request.Forecast); err != nil {
+			return err
+		} else if err := tx.ForecastApproval(ctx, dbsqlc.ForecastApprovalParams{ID: id, Forecast: forecast}); err != nil {
+			return err
+		}
 		f.Logger.Info("replay run of a fixed failure group requested", "approval", id, "queue", g.Queue,
 			"fingerprint", g.Fingerprint, "fixed_in", g.FixedIn)
 		return tx.SetFix(ctx, dbsqlc.SetFixParams{Queue: g.Queue, Fingerprint: g.Fingerprint, Request: &id})

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/policy/policytest"
@@ -206,7 +207,7 @@ func TestFixes_StartNothingWhereDlqdObserves(t *testing.T) {
 func TestFixes_RequestApproval(t *testing.T) {
 	t.Parallel()
 	b := setupFixes(t)
-	b.exec(`INSERT INTO dlq.settings (key, value) VALUES ('approvals', '{"rules": [{"operations": ["replay"], "above": 2}]}')`)
+	b.askForApproval()
 	b.die(3, "a", fixedGroup, "order.paid", "bug")
 	b.fixedIn("a", fixedGroup, "4.2.0")
 	b.deploy("4.2.0")
@@ -215,6 +216,16 @@ func TestFixes_RequestApproval(t *testing.T) {
 	require.Zero(t, b.runs())
 	require.Equal(t, 1, b.count(`SELECT count(*)::integer FROM dlq.approvals a JOIN dlq.group_marks m ON m.fix_request = a.id
 		WHERE a.actor = 'policy' AND a.entries = 3 AND (a.request -> 'progressive')::boolean`))
+	var id uuid.UUID
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id FROM dlq.approvals").Scan(&id))
+	b.exec("SELECT dlq.approve($1, 3, p_actor => 'lee')", id)
+	b.exec("SELECT dlq.assign(entry_id, 'kim') FROM (SELECT entry_id FROM dlq.approval_entries LIMIT 1) e")
+	run := b.carryOut(id)
+	require.True(t, run.Progressive)
+	b.turn()
+	require.EqualValues(t, 2, b.get(run).Replayed)
+	require.EqualValues(t, 1, b.get(run).Skipped, "an approved run leaves what an operator has, too")
+	require.Equal(t, 1, b.count("SELECT count(*)::integer FROM dlq.group_marks WHERE fix_run = $1", run.ID))
 }
 
 func TestVersions_AreOrdered(t *testing.T) {

@@ -164,6 +164,8 @@ type Request struct {
 	// ForFix is set for a run that the policy starts, of the entries of one failure group: see [Fixes].
 	ForFix *FixedGroup    `json:"forFix,omitempty"`
 	Act    deadletter.Act `json:"-"`
+	// Forecast is set by [Replayer.Start], also if it refuses: a request for approval keeps it.
+	Forecast *Forecast `json:"-"`
 }
 
 // Preview is the result of a dry run.
@@ -501,6 +503,7 @@ type Forecast struct {
 	Unhealthy []string         `json:"unhealthy" doc:"Reasons not to start the run at that time."`
 	Estimates []Estimate       `json:"estimates,omitempty" doc:"Estimates of the dry run."`
 	Expect    *Expectation     `json:"expect,omitempty" doc:"How many entries will recover, as far as earlier replay runs told."`
+	Changes   []ForecastChange `json:"changes,omitempty" doc:"For an approved run: figures that had changed by more than 10 % since the request."`
 }
 
 // Start starts a run. Unless in.Force is set, it returns an error if the preview fails or gives reasons not to start
@@ -515,7 +518,7 @@ func (r *Replayer) start(ctx context.Context, in *Request, before func(tx transa
 	if _, refused := errors.AsType[*deadletter.MoveError](err); err != nil && (!in.Force || refused) {
 		return nil, err
 	}
-	var forecast []byte // nil if a forced run is started after a failed preview
+	in.Forecast = nil // if a forced run is started after a failed preview
 	if err == nil {
 		if len(preview.Unhealthy) > 0 && !in.Force {
 			return nil, &deadletter.MoveError{
@@ -523,11 +526,9 @@ func (r *Replayer) start(ctx context.Context, in *Request, before func(tx transa
 				Hint: "Wait until they have passed, or start the run with force.",
 			}
 		}
-		if forecast, err = json.Marshal(Forecast{
+		in.Forecast = &Forecast{
 			Entries: preview.Total, Seconds: preview.Seconds, ByQueue: preview.ByQueue, Unhealthy: preview.Unhealthy,
 			Estimates: preview.Estimates, Expect: preview.Expect,
-		}); err != nil {
-			return nil, err
 		}
 	}
 	params := dbsqlc.StartReplayParams{
@@ -551,7 +552,14 @@ func (r *Replayer) start(ctx context.Context, in *Request, before func(tx transa
 			return err
 		}
 		id = started
-		if err := in.ForFix.record(ctx, tx, id); err != nil || forecast == nil {
+		if err := in.ForFix.record(ctx, tx, id); err != nil || in.Forecast == nil {
+			return err
+		}
+		if err := in.Forecast.compare(ctx, tx); err != nil {
+			return err
+		}
+		forecast, err := json.Marshal(in.Forecast)
+		if err != nil {
 			return err
 		}
 		return tx.SetForecast(ctx, dbsqlc.SetForecastParams{ID: id, Forecast: forecast})

@@ -35,6 +35,7 @@ type RunReport struct {
 	Entries  int64            `json:"entries" doc:"Number of entries."`
 	Counts   RunCounts        `json:"counts" doc:"Number of entries by what became of them."`
 	Groups   []RunGroupReport `json:"groups" doc:"By failure group at the start of the run, the largest first."`
+	Changes  []ForecastChange `json:"changes,omitempty" doc:"For an approved run: figures of the forecast that had changed by more than 10 % between the request and the start."`
 	More     bool             `json:"more,omitempty" doc:"Whether small groups or rare reasons are left out; counts has all."`
 }
 
@@ -92,6 +93,9 @@ func (r *Replayer) Report(ctx context.Context, id uuid.UUID) (*RunReport, error)
 		return nil, err
 	}
 	report := &RunReport{Run: id, Groups: []RunGroupReport{}}
+	if run.Forecast != nil {
+		report.Changes = run.Forecast.Changes
+	}
 	if len(rows) > maxReportRows {
 		rows, report.More = rows[:maxReportRows], true
 	}

@@ -246,7 +246,7 @@ var operations = []operation{
 	{"list-groups", "GET", "/api/dlq/groups?limit=200", access.Reader, "", "", "queues"},
 	{"get-group", "GET", "/api/dlq/groups/{id}/same", access.Reader, "", "queue", "queues"},
 	{"set-group", "PATCH", "/api/dlq/groups/{id}/same", access.Operator, `{"status": "open"}`, "queue", "queues"},
-	{"record-deploy", "POST", "/api/deploys", access.Operator, `{"version": "1", "queues": ["pay_eu"]}`, "", "queues"},
+	{"record-deploy", "POST", "/api/deploys", access.Operator, `{"version": "1"}`, "", "everything"},
 	{"list-views", "GET", "/api/dlq/views", access.Reader, "", "", ""},
 	{"get-view", "GET", "/api/dlq/views/none", access.Reader, "", "none", ""},
 	{"save-view", "PUT", "/api/dlq/views/of%20the%20walk", access.Reader, `{"query": "status:manual"}`, "", ""},

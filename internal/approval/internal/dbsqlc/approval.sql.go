@@ -179,6 +179,20 @@ func (q *Queries) ExtendReservation(ctx context.Context, arg ExtendReservationPa
 	return err
 }
 
+const ForecastApproval = `-- name: ForecastApproval :exec
+SELECT dlq.forecast_approval($1::uuid, $2::jsonb)
+`
+
+type ForecastApprovalParams struct {
+	ID       uuid.UUID
+	Forecast json.RawMessage
+}
+
+func (q *Queries) ForecastApproval(ctx context.Context, arg ForecastApprovalParams) error {
+	_, err := q.db.Exec(ctx, ForecastApproval, arg.ID, arg.Forecast)
+	return err
+}
+
 const Matches = `-- name: Matches :one
 SELECT m.entries::bigint AS entries, m.arrived::bigint AS arrived, m.closed::jsonb AS closed
 FROM dlq.approval_matches($1::uuid) m

@@ -38,6 +38,18 @@ func (q *Queries) ActiveReplays(ctx context.Context) ([]uuid.UUID, error) {
 	return items, nil
 }
 
+const ApprovedForecast = `-- name: ApprovedForecast :one
+SELECT coalesce(dlq.approved_forecast(), 'null')::jsonb AS forecast
+`
+
+// ApprovedForecast returns the preview of the request that this transaction carries out; null if there is none.
+func (q *Queries) ApprovedForecast(ctx context.Context) (json.RawMessage, error) {
+	row := q.db.QueryRow(ctx, ApprovedForecast)
+	var forecast json.RawMessage
+	err := row.Scan(&forecast)
+	return forecast, err
+}
+
 const BackBeforeLookup = `-- name: BackBeforeLookup :exec
 ROLLBACK TO SAVEPOINT lookup
 `
@@ -536,6 +548,20 @@ func (q *Queries) FixedGroups(ctx context.Context, arg FixedGroupsParams) ([]Fix
 		return nil, err
 	}
 	return items, nil
+}
+
+const ForecastApproval = `-- name: ForecastApproval :exec
+SELECT dlq.forecast_approval($1::uuid, $2::jsonb)
+`
+
+type ForecastApprovalParams struct {
+	ID       uuid.UUID
+	Forecast json.RawMessage
+}
+
+func (q *Queries) ForecastApproval(ctx context.Context, arg ForecastApprovalParams) error {
+	_, err := q.db.Exec(ctx, ForecastApproval, arg.ID, arg.Forecast)
+	return err
 }
 
 const GroupOutcomes = `-- name: GroupOutcomes :many
@@ -1343,7 +1369,7 @@ func (q *Queries) RunDecisions(ctx context.Context, arg RunDecisionsParams) ([]R
 const RunGroups = `-- name: RunGroups :many
 SELECT g.number, coalesce(g.queue, '')::text AS queue, coalesce(g.fingerprint, '')::text AS fingerprint,
     coalesce(g.error_type, '')::text AS error_type, g.known, g.state, coalesce(g.reason, '')::text AS reason, g.step,
-    g.quota, g.entries, g.sent, g.skipped, g.succeeded, g.failed, g.from_succeeded, g.from_failed,
+    g.quota, g.entries, g.sent, g.skipped, g.succeeded, g.failed, g.from_succeeded, g.from_failed, g.let_go_at,
     extract(epoch FROM clock_timestamp() - g.active_at)::float8 AS quiet
 FROM dlq.replay_run_groups g WHERE g.run_id = $1 ORDER BY g.number
 `
@@ -1365,6 +1391,7 @@ type RunGroupsRow struct {
 	Failed        int64
 	FromSucceeded int64
 	FromFailed    int64
+	LetGoAt       *time.Time
 	Quiet         float64
 }
 
@@ -1395,6 +1422,7 @@ func (q *Queries) RunGroups(ctx context.Context, id uuid.UUID) ([]RunGroupsRow, 
 			&i.Failed,
 			&i.FromSucceeded,
 			&i.FromFailed,
+			&i.LetGoAt,
 			&i.Quiet,
 		); err != nil {
 			return nil, err

@@ -29,12 +29,15 @@ COMMENT ON COLUMN dlq.replay_runs.for_fix IS
     'that an operator has.';
 COMMENT ON COLUMN dlq.replay_runs.approval IS 'The approved request that started the run; null if none did.';
 
+ALTER TABLE dlq.approvals ADD COLUMN forecast jsonb;
+
 ALTER TABLE dlq.replay_run_groups ADD COLUMN let_go_at timestamptz;
 COMMENT ON COLUMN dlq.replay_run_groups.let_go_at IS
     'When an operator last let it go on. Other deliveries from before do not hold it again.';
 
 -- +goose Down
 ALTER TABLE dlq.replay_run_groups DROP COLUMN let_go_at;
+ALTER TABLE dlq.approvals DROP COLUMN forecast;
 ALTER TABLE dlq.replay_runs DROP COLUMN for_fix, DROP COLUMN approval;
 DROP INDEX dlq.group_marks_fixed_in;
 ALTER TABLE dlq.group_marks DROP COLUMN fixed_in, DROP COLUMN fix_deployed_at, DROP COLUMN fix_run, DROP COLUMN fix_request;
