@@ -98,7 +98,8 @@ BEGIN
         reason = v_reason, step = v_step, quota = v_quota, known = g.known || coalesce(v_seen, '{}'),
         from_succeeded = CASE WHEN p_move IN ('go_on', 'back') THEN g.succeeded ELSE g.from_succeeded END,
         from_failed = CASE WHEN p_move IN ('go_on', 'back') THEN g.failed ELSE g.from_failed END,
-        active_at = clock_timestamp()
+        active_at = clock_timestamp(),
+        let_go_at = CASE WHEN p_move IN ('go_on', 'back') THEN clock_timestamp() ELSE g.let_go_at END
     WHERE g.run_id = p_run AND g.number = p_number;
     PERFORM dlq.record_act('replay run ' || p_run, CASE p_move WHEN 'next' THEN 'group goes on'
         WHEN 'hold' THEN 'group held' WHEN 'stop' THEN 'group stopped' WHEN 'done' THEN 'group done'

@@ -333,14 +333,11 @@ func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.Loc
 		if more && len(g.unknown) == 0 && g.stop == nil {
 			continue
 		}
-		if g.State != groupGoing {
-			r.held[groupOf{run.ID, g.Number}] = time.Now()
-		}
 		unmet := ""
 		queue := cmp.Or(run.Queue, g.Queue) // "" for the group of all others, whose queues differ
 		if (queue != "" || run.Destination != "") && g.State == groupGoing {
 			unmet = cmp.Or(r.planner().UnmetBy(queue, run.Destination, breakerClosed),
-				r.harm(run, g.Number, queue, time.Now()))
+				r.harm(run, g.LetGoAt, queue, time.Now()))
 		}
 		move, reason := g.decide(watched, deadline, unmet)
 		if move == "" || hasEnded(run) && move != moveDone {
@@ -356,7 +353,6 @@ func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.Loc
 			moveNext: groupGoing, moveHold: groupHeld, moveStop: groupStopped, moveDone: groupDone,
 		}[move]
 		if move == moveHold || move == moveStop {
-			r.held[groupOf{run.ID, g.Number}] = time.Now()
 			r.logger.Warn("replay run: a group is held", "run", run.ID, "group", g.Number, "reason", reason)
 		}
 	}
@@ -364,8 +360,8 @@ func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.Loc
 }
 
 // harm returns how other deliveries to the destination of a group have become worse since the run began; "" if they
-// have not. Deliveries from before the group was held do not count again.
-func (r *Runner) harm(run *dbsqlc.LockProgressiveRow, number int32, queue string, now time.Time) string {
+// have not. Deliveries from before an operator last let the group go on do not count again.
+func (r *Runner) harm(run *dbsqlc.LockProgressiveRow, letGoAt *time.Time, queue string, now time.Time) string {
 	destination := run.Destination
 	if q := r.planner().Policy().Queues[queue]; q != nil {
 		destination = cmp.Or(destination, q.Destination)
@@ -374,8 +370,8 @@ func (r *Runner) harm(run *dbsqlc.LockProgressiveRow, number int32, queue string
 		return ""
 	}
 	from := run.CreatedAt
-	if held := r.held[groupOf{run.ID, number}]; held.After(from) {
-		from = held
+	if letGoAt != nil {
+		from = *letGoAt
 	}
 	return r.Worse(destination, run.ID, run.CreatedAt, from, now)
 }

@@ -50,7 +50,6 @@ type Runner struct {
 	singly  map[uuid.UUID]int // entries left to send one by one, after the database rejected a batch
 
 	watched        map[uuid.UUID]watched // progressive runs
-	held           map[groupOf]time.Time // when a group was last seen held, stopped or ended
 	released       map[groupOf]bool      // runs and groups whose failed entries no longer wait for their end
 	outcomesAtOnce int32
 }
@@ -63,7 +62,6 @@ func NewRunner(store *deadletter.Store, planner func() *strategy.Planner, logger
 	return &Runner{
 		store: store, planner: planner, actor: "worker:" + postgres.ProcessName(), logger: logger, maySend: maySend,
 		singly: map[uuid.UUID]int{}, watched: map[uuid.UUID]watched{}, released: map[groupOf]bool{},
-		held:           map[groupOf]time.Time{},
 		outcomesAtOnce: outcomesAtOnce,
 	}
 }
@@ -101,9 +99,6 @@ func (r *Runner) RunOnce(ctx context.Context) (wait time.Duration, err error) {
 	}
 	maps.DeleteFunc(r.released, func(ended groupOf, _ bool) bool {
 		return !slices.ContainsFunc(unsettled, func(u dbsqlc.UnsettledReplaysRow) bool { return u.ID == ended.run })
-	})
-	maps.DeleteFunc(r.held, func(g groupOf, _ time.Time) bool {
-		return !slices.ContainsFunc(unsettled, func(u dbsqlc.UnsettledReplaysRow) bool { return u.ID == g.run })
 	})
 	maps.DeleteFunc(r.watched, func(id uuid.UUID, _ watched) bool {
 		return !slices.ContainsFunc(unsettled, func(u dbsqlc.UnsettledReplaysRow) bool { return u.ID == id })

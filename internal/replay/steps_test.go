@@ -275,11 +275,18 @@ func TestProgressive_HoldsWhileOthersAreHarmed(t *testing.T) {
 	b := setup(t)
 	var asked []string
 	var since []time.Time
-	worse := "12 of 40 other deliveries to default failed"
-	b.runner.Worse = func(destination string, run uuid.UUID, began, from, _ time.Time) string {
+	const worse = "12 of 40 other deliveries to default failed"
+	var seen time.Time // when a process saw the failures
+	b.runner.Worse = func(destination string, run uuid.UUID, began, from, now time.Time) string {
 		asked, since = append(asked, destination), append(since, from)
 		require.NotEqual(t, uuid.Nil, run)
 		require.False(t, from.Before(began))
+		if seen.IsZero() {
+			seen = now
+		}
+		if from.After(seen) {
+			return ""
+		}
 		return worse
 	}
 	b.failAs(20, "default", "GROUP")
@@ -289,9 +296,11 @@ func TestProgressive_HoldsWhileOthersAreHarmed(t *testing.T) {
 	require.Equal(t, "held", group.State)
 	require.Equal(t, "held in the canary: "+worse, group.Reason)
 	require.Equal(t, "default", asked[0])
-	worse = ""
 	b.turn()
 	b.steer(run, "go-on", group.Number)
+	// Another process, which saw the same failures and has not seen that the group was held.
+	other := b.newRunner()
+	other.Worse, b.runner = b.runner.Worse, other
 	b.turn()
 	require.Equal(t, "going", b.groups(run)["GROUP"].State)
 	require.True(t, since[len(since)-1].After(since[0]))
