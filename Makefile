@@ -44,12 +44,9 @@ test: install-postgres ## run all tests with the race detector (PACKAGES=… sel
 	cd tools && CGO_ENABLED=0 go build -o ../bin/ ./flaky gotest.tools/gotestsum
 	@# Without GORACE, each program built with the race detector sleeps for a second before it exits. Most of the
 	@# time, tests wait for a server, so -p and -parallel run more packages and tests at once than there are
-	@# processors. One failure of thousands of tests on a busy machine does not fail the run if the test passes alone;
-	@# a data race, a panic or a timeout does. bin/flaky prints such tests last.
-	GORACE=atexit_sleep_ms=50 GOGC=400 $(WITH_POSTGRES) bin/gotestsum \
-		--format=standard-quiet --hide-summary=skipped --jsonfile=bin/test.json --post-run-command=bin/flaky \
-		--rerun-fails=1 --rerun-fails-run-root-test --rerun-fails-max-failures=8 --rerun-fails-abort-on-data-race \
-		--packages="$(PACKAGES)" -- $(RACE) -p 3 -parallel 3 -vet=off -ldflags=-w -timeout 25m
+	@# processors.
+	GORACE=atexit_sleep_ms=50 GOGC=400 $(WITH_POSTGRES) \
+		scripts/test.sh "$(PACKAGES)" $(RACE) -p 3 -parallel 3 -timeout 25m
 
 .PHONY: riverdlq-matrix
 riverdlq-matrix: install-postgres ## test riverdlq with River 0.39, 0.42, 0.45 and the last four releases (needs the module proxy)
