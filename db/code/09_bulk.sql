@@ -144,6 +144,8 @@ BEGIN
             WHEN 'ids'           THEN 'e.id = ANY (dlq.filter_words($1, ''ids'')::uuid[])'
             WHEN 'messageId'     THEN 'e.event_id' || v_equals
             WHEN 'jobId'         THEN '(e.river_job_id = ANY (dlq.filter_words($1, ''jobId'')::bigint[]) OR e.id = ANY (ARRAY(SELECT j.entry_id FROM dlq.entry_jobs j WHERE j.job_id = ANY (dlq.filter_words($1, ''jobId'')::bigint[]))))'
+            WHEN 'rest'          THEN 'e.id IN (SELECT x.entry_id FROM dlq.replay_runs r JOIN dlq.replay_run_entries x ON x.run_id = r.id WHERE r.id = ANY (dlq.filter_words($1, ''rest'')::uuid[]) AND dlq.scope_within(r.scope, dlq.scope()) AND (x.outcome = ''skipped'' OR x.outcome IS NULL AND x.job_id IS NULL))'
+            WHEN 'again'         THEN 'e.id IN (SELECT x.entry_id FROM dlq.replay_runs r JOIN dlq.replay_run_entries x ON x.run_id = r.id WHERE r.id = ANY (dlq.filter_words($1, ''again'')::uuid[]) AND dlq.scope_within(r.scope, dlq.scope()) AND x.outcome = ''failed'')'
             WHEN 'after'         THEN 'e.id >= dlq.first_id(($1 ->> ''after'')::timestamptz)'
             WHEN 'before'        THEN 'e.id < dlq.first_id(($1 ->> ''before'')::timestamptz)'
             WHEN 'minAge'        THEN 'e.id < dlq.first_id(now() - ($1 ->> ''minAge'')::interval)'
@@ -167,7 +169,7 @@ BEGIN
         END IF;
         IF v_where IS NULL THEN
             RAISE EXCEPTION 'filter: there is no field %', v_key USING ERRCODE = 'DLQ04',
-                HINT = 'Fields: status, queue, kind, errorType, errorClass, errorCode, errorMessage, destination, fingerprint, rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, after, before, minAge, maxAge, minRetryCount, maxRetryCount, payload, payloadAt.';
+                HINT = 'Fields: status, queue, kind, errorType, errorClass, errorCode, errorMessage, destination, fingerprint, rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, rest, again, after, before, minAge, maxAge, minRetryCount, maxRetryCount, payload, payloadAt.';
         END IF;
         -- Workers set these columns when they file an entry, so entries of the inbox never match.
         IF v_key IN ('errorType', 'errorClass', 'errorCode', 'destination', 'fingerprint', 'rule', 'strategy',

@@ -264,8 +264,8 @@ COMMENT ON FUNCTION dlq.find IS
     'Entries that match a filter: {"status": "dlq_manual", "kind": "payment.*", "errorType": ["TIMEOUT_ERROR"], '
     '"maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, errorClass, errorCode, '
     'destination, errorMessage (has all of these texts), fingerprint (or its first characters), rule, strategy, '
-    'waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, after, '
-    'before, minAge, minRetryCount, maxRetryCount, payloadAt ([{"path": ["customer", "id"], "values": '
+    'waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, rest '
+    '(replay runs that have not sent the entry), again (in which its redelivery failed), after, before, minAge, minRetryCount, maxRetryCount, payloadAt ([{"path": ["customer", "id"], "values": '
     '["cus_81"]}]). What the policy hides from the caller is null.';
 
 CREATE OR REPLACE FUNCTION dlq.set_role_scope(p_role name, p_scope jsonb, p_note text DEFAULT NULL,

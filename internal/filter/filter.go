@@ -40,6 +40,8 @@ type Filter struct {
 	IDs           []string `json:"ids,omitempty" format:"uuid" doc:"One of these entries."`
 	MessageID     []string `json:"messageId,omitempty" doc:"Of one of these messages."`
 	JobID         []int64  `json:"jobId,omitempty" doc:"With one of these jobs as its job or redelivery."`
+	Rest          []string `json:"rest,omitempty" format:"uuid" doc:"Not sent by one of these replay runs: skipped, held, or not sent yet."`
+	Again         []string `json:"again,omitempty" format:"uuid" doc:"Failed again in one of these replay runs."`
 	After         string   `json:"after,omitempty" format:"date-time" doc:"Captured at or after this time."`
 	Before        string   `json:"before,omitempty" format:"date-time" doc:"Captured before this time."`
 	MinAge        string   `json:"minAge,omitempty" doc:"Captured at least this long ago, such as 2 days." example:"30 minutes"`
@@ -234,6 +236,14 @@ var table = []field{
 	{
 		name: "job", json: "jobId", doc: "Id of the job, or of a redelivery.", example: "job:4711",
 		numbers: func(f *Filter) *[]int64 { return &f.JobID },
+	},
+	{
+		name: "rest", json: "rest", doc: "Replay run that has not sent the entry: it skipped or held it, or ended before.",
+		example: "rest:0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c", words: func(f *Filter) *[]string { return &f.Rest },
+	},
+	{
+		name: "again", json: "again", doc: "Replay run in which the redelivery of the entry failed.",
+		example: "again:0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c", words: func(f *Filter) *[]string { return &f.Again },
 	},
 	{
 		name: "after", json: "after", doc: "Captured at or after a date or time (UTC unless it has a zone).",

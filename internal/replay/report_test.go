@@ -1,6 +1,7 @@
 package replay_test
 
 import (
+	"encoding/json"
 	"strconv"
 	"testing"
 
@@ -8,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
@@ -142,4 +144,34 @@ func TestReport_IsCompleteOnceFailuresAreJudged(t *testing.T) {
 		}
 		require.True(t, b.report(run).Complete)
 	}
+}
+
+func TestRun_RestIsANewRun(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(6, "a", "T")
+	run := b.start(replay.Request{All: true, Concurrency: 3})
+	b.runOnce()
+	b.endJobs("completed", 1)
+	b.endJobs("discarded", 1)
+	require.NoError(t, b.replayer.Control(t.Context(), run.ID, "cancel", "kim"))
+	b.runOnce()
+	ids := func(field string, of uuid.UUID) int {
+		return b.count("SELECT count(*)::integer FROM dlq.find(jsonb_build_object($1::text, $2::uuid))", field, of)
+	}
+	require.Equal(t, 3, ids("rest", run.ID), "not sent; one is under way")
+	require.Equal(t, 1, ids("again", run.ID))
+	require.Zero(t, ids("rest", uuid.New()))
+	rest := b.start(replay.Request{Filter: json.RawMessage(`{"rest": "` + run.ID.String() + `"}`)})
+	require.EqualValues(t, 3, rest.Total)
+	again := b.start(replay.Request{Filter: json.RawMessage(`{"again": ["` + run.ID.String() + `"]}`)})
+	require.EqualValues(t, 1, again.Total)
+	_, err := b.replayer.Start(t.Context(), withDefaults(replay.Request{Filter: json.RawMessage(`{"rest": "x"}`)}))
+	require.ErrorIs(t, err, deadletter.ErrInvalid)
+
+	// A run of queues that the caller may not see is no run.
+	scoped := postgres.WithScope(t.Context(), json.RawMessage(`[{"queues": ["b"]}]`))
+	_, err = b.replayer.Start(scoped, withDefaults(replay.Request{Filter: json.RawMessage(`{"rest": "` + run.ID.String() + `"}`)}))
+	require.NoError(t, err)
+	require.Zero(t, b.count("SELECT total::integer FROM dlq.replay_runs ORDER BY id DESC LIMIT 1"))
 }
