@@ -207,7 +207,8 @@ func newFixedGroup() *cobra.Command {
 		func(_ *cobra.Command, in *api.GroupChange, _ *group.Group) {
 			in.Status, in.FixedIn = group.Fixed, version
 		})
-	cmd.Flags().StringVar(&version, "in", "", "version with the fix: failures count from when it is deployed (dlqd deployed)")
+	cmd.Flags().StringVar(&version, "in", "",
+		"version with the fix: failures count from when it is deployed (dlqd deployed)")
 	return cmd
 }
 
@@ -215,7 +216,8 @@ func newDeployed() *cobra.Command {
 	var c client
 	var in api.Deploy
 	cmd := &cobra.Command{
-		Use: "deployed VERSION", Short: "Report a deploy, for failure groups that are fixed in a version", Args: cobra.ExactArgs(1),
+		Use: "deployed VERSION", Short: "Report a deploy, for failure groups that are fixed in a version",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in.Version, in.Actor = args[0], actor()
 			_, err := call(cmd, &c, api.RecordDeploy, api.DeployInput{Body: in})

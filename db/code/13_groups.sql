@@ -20,7 +20,8 @@ COMMENT ON FUNCTION dlq.fixed_since IS
 CREATE OR REPLACE FUNCTION dlq.group_status(p_mark dlq.group_marks, p_failures bigint, p_last_seen timestamptz)
     RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN CASE WHEN dlq.is_muted(p_mark, p_failures) THEN 'muted' WHEN p_last_seen > dlq.fixed_since(p_mark) THEN 'regressed'
+RETURN CASE WHEN dlq.is_muted(p_mark, p_failures) THEN 'muted'
+    WHEN p_last_seen > dlq.fixed_since(p_mark) THEN 'regressed'
     WHEN (p_mark).fixed_at IS NOT NULL THEN 'fixed' ELSE 'open' END;
 COMMENT ON FUNCTION dlq.group_status IS
     'The status of a failure group: muted, regressed (failed after it was marked as fixed), fixed or open.';

@@ -18,15 +18,18 @@ CREATE OR REPLACE FUNCTION dlq.deployed_version(p_queue text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     SELECT d.version FROM dlq.deploys d WHERE d.queue IN (p_queue, '') ORDER BY d.last_at DESC, d.number DESC LIMIT 1
 $$;
-COMMENT ON FUNCTION dlq.deployed_version IS 'The version that works a queue: the last that was reported for it or for all queues.';
+COMMENT ON FUNCTION dlq.deployed_version IS
+    'The version that works a queue: the last that was reported for it or for all queues.';
 
 CREATE OR REPLACE FUNCTION dlq.has_fix(p_queue text, p_version text, p_fixed_in text) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     SELECT CASE WHEN p_version = p_fixed_in THEN true
         WHEN dlq.version_key(p_version) IS NOT NULL AND dlq.version_key(p_fixed_in) IS NOT NULL
             THEN dlq.version_key(p_version) COLLATE "C" >= dlq.version_key(p_fixed_in) COLLATE "C"
-        ELSE coalesce((SELECT min(d.number) FROM dlq.deploys d WHERE d.queue IN (p_queue, '') AND d.version = p_version)
-            > (SELECT min(d.number) FROM dlq.deploys d WHERE d.queue IN (p_queue, '') AND d.version = p_fixed_in), false)
+        ELSE coalesce((
+            SELECT min(d.number) FILTER (WHERE d.version = p_version)
+                > min(d.number) FILTER (WHERE d.version = p_fixed_in)
+            FROM dlq.deploys d WHERE d.queue IN (p_queue, '') AND d.version IN (p_version, p_fixed_in)), false)
         END
 $$;
 COMMENT ON FUNCTION dlq.has_fix IS

@@ -467,7 +467,8 @@ BEGIN
             ('approvals', 'note', 'The reason of the request.'),
             ('approvals', 'scope', 'The scope of the requester, which also limits the operation; null for no limit.'),
             ('approvals', 'requested_at', 'When the request was made.'),
-            ('approvals', 'forecast', 'The preview of a replay run when it was requested; null if it was requested in SQL.'),
+            ('approvals', 'forecast',
+             'The preview of a replay run when it was requested; null if it was requested in SQL.'),
             ('approvals', 'expires_at', 'When the request expires.'),
             ('approvals', 'decided_by', 'The actor that approved, refused or withdrew the request.'),
             ('approvals', 'decided_at', 'When the request was decided.'),
@@ -674,6 +675,7 @@ BEGIN
             ('^replay_run_entries_step$', 'The next entries of a group of a progressive run.'),
             ('^replay_run_entries_uncounted$', 'Outcomes of a progressive run that are not counted yet.'),
             ('^replay_run_entries_unjudged$', 'Failures of a run that are not judged yet.'),
+            ('^group_marks_fixed_in$', 'Failure groups that are fixed in a version.'),
             ('^replay_runs_unsettled$', 'Runs whose outcomes may still come.'),
             ('^acts_runs$', 'The acts on a replay run.'),
             ('^rollup_groups_trend$', 'The trend of a failure group.')) k (pattern, text) ON c.relname ~ k.pattern

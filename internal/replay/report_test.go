@@ -171,7 +171,9 @@ func TestRun_RestIsANewRun(t *testing.T) {
 
 	// A run of queues that the caller may not see is no run.
 	scoped := postgres.WithScope(t.Context(), `[{"queues": ["b"]}]`)
-	_, err = b.replayer.Start(scoped, withDefaults(replay.Request{Filter: json.RawMessage(`{"rest": "` + run.ID.String() + `"}`)}))
+	_, err = b.replayer.Start(scoped, withDefaults(replay.Request{
+		Filter: json.RawMessage(`{"rest": "` + run.ID.String() + `"}`),
+	}))
 	require.NoError(t, err)
 	require.Zero(t, b.count("SELECT total::integer FROM dlq.replay_runs ORDER BY id DESC LIMIT 1"))
 }
