@@ -40,7 +40,7 @@ var defaults embed.FS
 
 // Files returns the files of a policy, by their names without an ending.
 func Files() []string {
-	return []string{"retry-policies", "circuit-breaker", "dlq-routing", "worker-pool", "monitoring", "access"}
+	return []string{"retry-policies", "circuit-breaker", "dlq-routing", "worker-pool", "monitoring", "access", "sources"}
 }
 
 // section returns the field that a file is decoded into.
@@ -56,6 +56,8 @@ func (p *Policy) section(name string) any {
 		return &p.Workers
 	case "access":
 		return &p.Access
+	case "sources":
+		return &p.Sources
 	default:
 		return &p.Monitoring
 	}
@@ -68,6 +70,7 @@ var inherits = map[string][][2]string{
 	"circuit-breaker": {{"destinations", "defaults"}, {"riverQueues", "defaults"}},
 	"worker-pool":     {{"queues", "defaults"}},
 	"monitoring":      {{"queues", "defaults"}},
+	"sources":         {{"sources", "defaults"}},
 }
 
 // Source is where a policy is read from.

@@ -28,6 +28,7 @@ type Policy struct {
 	Workers    WorkerPool
 	Monitoring Monitoring
 	Access     Access
+	Sources    Sources
 
 	settings    []Setting
 	origins     map[string]map[string]string // file:line, by file and path
