@@ -76,7 +76,6 @@ type Record struct {
 // Failure is what an envelope says about a record: where it failed, and why. Empty fields are not
 // known.
 type Failure struct {
-	Queue    string // of the entry; empty: the policy's source says it
 	Kind     string // of the entry; empty: the policy's source says it
 	Group    string // the consumer group that failed
 	Node     string // the node of a pipeline that failed
