@@ -41,7 +41,8 @@ COMMENT ON FUNCTION dlq.microseconds IS
 
 CREATE OR REPLACE FUNCTION dlq.entry_id(p_job bigint, p_failed_at timestamptz) RETURNS uuid
 LANGUAGE sql STABLE PARALLEL SAFE
-RETURN dlq.uuid_of(dlq.microseconds(p_failed_at), p_job);
+-- The id of a record's entry is below zero. The upper two bits of the number are the variant of a UUID.
+RETURN dlq.uuid_of(dlq.microseconds(p_failed_at), p_job & 4611686018427387903);
 COMMENT ON FUNCTION dlq.entry_id IS
     'The id of the dead letter of a failure, made from the job''s id and its finalized_at, so that '
     'one failure has one id in capture, in a fact and in the reconciler.';

@@ -209,7 +209,8 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, reason, next_retry_at, river_job_id, queue,
         kind, error_class, error_type, failed_at, source, attempts)
-    VALUES (p_entry.id, 'dlq_pending', p_entry.captured_by, 'job ' || p_entry.river_job_id || ' failed',
+    VALUES (p_entry.id, 'dlq_pending', p_entry.captured_by,
+        CASE WHEN p_entry.river_job_id < 0 THEN 'a record failed' ELSE 'job ' || p_entry.river_job_id || ' failed' END,
         p_entry.next_retry_at, p_entry.river_job_id, p_entry.queue, p_entry.kind,
             p_entry.error_class, coalesce(p_entry.error_type, ''), p_entry.last_failed_at, p_entry.source,
                 p_entry.retry_count);
@@ -393,7 +394,8 @@ BEGIN
              retry_history, retry_count, max_retries, dlq_max_retries, status, strategy, rule,
              next_retry_at, waiting_for,
              ordering_key, assigned_to, config_version, unique_key, unique_states, metadata,
-             move, captured_by, first_failed_at, last_failed_at, created_at, filed_at, updated_at, stage)
+             move, captured_by, first_failed_at, last_failed_at, created_at, filed_at, updated_at, stage,
+             record)
         SELECT i.id, i.event_id, i.river_job_id, i.job_created_at, i.queue, i.kind, i.job_kind, i.subscriber_id,
                i.source, coalesce(nullif(d.priority, 0), i.priority),
                CASE WHEN coalesce(d.tags, '[]') <> '[]' THEN ARRAY(SELECT DISTINCT a.t
@@ -410,7 +412,7 @@ BEGIN
                i.ordering_key, coalesce(k.owner, nullif(d.assignee, '')), p_config_version, i.unique_key,
                i.unique_states, i.metadata,
                CASE WHEN d.status <> 'dlq_pending' THEN '{"moved": true}'::jsonb END, i.captured_by, f.first_failed_at,
-                   i.last_failed_at, i.created_at, clock_timestamp(), now(), 'open'
+                   i.last_failed_at, i.created_at, clock_timestamp(), now(), 'open', i.record
         FROM unnest(p_ids, p_statuses, p_strategies, p_error_classes, p_rules, p_fingerprints, p_next_retry_ats,
             p_waiting_fors, p_max_retries, p_priorities, p_tags, p_assignees)
              AS d (id, status, strategy, error_class, rule, fingerprint, next_retry_at, waiting_for, max_retries,
@@ -423,7 +425,8 @@ BEGIN
            OR NOT dlq.is_repeat(i.river_job_id, i.job_created_at))
           AND ((SELECT r.job_id FROM dlq.retired_jobs r WHERE r.job_id = i.river_job_id
               AND r.job_created_at = i.job_created_at LIMIT 1) IS NULL
-               AND i.captured_by = 'capture' AND i.id = dlq.entry_id(i.river_job_id, i.last_failed_at)
+               AND i.captured_by IN ('capture', 'source')
+               AND i.id = dlq.entry_id(i.river_job_id, i.last_failed_at)
            OR i.ctid IN (SELECT t FROM dlq.to_be_filed(p_ids) t))
         ON CONFLICT DO NOTHING
         RETURNING id, job_created_at, status, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class,
@@ -441,8 +444,8 @@ BEGIN
             (entry_id, to_status, actor, reason, strategy, rule, next_retry_at, river_job_id, queue, kind, error_class,
              config_version,
              error_type, failed_at, source, attempts, joined_group)
-        SELECT f.id, f.status, coalesce(p_actor, f.captured_by), concat_ws(': ', 'job ' || f.river_job_id || ' failed',
-            r.reason), f.strategy, f.rule, f.next_retry_at, f.river_job_id, f.queue, f.kind, f.error_class,
+        SELECT f.id, f.status, coalesce(p_actor, f.captured_by), concat_ws(': ',
+            CASE WHEN f.river_job_id < 0 THEN 'a record failed' ELSE 'job ' || f.river_job_id || ' failed' END, r.reason), f.strategy, f.rule, f.next_retry_at, f.river_job_id, f.queue, f.kind, f.error_class,
                 p_config_version,
                coalesce(f.error_type, ''), f.last_failed_at, f.source, f.retry_count, f.fingerprint
         FROM filed f JOIN unnest(p_ids, p_reasons) AS r (id, reason) ON r.id = f.id
@@ -472,7 +475,10 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off 
 DECLARE
     v_fail   record := dlq.describe_failure(p_errors, p_metadata, p_attempt, p_at);
     v_status dlq.dead_letter_status;
+    v_reason text;
 BEGIN
+    SELECT CASE WHEN e.river_job_id < 0 THEN 'its record' ELSE 'job ' || e.river_job_id END INTO v_reason
+    FROM dlq.dead_letter_open e WHERE e.id = p_entry;
     IF EXISTS (SELECT FROM dlq.dead_letter_transitions t WHERE t.entry_id = p_entry AND t.failed_at = p_at) THEN
         RETURN; -- this failure is already recorded
     END IF;
@@ -500,14 +506,14 @@ BEGIN
         next_retry_at = CASE WHEN e.status = 'dlq_pending' THEN now() END,
         waiting_for = NULL,
         move = CASE WHEN e.status <> 'dlq_processing' THEN jsonb_build_object('actor', p_actor, 'reason',
-            'job ' || e.river_job_id || ' failed again') END
+            v_reason || ' failed again') END
     WHERE e.id = p_entry AND e.last_failed_at <= p_at
     RETURNING e.status INTO v_status;
     PERFORM set_config('dlq.recording', '', true);
     IF v_status IS NULL OR v_status = 'dlq_processing' THEN -- the entry has a newer failure, or did not move
         INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, strategy, rule,
             next_retry_at, river_job_id, queue, kind, error_class, from_class, error_type, failed_at)
-        SELECT e.id, e.status, e.status, p_actor, 'job ' || e.river_job_id || ' failed again', e.strategy, e.rule,
+        SELECT e.id, e.status, e.status, p_actor, v_reason || ' failed again', e.strategy, e.rule,
                e.next_retry_at, e.river_job_id, e.queue, e.kind, e.error_class, e.error_class,
                coalesce(v_fail.error_type, ''), p_at
         FROM dlq.dead_letter_open e WHERE e.id = p_entry;

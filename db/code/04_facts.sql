@@ -784,6 +784,8 @@ BEGIN
             ELSIF p_fact.fact IN ('discarded', 'cancelled') THEN
                 PERFORM dlq.file_end(v_id, jsonb_build_object('id', p_fact.job_id, 'created_at', p_fact.job_created_at,
                     'state', p_fact.fact, 'finalized_at', p_fact.at) || coalesce(p_fact.job, '{}'));
+            ELSIF p_fact.fact = 'returned' THEN
+                PERFORM dlq.return_record(v_id, p_fact.job);
             END IF;
             RETURN 'done';
         END IF;
@@ -806,6 +808,12 @@ BEGIN
         IF v_entry.ordering_key IS NOT NULL AND NOT dlq.is_open(v_entry.status) THEN
             PERFORM dlq.order_done(v_entry.queue, v_entry.ordering_key, p_fact.job_id, p_fact.job_created_at);
         END IF;
+    WHEN 'returned' THEN
+        -- The record came back before the end of its redelivery is applied: that comes first.
+        IF v_entry.redelivery_job_id = (p_fact.job ->> 'redelivery')::bigint THEN
+            RETURN 'held';
+        END IF;
+        PERFORM dlq.return_record(v_id, p_fact.job);
     WHEN 'following' THEN
         v_done := dlq.watch_job(v_id, p_fact.job_id, p_fact.job_created_at);
     WHEN 'retried' THEN
@@ -1051,7 +1059,7 @@ BEGIN
         IF v_result = 'done' THEN
             DELETE FROM dlq.job_facts f WHERE f.ctid = v_tid;
             v_count := v_count + 1;
-            v_wake := v_wake OR v_fact.fact IN ('discarded', 'cancelled');
+            v_wake := v_wake OR v_fact.fact IN ('discarded', 'cancelled', 'returned');
         ELSIF v_result = 'following' AND (v_refused OR v_fact.fact <> 'following') THEN
             UPDATE dlq.job_facts f SET fact = 'following', job = v_fact.job WHERE f.ctid = v_tid;
             v_count := v_count + 1;

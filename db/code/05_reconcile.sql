@@ -463,6 +463,9 @@ BEGIN
       AND NOT EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = k.job_id AND f.job_created_at = k.job_created_at)
       AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = k.entry_id
           AND (e.closed_at IS NULL OR e.closed_at > now() - interval '1 day'));
+    -- After this time, a record that comes back becomes a new entry.
+    DELETE FROM dlq.source_deliveries d WHERE d.at < now() - interval '90 days'
+      AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = d.entry_id);
 END
 $$;
 COMMENT ON FUNCTION dlq.forget_jobs IS

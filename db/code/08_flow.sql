@@ -157,8 +157,9 @@ BEGIN
     FROM river.river_job j WHERE j.id = p_job AND j.created_at = p_created_at;
     RETURN coalesce(v_runs, false)
         OR EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.river_job_id = p_job AND e.job_created_at = p_created_at)
-        OR (v_ended IS NOT NULL AND EXISTS (SELECT FROM dlq.dead_letter_inbox e
-            WHERE e.id = dlq.entry_id(p_job, v_ended)))
+        -- A record has no job: p_created_at is when it failed.
+        OR (v_ended IS NOT NULL OR p_job < 0) AND EXISTS (SELECT FROM dlq.dead_letter_inbox e
+            WHERE e.id = dlq.entry_id(p_job, coalesce(v_ended, p_created_at)))
         -- A failure that no entry holds yet: it is in the inbox, or capture skipped it and the
         -- reconciler files it later.
         OR coalesce(v_failure, false)

@@ -174,6 +174,7 @@ BEGIN
     p_entry.tags := '{}';
     p_entry.notes := NULL;
     p_entry.resolution_notes := NULL;
+    p_entry.record := dlq.without_bytes(p_entry.record);
     RETURN p_entry;
 END
 $$;
@@ -462,7 +463,7 @@ BEGIN
         metadata = x.metadata,
         subscriber_id = x.subscriber_id, ordering_key = x.ordering_key, unique_key = x.unique_key, tags = x.tags,
         notes = x.notes, resolution_notes = x.resolution_notes, event_id = x.event_id, source = x.source,
-        error_code = x.error_code, assigned_to = x.assigned_to
+        error_code = x.error_code, assigned_to = x.assigned_to, record = x.record
     FROM (SELECT d.id AS entry, (dlq.erased(d)).* FROM dlq.dead_letter_queue d WHERE d.id = ANY (v_ids)
         AND d.closed_at >= v_since) x
     WHERE e.id = x.entry AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.closed_at >= v_since;
@@ -471,7 +472,7 @@ BEGIN
     -- Facts that are not applied yet, or that the database refuses, still say that the job ended, but
     -- lose its metadata and errors. A failure keeps one empty error: by its errors, dlq.is_failure tells a
     -- job that its worker cancelled from one that an operator cancelled.
-    UPDATE dlq.job_facts f SET job = f.job - 'refusal' || '{"metadata": {}}' || CASE WHEN dlq.is_failure(f.job)
+    UPDATE dlq.job_facts f SET job = f.job - '{refusal,row}'::text[] || '{"metadata": {}}' || CASE WHEN dlq.is_failure(f.job)
         THEN '{"errors": [{}]}' ELSE '{"errors": []}' END::jsonb
     WHERE f.job IS NOT NULL AND (f.entry_id = ANY (v_ids) OR (f.job_id, f.job_created_at) IN (
         SELECT e.river_job_id, e.job_created_at FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids)

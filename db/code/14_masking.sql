@@ -54,7 +54,7 @@ COMMENT ON FUNCTION dlq.mask IS 'The mask of the caller, or of a reader; null if
 
 CREATE OR REPLACE FUNCTION dlq.masked_columns() RETURNS text[]
 LANGUAGE sql IMMUTABLE
-RETURN '{original_event,edited_event,error_message,error_title,destination_url,error_stack_trace,error_context,retry_history,replay_attempts,metadata,subscriber_id,tags,ordering_key,notes,resolution_notes,move}'::text[];
+RETURN '{original_event,edited_event,error_message,error_title,destination_url,error_stack_trace,error_context,retry_history,replay_attempts,metadata,subscriber_id,tags,ordering_key,notes,resolution_notes,move,record}'::text[];
 COMMENT ON FUNCTION dlq.masked_columns IS 'The columns of entries that may contain masked values.';
 
 CREATE OR REPLACE FUNCTION dlq.filtered_columns() RETURNS text[]
@@ -338,6 +338,7 @@ BEGIN
     IF p_mask IS NULL THEN
         RETURN p_entry;
     END IF;
+    p_entry.record := dlq.without_bytes(p_entry.record);
     IF p_mask ?| '{where,patterns}' THEN
         v_values := dlq.sensitive_values(p_entry.original_event, p_entry.edited_event, p_entry.metadata,
             p_entry.job_kind, p_mask);

@@ -95,8 +95,8 @@ BEGIN
              'Set by the statement that moves the entry ({"actor", "reason", "note", "detail"}); a trigger copies '
              'it to dead_letter_transitions. Null in stored rows.'),
             ('dead_letter_queue', 'captured_by',
-             'capture (the trigger, when the job ended), or backfill or reconciler (found among the jobs that '
-             'River keeps).'),
+             'capture (the trigger, when the job ended), source (it is a record of a topic), or backfill or reconciler '
+             '(found among the jobs that River keeps).'),
             ('dead_letter_queue', 'updated_at', 'When the entry last moved.'),
             ('dead_letter_queue', 'closed_at', 'When the entry was closed; null while it is open.'),
             ('dead_letter_queue', 'filed_at',
@@ -156,7 +156,8 @@ BEGIN
             ('job_facts', 'fact',
              'completed, discarded, cancelled: how the job ended. retried: the job was run again outside dlqd. '
              'following: a retry was applied, but the running job could not be marked, so dlqd polls it until it '
-             'ends. closed: an operator closed the entry; dlqd handles its jobs that wait to run. refused: the '
+             'ends. closed: an operator closed the entry; dlqd handles its jobs that wait to run. returned: a record '
+             'that was published for the entry came back as a dead letter (job_id is its own). refused: the '
              'database refuses to apply the fact; dlqd tries again every minute, and job has the fact, the '
              'refusal and its time.'),
             ('job_facts', 'entry_id',
@@ -678,6 +679,8 @@ BEGIN
             ('^group_marks_fixed_in$', 'Failure groups that are fixed in a version.'),
             ('^replay_runs_unsettled$', 'Runs whose outcomes may still come.'),
             ('^acts_runs$', 'The acts on a replay run.'),
+            ('^source_deliveries_entry$', 'The deliveries of an entry.'),
+            ('^source_deliveries_job_id_job_created_at_key$', 'The delivery of a job.'),
             ('^rollup_groups_trend$', 'The trend of a failure group.')) k (pattern, text) ON c.relname ~ k.pattern
                 AND NOT x.indisprimary
         WHERE c.relnamespace = v_schema AND NOT c.relispartition AND t.relname <> 'schema_migrations'

@@ -43,6 +43,7 @@ func (l *loader) check() {
 	for _, name := range slices.Sorted(maps.Keys(p.Destinations)) {
 		l.checkDestination(name, p.Destinations[name])
 	}
+	l.checkSources()
 	for _, name := range p.QueueNames() {
 		q := p.Queues[name]
 		q.Name = name

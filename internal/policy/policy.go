@@ -119,6 +119,8 @@ type Destination struct {
 	// DescriptorFile is a FileDescriptorSet with imports, and Method is the method that it describes.
 	DescriptorFile string       `json:"descriptorFile" jsonschema:"description=For a gRPC method: file with its descriptors (protoc --include_imports --descriptor_set_out): an absolute path\\, or relative to the policy's directory. Empty: dlqd asks the server (reflection)."`
 	Method         *grpc.Method `json:"-"`
+	// Source is set for the destination of a source: records are published to its topics.
+	Source *TopicSource `json:"-"`
 	// RedeliveriesPerSecond limits what dlqd sends again: redeliveries of DLQ workers, and messages
 	// that were held.
 	RedeliveriesPerSecond float64    `json:"redeliveriesPerSecond" jsonschema:"minimum=0,description=Maximum redeliveries by DLQ workers and releases of held messages per second\\, over all processes; 0 for no limit."`

@@ -1,6 +1,14 @@
 package policy
 
-import "strings"
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net"
+	"regexp"
+	"slices"
+	"strings"
+)
 
 // Sources is sources.yaml: topics whose records are dead letters.
 type Sources struct {
@@ -48,13 +56,15 @@ type TopicSource struct {
 	ErrorPaths     ErrorPaths `json:"errorPaths" jsonschema:"description=For the envelope json: paths in the value that describe the error."`
 	DescriptorFile string     `json:"descriptorFile" jsonschema:"description=For the envelope protobuf: file with the descriptor of the value (protoc --include_imports --descriptor_set_out)."`
 	MessageType    string     `json:"messageType"  jsonschema:"description=For the envelope protobuf: full name of the value's type."`
-	Queue          string     `json:"queue"        jsonschema:"description=Queue of the entries. Only dlqd works it."`
+	Queue          string     `json:"queue"        jsonschema:"description=Queue of the entries\\, which only dlqd works; each source has its own. Empty: the name of the source."`
 	Kind           string     `json:"kind"         jsonschema:"description=Kind of the entries. {topic} is the topic that the record failed in."`
 	ReplayTo       string     `json:"replayTo"     jsonschema:"description=Topic that a redelivery is published to. {original} is the topic that the record failed in\\, as its envelope says; {*} is the text that the * of topics stands for."`
 	Group          string     `json:"group"        jsonschema:"description=Consumer group that failed\\, if the envelope does not say it."`
 	ConsumerGroup  string     `json:"consumerGroup" jsonschema:"description=dlqd's own consumer group: its offsets are a copy of the positions in the database. Empty: no group."`
 	From           string     `json:"from"         jsonschema:"enum=earliest,enum=latest,description=Where reading begins in a partition that dlqd has not read before."`
 	MaxRecordBytes int        `json:"maxRecordBytes" jsonschema:"minimum=1024,maximum=10485760,description=Above this size\\, dlqd stores a record without its value."`
+
+	RedeliveriesPerSecond float64 `json:"redeliveriesPerSecond" jsonschema:"minimum=0,description=Maximum records per second that DLQ workers publish\\, over all processes; 0 for no limit."`
 
 	// Descriptor is the content of DescriptorFile.
 	Descriptor []byte `json:"-"`
@@ -76,30 +86,175 @@ const (
 	FromLatest   = "latest"
 )
 
-// TargetOf returns the topic that a record of a topic is published to again. original is the topic
-// that it failed in, as its envelope says. It returns false if the envelope does not say it and the
-// policy needs it.
-func (s *TopicSource) TargetOf(topic, original string) (string, bool) {
-	target := s.ReplayTo
-	if strings.Contains(target, "{*}") {
-		target = strings.ReplaceAll(target, "{*}", s.star(topic))
+// KindOf returns the kind of the entry of a record. original is the topic that the record failed in, as
+// its envelope says; empty if that is not known.
+func (s *TopicSource) KindOf(topic, original string) string {
+	return strings.ReplaceAll(s.Kind, "{topic}", cmp.Or(original, topic))
+}
+
+// TargetOf returns the topic that a record of a topic is published to again. original is the topic that
+// it failed in, as its envelope says; empty if that is not known. TargetOf returns false if the policy
+// needs it and it is not known, and for a topic that a source reads: the record would come back at once.
+func (p *Policy) TargetOf(s *TopicSource, topic, original string) (string, bool) {
+	target := strings.ReplaceAll(s.ReplayTo, "{*}", s.star(topic))
+	if strings.Contains(target, "{original}") && original == "" {
+		return "", false
 	}
-	if strings.Contains(target, "{original}") {
-		if original == "" {
-			return "", false
+	target = strings.ReplaceAll(target, "{original}", original)
+	return target, target != "" && p.readerOf(s.Cluster, target) == nil
+}
+
+// readerOf returns the source that reads a topic, or nil.
+func (p *Policy) readerOf(cluster, topic string) *TopicSource {
+	for _, s := range p.Sources.Sources {
+		if s.Cluster == cluster && s.Topics.Match(topic) {
+			return s
 		}
-		target = strings.ReplaceAll(target, "{original}", original)
 	}
-	return target, target != ""
+	return nil
 }
 
 // star returns the text that the * of the pattern that matches a topic stands for.
 func (s *TopicSource) star(topic string) string {
 	for _, pattern := range s.Topics {
 		before, after, ok := strings.Cut(pattern, "*")
-		if ok && MatchPattern(pattern, topic) && len(topic) >= len(before)+len(after) {
+		if ok && MatchPattern(pattern, topic) {
 			return topic[len(before) : len(topic)-len(after)]
 		}
 	}
 	return ""
+}
+
+// SourceNames returns the names of the sources, in order.
+func (p *Policy) SourceNames() []string { return slices.Sorted(maps.Keys(p.Sources.Sources)) }
+
+var topicPattern = regexp.MustCompile(`^[a-zA-Z0-9._-]*\*?[a-zA-Z0-9._-]*$`)
+
+// checkSources checks sources.yaml. Each source gets a destination of its name, and its queue. Automatic
+// redelivery of the queue is off unless the policy has a switch for it.
+func (l *loader) checkSources() {
+	const file = "sources"
+	p := l.policy
+	for name, c := range p.Sources.Clusters {
+		c.Name = name
+		at := "clusters." + name
+		if len(c.Brokers) == 0 {
+			l.addf(file, at+".brokers", "is required")
+		}
+		for i, address := range c.Brokers {
+			if host, port, err := net.SplitHostPort(address); err != nil || host == "" || port == "" {
+				l.addf(file, fmt.Sprintf("%s.brokers[%d]", at, i), "%q is not host:port", address)
+			}
+		}
+		read := func(key, path string) (secret Secret) {
+			if path != "" {
+				secret = Secret(l.readSecret(file, at+key, path))
+			}
+			if l.source.SecretsElsewhere {
+				return ""
+			}
+			return secret
+		}
+		c.TLS.CA = read(".tls.caFile", c.TLS.CAFile)
+		c.TLS.Cert = read(".tls.certFile", c.TLS.CertFile)
+		c.TLS.Key = read(".tls.keyFile", c.TLS.KeyFile)
+		c.SASL.Password = read(".sasl.passwordFile", c.SASL.PasswordFile)
+		if (c.TLS.CertFile == "") != (c.TLS.KeyFile == "") {
+			l.addf(file, at+".tls", "certFile and keyFile belong together")
+		}
+		if !c.TLS.Enabled && (c.TLS.CAFile != "" || c.TLS.CertFile != "") {
+			l.addf(file, at+".tls.enabled", "must be true: files for TLS are named")
+		}
+		if c.SASL.Mechanism != "" && c.SASL.PasswordFile == "" {
+			l.addf(file, at+".sasl.passwordFile", "is required for %s", c.SASL.Mechanism)
+		}
+		if c.SASL.Mechanism != "" && c.SASL.Mechanism != "OAUTHBEARER" && c.SASL.Username == "" {
+			l.addf(file, at+".sasl.username", "is required for %s", c.SASL.Mechanism)
+		}
+	}
+	queues := map[string]string{}
+	for _, name := range p.SourceNames() {
+		s := p.Sources.Sources[name]
+		at := "sources." + name
+		s.Name = name
+		s.Queue = cmp.Or(s.Queue, name)
+		if p.Sources.Clusters[s.Cluster] == nil {
+			l.addf(file, at+".cluster", "unknown cluster %q (known: %s)", s.Cluster, sortedKeys(p.Sources.Clusters))
+		}
+		l.checkTopics(at, s)
+		if s.Envelope == EnvelopeProtobuf {
+			if s.DescriptorFile == "" || s.MessageType == "" {
+				l.addf(file, at, "descriptorFile and messageType are required for the envelope protobuf")
+			} else {
+				s.Descriptor = []byte(l.readFile(file, at+".descriptorFile", s.DescriptorFile))
+			}
+		}
+		if p.Destinations[name] != nil {
+			l.addf(file, at, "the policy has a destination of this name; a source has its own")
+			continue
+		}
+		if other := queues[s.Queue]; other != "" {
+			l.addf(file, at+".queue", "queue %q is that of source %s; each source has its own", s.Queue, other)
+			continue
+		}
+		queues[s.Queue] = name
+		l.checkPace(file, at+".redeliveriesPerSecond", s.RedeliveriesPerSecond)
+		destination := p.DestinationDefaults
+		destination.Name, destination.URL, destination.Source = name, "kafka://"+s.Cluster, s
+		destination.Probe, destination.Secret, destination.SecretFile = Probe{}, "", ""
+		destination.RedeliveriesPerSecond = s.RedeliveriesPerSecond
+		queue := p.Queues[s.Queue]
+		if queue == nil {
+			defaults := p.Defaults
+			queue = &defaults
+		}
+		queue.Destination = name
+		p.Destinations[name], p.Queues[s.Queue] = &destination, queue
+		if p.Routing.Automatic.Queues == nil {
+			p.Routing.Automatic.Queues = map[string]*Switch{}
+		}
+		if p.Routing.Automatic.Queues[s.Queue] == nil {
+			p.Routing.Automatic.Queues[s.Queue] = &Switch{}
+		}
+	}
+}
+
+// checkTopics checks which topics a source reads, and where its records go.
+func (l *loader) checkTopics(at string, s *TopicSource) {
+	const file = "sources"
+	p := l.policy
+	if len(s.Topics) == 0 {
+		l.addf(file, at+".topics", "is required")
+	}
+	for _, pattern := range s.Topics {
+		if !topicPattern.MatchString(pattern) {
+			l.addf(file, at+".topics", "%q is not the name of a topic, with one * at most", pattern)
+		}
+		for _, name := range p.SourceNames() {
+			other := p.Sources.Sources[name]
+			if name < s.Name && other.Cluster == s.Cluster &&
+				slices.ContainsFunc(other.Topics, func(o string) bool { return overlap(o, pattern) }) {
+				l.addf(file, at+".topics", "source %s reads topics that match %q, too", name, pattern)
+			}
+		}
+	}
+	target := strings.NewReplacer("{original}", "x", "{*}", "x").Replace(s.ReplayTo)
+	if target == "" || strings.Contains(target, "*") || !topicPattern.MatchString(target) {
+		l.addf(file, at+".replayTo", "%q is not the name of a topic, {original} and {*}", s.ReplayTo)
+	} else if reader := p.readerOf(s.Cluster, s.ReplayTo); reader != nil {
+		l.addf(file, at+".replayTo", "source %s reads this topic: records would come back at once", reader.Name)
+	}
+}
+
+// overlap reports whether a text matches both patterns, which have one * each at most.
+func overlap(a, b string) bool {
+	switch {
+	case a == "" && b == "":
+		return true
+	case strings.HasPrefix(a, "*"):
+		return overlap(a[1:], b) || b != "" && overlap(a, b[1:])
+	case strings.HasPrefix(b, "*"):
+		return overlap(b, a)
+	}
+	return a != "" && b != "" && a[0] == b[0] && overlap(a[1:], b[1:])
 }

@@ -35,6 +35,34 @@ func (q *Queries) AttemptRuns(ctx context.Context, arg AttemptRunsParams) (bool,
 	return runs, err
 }
 
+const BeginDelivery = `-- name: BeginDelivery :one
+SELECT dlq.begin_delivery($1::uuid, $2::text, $3::bigint, $4::timestamptz, $5::text,
+    $6::text)::uuid AS id
+`
+
+type BeginDeliveryParams struct {
+	Entry     uuid.UUID
+	Queue     string
+	Job       int64
+	CreatedAt time.Time
+	Cluster   string
+	Topic     string
+}
+
+func (q *Queries) BeginDelivery(ctx context.Context, arg BeginDeliveryParams) (uuid.UUID, error) {
+	row := q.db.QueryRow(ctx, BeginDelivery,
+		arg.Entry,
+		arg.Queue,
+		arg.Job,
+		arg.CreatedAt,
+		arg.Cluster,
+		arg.Topic,
+	)
+	var id uuid.UUID
+	err := row.Scan(&id)
+	return id, err
+}
+
 const Clock = `-- name: Clock :one
 SELECT clock_timestamp()::timestamptz AS now
 `
@@ -72,6 +100,21 @@ func (q *Queries) CompleteOrdered(ctx context.Context, arg CompleteOrderedParams
 	var completed bool
 	err := row.Scan(&completed)
 	return completed, err
+}
+
+const EndDelivery = `-- name: EndDelivery :exec
+SELECT dlq.end_delivery($1::uuid, $2::integer, $3::bigint)
+`
+
+type EndDeliveryParams struct {
+	ID        uuid.UUID
+	Partition int32
+	StoredAt  int64
+}
+
+func (q *Queries) EndDelivery(ctx context.Context, arg EndDeliveryParams) error {
+	_, err := q.db.Exec(ctx, EndDelivery, arg.ID, arg.Partition, arg.StoredAt)
+	return err
 }
 
 const ForgetOrdered = `-- name: ForgetOrdered :one
@@ -340,6 +383,58 @@ func (q *Queries) QueueFlow(ctx context.Context, queues []string) ([]QueueFlowRo
 		return nil, err
 	}
 	return items, nil
+}
+
+const RecordOfJob = `-- name: RecordOfJob :one
+SELECT r.entry_id::uuid AS entry_id, r.edited::boolean AS edited,
+    coalesce(r.run_id, '00000000-0000-0000-0000-000000000000')::uuid AS run_id,
+    (r.record).topic::text AS topic, coalesce((r.record).original_topic, '')::text AS original_topic,
+    coalesce((r.record).original_partition, -1)::integer AS original_partition, (r.record).at::timestamptz AS at,
+    (r.record).form::text AS form, (r.record).key::bytea AS key, (r.record).value::bytea AS value,
+    coalesce((r.record).header_keys, '{}')::bytea[] AS header_keys,
+    coalesce((r.record).header_values, '{}')::bytea[] AS header_values
+FROM dlq.record_of_job($1::bigint, $2::timestamptz) r
+`
+
+type RecordOfJobParams struct {
+	Job       int64
+	CreatedAt time.Time
+}
+
+type RecordOfJobRow struct {
+	EntryID           uuid.UUID
+	Edited            bool
+	RunID             uuid.UUID
+	Topic             string
+	OriginalTopic     string
+	OriginalPartition int32
+	At                time.Time
+	Form              string
+	Key               []byte
+	Value             []byte
+	HeaderKeys        [][]byte
+	HeaderValues      [][]byte
+}
+
+// RecordOfJob returns the record that a job redelivers. What is not known is empty or -1.
+func (q *Queries) RecordOfJob(ctx context.Context, arg RecordOfJobParams) (RecordOfJobRow, error) {
+	row := q.db.QueryRow(ctx, RecordOfJob, arg.Job, arg.CreatedAt)
+	var i RecordOfJobRow
+	err := row.Scan(
+		&i.EntryID,
+		&i.Edited,
+		&i.RunID,
+		&i.Topic,
+		&i.OriginalTopic,
+		&i.OriginalPartition,
+		&i.At,
+		&i.Form,
+		&i.Key,
+		&i.Value,
+		&i.HeaderKeys,
+		&i.HeaderValues,
+	)
+	return i, err
 }
 
 const ReleaseHeld = `-- name: ReleaseHeld :one

@@ -1,0 +1,238 @@
+-- Sources: records of topics that become entries, and entries that are published as records.
+--
+-- A record becomes an entry as a message of dlqd whose first delivery failed elsewhere. Its job id is below zero,
+-- which no job of River has, and its job_created_at is the time of the failure. So it is filed, decided, redelivered,
+-- ordered, masked, archived and erased as any other message.
+
+COMMENT ON COLUMN dlq.record.cluster IS 'Name of the cluster in the policy.';
+COMMENT ON COLUMN dlq.record.topic IS 'The topic that dlqd read it from.';
+COMMENT ON COLUMN dlq.record.topic_id IS 'Id of the topic: a topic that is deleted and made again has another.';
+COMMENT ON COLUMN dlq.record.partition IS 'Partition of the topic.';
+COMMENT ON COLUMN dlq.record."offset" IS 'Offset in the partition.';
+COMMENT ON COLUMN dlq.record.at IS 'Timestamp of the record.';
+COMMENT ON COLUMN dlq.record.consumer_group IS 'The consumer group that failed; null if unknown.';
+COMMENT ON COLUMN dlq.record.node IS 'The node of a pipeline that failed; null if unknown.';
+COMMENT ON COLUMN dlq.record.original_topic IS 'The topic in which the record failed, by its envelope; null if unknown.';
+COMMENT ON COLUMN dlq.record.original_partition IS 'The partition in which it failed; null if unknown.';
+COMMENT ON COLUMN dlq.record.original_offset IS 'The offset at which it failed; null if unknown.';
+COMMENT ON COLUMN dlq.record.form IS
+    'json, text, binary, decoded (binary, with a payload that the reader decoded), null, or absent (larger than '
+    'maxRecordBytes: the value lies in the topic alone).';
+COMMENT ON COLUMN dlq.record.size IS 'Bytes of the value; null for a null value.';
+COMMENT ON COLUMN dlq.record.sha256 IS 'Hash of the value; null for a null value.';
+COMMENT ON COLUMN dlq.record.key IS 'Key of the record; null for a null key, and once it is erased.';
+COMMENT ON COLUMN dlq.record.value IS 'Value of the record; null for a null or absent value, and once it is erased.';
+COMMENT ON COLUMN dlq.record.header_keys IS 'Keys of the headers, in order.';
+COMMENT ON COLUMN dlq.record.header_values IS 'Values of the headers, in the order of the keys.';
+
+COMMENT ON SEQUENCE dlq.record_ids IS 'Numbers of records: below zero, they are the job ids of their entries.';
+
+-- append_records stores a batch and moves the position in one transaction. Of readers of the same partition, the row
+-- of the position lets one at a time pass, and only at the position.
+CREATE OR REPLACE FUNCTION dlq.append_records(p_source text, p_queue text, p_cluster text, p_topic text,
+    p_topic_id uuid, p_partition integer, p_first bigint, p_next bigint, p_start boolean, p_lost boolean,
+    p_ordered boolean, p_records jsonb[], p_keys bytea[], p_values bytea[],
+    OUT accepted boolean, OUT next bigint, OUT entries integer, OUT returned integer, OUT skipped integer)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_position bigint;
+BEGIN
+    IF p_start THEN
+        INSERT INTO dlq.source_positions (cluster, topic_id, partition, topic, source, queue, first_offset, next_offset)
+        VALUES (p_cluster, p_topic_id, p_partition, p_topic, p_source, p_queue, p_first, p_first)
+        ON CONFLICT DO NOTHING;
+    END IF;
+    SELECT s.next_offset INTO v_position FROM dlq.source_positions s
+    WHERE s.cluster = p_cluster AND s.topic_id = p_topic_id AND s.partition = p_partition FOR UPDATE;
+    accepted := coalesce(p_first <= v_position, false);
+    next := v_position;
+    entries := 0;
+    returned := 0;
+    skipped := 0;
+    IF NOT accepted THEN
+        RETURN;
+    END IF;
+    WITH read AS MATERIALIZED (
+        SELECT r.*, u.key, u.value, u.place
+        FROM unnest(p_records, p_keys, p_values) WITH ORDINALITY u (record, key, value, place)
+        CROSS JOIN LATERAL jsonb_to_record(u.record) AS r ("offset" bigint, at timestamptz, failed_at timestamptz,
+            delivery_id uuid, message_id text, kind text, ordering_key text, event jsonb, error text, errors jsonb,
+            attempts integer, metadata jsonb, consumer_group text, node text, original_topic text,
+            original_partition integer, original_offset bigint, form text, size bigint, sha256 text, headers jsonb)
+    ), made AS MATERIALIZED (
+        SELECT -nextval('dlq.record_ids') AS job, d.entry_id, d.job_id, n.*,
+            least(greatest(n.failed_at, '1970-01-01Z'), now()) AS ended_at,
+            ROW (p_cluster, p_topic, p_topic_id, p_partition, n."offset", n.at, n.consumer_group, n.node,
+                n.original_topic, n.original_partition, n.original_offset, n.form, n.size,
+                decode(n.sha256, 'hex'), n.key, n.value,
+                ARRAY(SELECT decode(h.pair ->> 0, 'base64') FROM jsonb_array_elements(n.headers) WITH ORDINALITY
+                    h (pair, place) ORDER BY h.place),
+                ARRAY(SELECT decode(h.pair ->> 1, 'base64') FROM jsonb_array_elements(n.headers) WITH ORDINALITY
+                    h (pair, place) ORDER BY h.place))::dlq.record AS record
+        FROM (SELECT * FROM read l WHERE l."offset" >= v_position ORDER BY l.place) n
+        LEFT JOIN dlq.source_deliveries d ON d.id = n.delivery_id AND d.queue = p_queue
+            AND (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.id = d.entry_id LIMIT 1) IS NOT NULL
+    ), rows AS MATERIALIZED (
+        SELECT m.job, m.entry_id, m.job_id, m.place, m.ordering_key,
+            dlq.entry_id(m.job, m.ended_at) AS id, left(m.message_id, 255) AS event_id, m.ended_at, left(m.kind, 255)
+                AS kind, m.event, m.error, m.errors, m.attempts, m.metadata, m.record
+        FROM made m
+    ), inserted AS (
+        INSERT INTO dlq.dead_letter_inbox
+            (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, source, ordering_key, priority,
+             original_event, error_message, retry_history, retry_count, max_retries, metadata, next_retry_at,
+             captured_by, first_failed_at, last_failed_at, record)
+        SELECT r.id, r.event_id, r.job, r.ended_at, p_queue, r.kind, 'dlqd_message', p_source,
+            left(r.ordering_key, 255), 1, r.event, r.error, r.errors, r.attempts, greatest(r.attempts, 2), r.metadata,
+            now(), 'source', r.ended_at, r.ended_at, r.record
+        FROM rows r WHERE r.entry_id IS NULL ORDER BY r.place
+        RETURNING 1
+    ), ordered AS (
+        INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at)
+        SELECT p_queue, left(r.ordering_key, 255), r.job, r.ended_at FROM rows r
+        WHERE p_ordered AND r.entry_id IS NULL AND r.ordering_key IS NOT NULL ORDER BY r.place
+    ), came_back AS (
+        -- The fact has all that an entry needs, because the entry may be deleted before the fact is applied.
+        INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
+        SELECT r.job, r.ended_at, 'returned', r.entry_id, jsonb_build_object('state', 'discarded', 'attempt',
+            r.attempts, 'finalized_at', r.ended_at, 'errors', r.errors, 'metadata', r.metadata, 'redelivery', r.job_id,
+            'row', jsonb_build_object('id', r.id, 'event_id', r.event_id, 'river_job_id', r.job, 'job_created_at',
+                r.ended_at, 'queue', p_queue, 'kind', r.kind, 'job_kind', 'dlqd_message', 'source', p_source,
+                'ordering_key', left(r.ordering_key, 255), 'original_event', r.event, 'error_message', r.error,
+                'retry_history', r.errors, 'retry_count', r.attempts, 'max_retries', greatest(r.attempts, 2),
+                'metadata', r.metadata, 'first_failed_at', r.ended_at, 'last_failed_at', r.ended_at, 'record',
+                to_jsonb(r.record)))
+        FROM rows r WHERE r.entry_id IS NOT NULL ORDER BY r.place
+        RETURNING 1
+    )
+    SELECT (SELECT count(*) FROM inserted), (SELECT count(*) FROM came_back),
+        (SELECT count(*) FROM read l WHERE l."offset" < v_position)
+    INTO entries, returned, skipped;
+    IF p_next > v_position THEN
+        next := p_next;
+        UPDATE dlq.source_positions s SET next_offset = p_next, topic = p_topic, source = p_source, queue = p_queue,
+            holes = s.holes + CASE WHEN p_lost THEN 0 ELSE p_next - v_position - entries - returned END,
+            lost = s.lost + CASE WHEN p_lost THEN p_next - v_position ELSE 0 END, updated_at = now()
+        WHERE s.cluster = p_cluster AND s.topic_id = p_topic_id AND s.partition = p_partition;
+        IF p_lost THEN
+            PERFORM dlq.record_act('source ' || p_source, 'offsets lost', 'source', NULL,
+                jsonb_build_object('cluster', p_cluster, 'topic', p_topic, 'partition', p_partition, 'first',
+                    v_position, 'next', p_next));
+        END IF;
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.append_records IS
+    'Stores a batch of records of a partition, from offset p_first to the one before p_next, and moves the position. '
+    'Not accepted if the batch begins above the position (next), or if there is none (next is null) and p_start is '
+    'false. Records below the position are skipped. A record that dlqd had published for an entry of the queue that '
+    'still exists becomes a fact "returned" of that entry; each of the others becomes an entry in the inbox.';
+
+CREATE OR REPLACE FUNCTION dlq.return_record(p_entry uuid, p_fact jsonb) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_at     constant timestamptz := dlq.failed_at(p_fact);
+    v_where  constant text := 'it came back: ' || (p_fact #>> '{row,record,topic}') || '/'
+        || (p_fact #>> '{row,record,partition}') || ' at offset ' || (p_fact #>> '{row,record,offset}');
+    v_fail   record;
+    v_status dlq.dead_letter_status;
+    v_erased boolean;
+BEGIN
+    SELECT e.status, e.original_event = '{"erased": true}' INTO v_status, v_erased
+    FROM dlq.dead_letter_queue e WHERE e.id = p_entry FOR UPDATE;
+    IF p_fact -> 'row' IS NULL THEN
+        RETURN; -- its payload was erased
+    ELSIF v_status IS NULL OR v_erased THEN
+        INSERT INTO dlq.dead_letter_inbox
+            (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, source, ordering_key, priority,
+             original_event, error_message, retry_history, retry_count, max_retries, metadata, next_retry_at,
+             captured_by, first_failed_at, last_failed_at, record)
+        SELECT r.id, r.event_id, r.river_job_id, r.job_created_at, r.queue, r.kind, r.job_kind, r.source,
+            r.ordering_key, 1, r.original_event, r.error_message, r.retry_history, r.retry_count, r.max_retries,
+            r.metadata, now(), 'source', r.first_failed_at, r.last_failed_at, r.record
+        FROM jsonb_populate_record(NULL::dlq.dead_letter_queue, p_fact -> 'row') r;
+    ELSIF dlq.is_open(v_status) THEN
+        PERFORM dlq.failed_again(p_entry, p_fact -> 'errors', p_fact -> 'metadata', (p_fact ->> 'attempt')::integer,
+            NULL, v_at, 'source');
+    ELSIF v_status = 'dlq_failed' THEN
+        PERFORM dlq.note_on(ARRAY[p_entry], 'source', v_where, NULL);
+    ELSE
+        v_fail := dlq.describe_failure(p_fact -> 'errors', p_fact -> 'metadata', (p_fact ->> 'attempt')::integer, v_at);
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', rule = 'came-back',
+            parked_by = 'source', error_message = v_fail.error_message, error_type = v_fail.error_type,
+            error_code = v_fail.error_code, error_title = v_fail.error_title,
+            reported_class = v_fail.error_class, error_class = coalesce(v_fail.error_class, e.error_class),
+            error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
+            retry_history = e.retry_history || v_fail.retry_history, last_failed_at = v_at,
+            move = jsonb_build_object('actor', 'source', 'reason', v_where)
+        WHERE e.id = p_entry AND e.stage IN ('resolved', 'archived');
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.return_record IS
+    'Applies a fact "returned": the record that dlqd published for an entry came back as a dead letter. The entry has '
+    'failed again; if it was resolved or archived, it is reopened. If it is deleted or erased, the record becomes a new '
+    'entry.';
+
+CREATE OR REPLACE FUNCTION dlq.without_bytes(p_record dlq.record) RETURNS dlq.record
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_record.topic IS NULL THEN
+        RETURN NULL;
+    END IF;
+    p_record.sha256 := NULL;
+    p_record.key := NULL;
+    p_record.value := NULL;
+    p_record.header_keys := NULL;
+    p_record.header_values := NULL;
+    RETURN p_record;
+END
+$$;
+COMMENT ON FUNCTION dlq.without_bytes IS 'A record without its key, value and headers: where it came from.';
+
+CREATE OR REPLACE FUNCTION dlq.record_of_job(p_job bigint, p_created_at timestamptz)
+    RETURNS TABLE (entry_id uuid, edited boolean, run_id uuid, record dlq.record)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    RETURN QUERY SELECT e.id, e.edited_event IS NOT NULL, m.run_id, e.record
+    FROM dlq.entry_jobs m JOIN dlq.dead_letter_open e ON e.id = m.entry_id
+    WHERE m.job_id = p_job AND m.job_created_at = p_created_at AND (e.record).topic IS NOT NULL;
+END
+$$;
+COMMENT ON FUNCTION dlq.record_of_job IS
+    'The record that a job of River redelivers; no row if it is not a redelivery of a record''s entry.';
+
+CREATE OR REPLACE FUNCTION dlq.begin_delivery(p_entry uuid, p_queue text, p_job bigint, p_created_at timestamptz,
+    p_cluster text, p_topic text) RETURNS uuid
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO dlq.source_deliveries AS d (id, entry_id, queue, job_id, job_created_at, cluster, topic)
+    VALUES (dlq.uuid_v7(), p_entry, p_queue, p_job, p_created_at, p_cluster, p_topic)
+    ON CONFLICT (job_id, job_created_at) DO UPDATE SET cluster = excluded.cluster, topic = excluded.topic
+    RETURNING id
+$$;
+COMMENT ON FUNCTION dlq.begin_delivery IS
+    'Records that a redelivery is about to be published. Returns its id, which is the same if it is published again.';
+
+CREATE OR REPLACE FUNCTION dlq.end_delivery(p_id uuid, p_partition integer, p_offset bigint) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    UPDATE dlq.source_deliveries d SET acknowledged_at = now(), partition = p_partition, "offset" = p_offset
+    WHERE d.id = p_id
+$$;
+COMMENT ON FUNCTION dlq.end_delivery IS 'Records where the broker stored a published record.';
+
+CREATE OR REPLACE FUNCTION dlq.report_progress(p_source text, p_cluster text, p_queue text, p_topics text[],
+    p_partitions integer[], p_states text[], p_nexts bigint[], p_ends bigint[], p_errors text[]) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO dlq.source_progress AS s (source, cluster, queue, topic, partition, state, next_offset, end_offset,
+        error, error_at)
+    SELECT p_source, p_cluster, p_queue, r.topic, r.partition, r.state, nullif(r.next, -1), nullif(r.stop, -1),
+        nullif(r.error, ''), CASE WHEN r.error <> '' THEN now() END
+    FROM unnest(p_topics, p_partitions, p_states, p_nexts, p_ends, p_errors)
+        r (topic, partition, state, next, stop, error)
+    ORDER BY r.topic, r.partition
+    ON CONFLICT (source, topic, partition) DO UPDATE SET cluster = excluded.cluster, queue = excluded.queue,
+        state = excluded.state, next_offset = excluded.next_offset, end_offset = excluded.end_offset,
+        error = excluded.error, at = now(),
+        error_at = CASE WHEN excluded.error IS NOT NULL THEN coalesce(s.error_at, excluded.error_at) END
+$$;
+COMMENT ON FUNCTION dlq.report_progress IS 'Records what the readers of a source report. -1: unknown.';
