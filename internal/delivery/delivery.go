@@ -39,6 +39,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/redact"
 	"github.com/dlqd/dlqd/internal/riverdlq"
+	"github.com/dlqd/dlqd/internal/source"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/telemetry"
 )
@@ -114,9 +115,11 @@ type Config struct {
 	Planner  func() *strategy.Planner // of the current policy
 	Breakers *breaker.Breakers
 	DB       postgres.DB // renders schema names in queries
-	Observe  Observer
-	Tracer   trace.Tracer // nil: deliveries pass on the trace that their message came with
-	Logger   *slog.Logger
+	// Publisher publishes the records of entries; nil without sources.
+	Publisher source.Publisher
+	Observe   Observer
+	Tracer    trace.Tracer // nil: deliveries pass on the trace that their message came with
+	Logger    *slog.Logger
 	// InDoubt, if not nil, reports whether another process may have rescued a job that this process
 	// began within the given duration.
 	InDoubt func(within time.Duration) bool
@@ -379,7 +382,10 @@ func (w *Worker) deliver(
 	status := 0
 	defer func() { endRequestSpan(span, destination, status, err) }()
 	exchange := w.post
-	if grpc.IsURL(destination.URL) {
+	switch {
+	case destination.Source != nil:
+		exchange = w.publish
+	case grpc.IsURL(destination.URL):
 		exchange = w.call
 	}
 	status, err = exchange(ctx, queue, destination, job, meta, newMasker(data, destination, job))

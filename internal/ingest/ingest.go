@@ -371,7 +371,7 @@ func (i *Ingester) accept(messages, bytes int, enqueue func()) (release func(), 
 func (i *Ingester) job(ctx context.Context, msg *message.Message, trace Trace) (job, int, error) {
 	rules := i.config.Policy()
 	queue, ok := rules.Queues[msg.Queue]
-	if !ok {
+	if !ok || rules.Destinations[queue.Destination].Source != nil { // a source's queue takes records alone
 		return job{}, 0, &UnknownQueueError{Queue: msg.Queue, Known: rules.QueueNames()}
 	}
 	if err := i.checkWorked(ctx, rules, msg.Queue); err != nil {

@@ -46,6 +46,7 @@ import (
 	"github.com/dlqd/dlqd/internal/restored"
 	"github.com/dlqd/dlqd/internal/retention"
 	"github.com/dlqd/dlqd/internal/riverdlq"
+	"github.com/dlqd/dlqd/internal/source"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/telemetry"
 	"github.com/dlqd/dlqd/internal/version"
@@ -139,6 +140,8 @@ type Config struct {
 	// OTLPEndpoint is the base URL of an OpenTelemetry collector for traces, metrics and logs;
 	// empty for none.
 	OTLPEndpoint string
+	// OpenSources connects to the clusters of the policy's sources; nil: this process reads none.
+	OpenSources source.Open
 	// Measure returns the load of the machine and the database; nil means that conditions measures
 	// it.
 	Measure func(context.Context) (breaker.Load, error)
@@ -164,6 +167,7 @@ type Server struct {
 	delivery  *delivery.Worker
 	traffic   *delivery.Traffic
 	river     *delivery.Client
+	sources   *source.Client // nil: this process reads none
 	process   *process.Process
 	// presencePool is the connection pool of the heartbeats and of the rescue of messages: see register.
 	presencePool *pgxpool.Pool
@@ -299,6 +303,13 @@ func (s *Server) start(ctx context.Context) error {
 	if s.config.Process || s.config.DLQWorkers {
 		s.loops.Add((&facts.Applier{Store: s.store}).Loop())
 	}
+	if s.config.OpenSources != nil && (s.config.Process || s.config.DLQWorkers) {
+		s.sources = &source.Client{
+			Open: s.config.OpenSources, Policy: s.policy, Logger: s.logger.With("part", "sources"),
+			Store: &source.Store{DB: s.store.DB(), Policy: s.policy, Logger: s.logger.With("part", "sources")},
+		}
+		s.loops.Add(s.sources.Loop())
+	}
 	if s.config.Process {
 		if err := s.startProcessing(ctx); err != nil {
 			return err
@@ -428,7 +439,7 @@ func (s *Server) startProcessing(ctx context.Context) error {
 			s.metrics.ObserveDelivery(d)
 			s.traffic.Observe(&d, time.Now())
 		}, Tracer: s.telemetry.Tracer,
-		InDoubt: s.process.InDoubt, Holds: s.guard.Load().Holds,
+		InDoubt: s.process.InDoubt, Holds: s.guard.Load().Holds, Publisher: s.publisher(),
 	})
 	var err error
 	var shared func(context.Context, []string) ([]string, error)
@@ -455,6 +466,14 @@ func (s *Server) startProcessing(ctx context.Context) error {
 	}
 	s.loops.Add(s.queues, releaser.Loop())
 	return s.process.Once(ctx) // announces the queues
+}
+
+// publisher returns what publishes the records of entries, or nil.
+func (s *Server) publisher() source.Publisher {
+	if s.sources == nil {
+		return nil
+	}
+	return s.sources
 }
 
 // systemState returns the last measurement of the conditions. Only processes with DLQ workers

@@ -8,12 +8,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
 const (
-	// policyInterval is the time between two looks for a changed policy.
-	policyInterval = time.Second
+	// interval is the time between two looks for a changed policy, and between two writes of what readers report.
+	interval = time.Second
 	// restartAfter is the pause before a reader that ended is started again.
 	restartAfter = 5 * time.Second
 )
@@ -22,15 +23,18 @@ const (
 var errNoBroker = errors.New("the client of the sources is not connected")
 
 // Client reads the sources of the policy in force, and publishes. It connects again when the policy's
-// sources change.
+// sources change. Any number may run, in any number of processes.
 type Client struct {
 	Open   Open
 	Policy func() *policy.Policy
-	Store  Appender
+	Store  *Store
 	Logger *slog.Logger
 
-	mu     sync.RWMutex // read-locked while the broker is used
+	mu     sync.RWMutex // read-locked while the broker publishes
 	broker Broker
+
+	read policy.Sources // what the readers read
+	stop func()         // nil without readers
 }
 
 // Publish implements [Publisher].
@@ -43,62 +47,74 @@ func (c *Client) Publish(ctx context.Context, target Target, message Message) (A
 	return c.broker.Publish(ctx, target, message)
 }
 
-// Run reads until ctx is done.
-func (c *Client) Run(ctx context.Context) {
-	for ctx.Err() == nil {
-		p := c.Policy()
-		if len(p.Sources.Sources) == 0 {
-			wait(ctx, policyInterval)
-			continue
-		}
-		broker, err := c.Open(p)
-		if err != nil {
-			c.Logger.ErrorContext(ctx, "connecting to the clusters of sources failed", "error", err)
-			wait(ctx, restartAfter)
-			continue
-		}
-		c.set(broker)
-		c.read(ctx, p, broker)
-		c.set(nil)
+// Loop returns the background loop that starts and stops the readers, and writes what they report.
+func (c *Client) Loop() *background.Loop {
+	return background.New(background.Config{
+		Name: "sources", Interval: interval, Failing: "connecting to the clusters of sources, or writing their state, failed",
+		Once: background.Each(func(ctx context.Context) error {
+			return errors.Join(c.follow(ctx), c.Store.writeProgress(ctx))
+		}),
+		End: c.end,
+	})
+}
+
+// follow starts the readers of the policy's sources, and stops earlier ones.
+func (c *Client) follow(ctx context.Context) error {
+	p := c.Policy()
+	if reflect.DeepEqual(p.Sources, c.read) {
+		return nil
+	}
+	c.end()
+	if len(p.Sources.Sources) == 0 {
+		c.read = p.Sources
+		return nil
+	}
+	broker, err := c.Open(p)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	c.broker = broker
+	c.mu.Unlock()
+	var readers sync.WaitGroup
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // the turn's context ends with the turn
+	for _, source := range p.Sources.Sources {
+		readers.Go(func() { c.readSource(ctx, broker, source) })
+	}
+	c.read = p.Sources
+	c.stop = func() {
+		cancel()
+		readers.Wait()
+		c.mu.Lock()
+		c.broker = nil
+		c.mu.Unlock()
 		broker.Close()
 	}
+	return nil
 }
 
-func (c *Client) set(broker Broker) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.broker = broker
-}
-
-// read reads all sources until ctx is done or the policy's sources change.
-func (c *Client) read(ctx context.Context, p *policy.Policy, broker Broker) {
-	ctx, cancel := context.WithCancel(ctx)
-	var readers sync.WaitGroup
-	defer readers.Wait()
-	defer cancel()
-	for _, source := range p.Sources.Sources {
-		readers.Go(func() {
-			for ctx.Err() == nil {
-				if err := broker.Read(ctx, source, c.Store); err != nil && ctx.Err() == nil {
-					c.Logger.ErrorContext(ctx, "reading a source failed", "source", source.Name, "error", err)
-					c.Store.Progress(Progress{
-						Partition: Partition{Cluster: source.Cluster, Partition: Unknown}, Source: source.Name,
-						State: StateFailing, Next: Unknown, End: Unknown, Error: err.Error(),
-					})
-				}
-				wait(ctx, restartAfter)
-			}
-		})
-	}
-	for ctx.Err() == nil && (c.Policy() == p || reflect.DeepEqual(c.Policy().Sources, p.Sources)) {
-		wait(ctx, policyInterval)
+// end stops the readers, waits for them, and disconnects.
+func (c *Client) end() {
+	c.read = policy.Sources{}
+	if c.stop != nil {
+		c.stop()
+		c.stop = nil
 	}
 }
 
-// wait waits for a time, or until ctx is done.
-func wait(ctx context.Context, during time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(during):
+// readSource reads a source until ctx is done.
+func (c *Client) readSource(ctx context.Context, broker Broker, source *policy.TopicSource) {
+	for ctx.Err() == nil {
+		if err := broker.Read(ctx, source, c.Store); err != nil && ctx.Err() == nil {
+			c.Logger.ErrorContext(ctx, "reading a source failed", "source", source.Name, "error", err)
+			c.Store.Progress(Progress{
+				Partition: Partition{Cluster: source.Cluster, Partition: Unknown}, Source: source.Name,
+				State: StateFailing, Next: Unknown, End: Unknown, Error: err.Error(),
+			})
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(restartAfter):
+		}
 	}
 }

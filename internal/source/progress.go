@@ -4,12 +4,8 @@ import (
 	"context"
 	"time"
 
-	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/source/internal/dbsqlc"
 )
-
-// progressInterval is the time between two writes of what readers report.
-const progressInterval = time.Second
 
 // place is what a report of a reader is about.
 type place struct {
@@ -28,17 +24,7 @@ func (s *Store) Progress(p Progress) {
 	s.progress[place{p.Source, p.Topic, p.Partition.Partition}] = p
 }
 
-// Loop returns the background loop that writes what readers report.
-func (s *Store) Loop() *background.Loop {
-	return background.New(background.Config{
-		Name: "sources", Interval: progressInterval, Timeout: 10 * time.Second,
-		Failing: "writing the progress of sources failed",
-		Once: func(ctx context.Context) (time.Duration, error) {
-			return progressInterval, s.writeProgress(ctx)
-		},
-	})
-}
-
+// writeProgress writes what readers have reported since it was last called.
 func (s *Store) writeProgress(ctx context.Context) error {
 	s.mu.Lock()
 	reports := s.progress

@@ -1,0 +1,127 @@
+package delivery
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+
+	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/riverdlq"
+	"github.com/dlqd/dlqd/internal/source"
+)
+
+// TypePublish is the error type of a record that could not be published.
+const TypePublish = "PUBLISH_ERROR"
+
+// publish publishes the record of an entry. The redelivery's id is committed before that, and where the
+// broker stored the record after it: if this process dies in between, the job is rescued, and the record is
+// published twice with the same id.
+func (w *Worker) publish(ctx context.Context, queue *policy.Queue, destination *policy.Destination,
+	job *river.Job[Args], _ *metadata, hide func(string) string,
+) (status int, err error) {
+	queries := dbsqlc.New(w.config.DB)
+	record, err := queries.RecordOfJob(ctx, dbsqlc.RecordOfJobParams{Job: job.ID, CreatedAt: job.CreatedAt})
+	if errors.Is(err, pgx.ErrNoRows) {
+		return 0, requestError(destination, errors.New("this job redelivers no record: only records are published"))
+	}
+	if err != nil {
+		return 0, err
+	}
+	topic, ok := w.config.Planner().Policy().TargetOf(destination.Source, record.Topic, record.OriginalTopic)
+	switch {
+	case w.config.Publisher == nil:
+		return 0, requestError(destination, errors.New("this process has no client for sources"))
+	case !ok:
+		return 0, requestError(destination, fmt.Errorf("no topic to publish to: replayTo is %q, the record is of topic %q, "+
+			"and failed in topic %q", destination.Source.ReplayTo, record.Topic, record.OriginalTopic))
+	}
+	value, err := valueOf(&record, job.Args.Payload)
+	if err != nil {
+		return 0, requestError(destination, err)
+	}
+	id, err := queries.BeginDelivery(ctx, dbsqlc.BeginDeliveryParams{
+		Entry: record.EntryID, Queue: queue.Name, Job: job.ID, CreatedAt: job.CreatedAt,
+		Cluster: destination.Source.Cluster, Topic: topic,
+	})
+	if err != nil {
+		return 0, err
+	}
+	target := source.Target{
+		Source: destination.Source.Name, Cluster: destination.Source.Cluster, Topic: topic, Partition: source.Unknown,
+	}
+	if topic == record.OriginalTopic {
+		target.Partition = record.OriginalPartition
+	}
+	stored, err := w.config.Publisher.Publish(ctx, target, source.Message{
+		Key: record.Key, Value: value, Headers: headersOf(&record, id), Time: record.At,
+	})
+	if err != nil {
+		return 0, publishError(ctx, destination, topic, err, hide)
+	}
+	return 0, queries.EndDelivery(ctx, dbsqlc.EndDeliveryParams{
+		ID: id, Partition: stored.Partition, StoredAt: stored.Offset,
+	})
+}
+
+// valueOf returns the value to publish: the record's bytes, unless an operator edited the payload.
+func valueOf(record *dbsqlc.RecordOfJobRow, edited json.RawMessage) ([]byte, error) {
+	switch {
+	case record.Form == source.FormAbsent:
+		return nil, errors.New("the record is larger than maxRecordBytes: its value lies in its topic alone")
+	case !record.Edited:
+		return record.Value, nil
+	case record.Form == source.FormJSON || record.Form == source.FormNull:
+		return edited, nil
+	case record.Form == source.FormText:
+		var text string
+		if err := json.Unmarshal(edited, &text); err != nil {
+			return nil, errors.New("the record's value is a text, and the edited payload is not")
+		}
+		return []byte(text), nil
+	}
+	return nil, errors.New("the record's value is binary: an edited payload cannot be published")
+}
+
+// headersOf returns the headers of a record, with those of dlqd in place of earlier ones.
+func headersOf(record *dbsqlc.RecordOfJobRow, delivery uuid.UUID) []source.Header {
+	headers := make([]source.Header, 0, len(record.HeaderKeys)+3)
+	for i, key := range record.HeaderKeys {
+		switch string(key) {
+		case source.HeaderEntry, source.HeaderDelivery, source.HeaderReplay:
+		default:
+			headers = append(headers, source.Header{Key: string(key), Value: record.HeaderValues[i]})
+		}
+	}
+	headers = append(headers, source.Header{Key: source.HeaderEntry, Value: []byte(record.EntryID.String())},
+		source.Header{Key: source.HeaderDelivery, Value: []byte(delivery.String())})
+	if record.RunID != uuid.Nil {
+		headers = append(headers, source.Header{Key: source.HeaderReplay, Value: []byte(record.RunID.String())})
+	}
+	return headers
+}
+
+// publishError returns the error of a record that was not acknowledged.
+func publishError(ctx context.Context, destination *policy.Destination, topic string, err error,
+	hide func(string) string,
+) error {
+	if structured, ok := errors.AsType[*riverdlq.Error](err); ok {
+		return structured
+	}
+	failure := &riverdlq.Error{
+		Type: TypePublish, Message: excerpt(hide(err.Error())), Context: contextOf(destination), Class: riverdlq.ClassTransient,
+	}
+	failure.Context["topic"] = topic
+	switch {
+	case errors.Is(err, source.ErrUnpublishable):
+		failure.Type, failure.Class = TypeRequest, riverdlq.ClassValidation
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		failure.Type = TypeTimeout
+	}
+	return failure
+}

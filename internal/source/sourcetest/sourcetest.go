@@ -1,0 +1,161 @@
+// Package sourcetest has a broker in memory, for tests of what does not depend on a kind of broker.
+package sourcetest
+
+import (
+	"context"
+	"errors"
+	"hash/fnv"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/riverdlq"
+	"github.com/dlqd/dlqd/internal/source"
+)
+
+// Partitions is the number of partitions of each topic.
+const Partitions = 3
+
+// HeaderError is the header with the error of a dead letter, and HeaderTopic that with its original topic.
+const (
+	HeaderError = "error"
+	HeaderTopic = "original-topic"
+)
+
+// Broker is a broker in memory. A topic exists from its first record on.
+type Broker struct {
+	// Refuse, if not nil, is called before a record is published.
+	Refuse func(target source.Target, m source.Message) error
+
+	mu     sync.Mutex
+	topics map[string]*topic
+	grown  chan struct{} // closed when a record comes
+}
+
+type topic struct {
+	id         uuid.UUID
+	partitions [Partitions][]source.Message
+}
+
+// New returns an empty broker.
+func New() *Broker { return &Broker{topics: map[string]*topic{}, grown: make(chan struct{})} }
+
+// Open implements source.Open.
+func (b *Broker) Open(*policy.Policy) (source.Broker, error) { return b, nil }
+
+// Close implements source.Broker.
+func (b *Broker) Close() {}
+
+// Publish implements source.Publisher.
+func (b *Broker) Publish(_ context.Context, target source.Target, m source.Message) (source.Acknowledgement, error) {
+	if b.Refuse != nil {
+		if err := b.Refuse(target, m); err != nil {
+			return source.Acknowledgement{}, err
+		}
+	}
+	return b.Add(target.Topic, m), nil
+}
+
+// Add adds a record to a topic.
+func (b *Broker) Add(name string, m source.Message) source.Acknowledgement {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.topics[name] == nil {
+		b.topics[name] = &topic{id: uuid.New()}
+	}
+	hash := fnv.New32a()
+	_, _ = hash.Write(m.Key)
+	p := int32(hash.Sum32() % Partitions)
+	records := &b.topics[name].partitions[p]
+	*records = append(*records, m)
+	close(b.grown)
+	b.grown = make(chan struct{})
+	return source.Acknowledgement{Partition: p, Offset: int64(len(*records) - 1)}
+}
+
+// Records returns the records of a topic, by partition.
+func (b *Broker) Records(name string) []source.Message {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.topics[name] == nil {
+		return nil
+	}
+	return slices.Concat(b.topics[name].partitions[:]...)
+}
+
+// Read implements source.Broker.
+func (b *Broker) Read(ctx context.Context, s *policy.TopicSource, into source.Appender) error {
+	for {
+		b.mu.Lock()
+		grown, topics := b.grown, maps.Clone(b.topics)
+		b.mu.Unlock()
+		for name, t := range topics {
+			if !s.Topics.Match(name) {
+				continue
+			}
+			for p := range int32(Partitions) {
+				if err := b.readPartition(ctx, s, into, name, t, p); err != nil {
+					return err
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-grown:
+		}
+	}
+}
+
+func (b *Broker) readPartition(ctx context.Context, s *policy.TopicSource, into source.Appender, name string, t *topic,
+	p int32,
+) error {
+	at := source.Partition{Cluster: s.Cluster, Topic: name, TopicID: t.id, Partition: p}
+	for {
+		next, known, err := into.Position(ctx, at)
+		if err != nil {
+			return err
+		}
+		b.mu.Lock()
+		records := slices.Clone(t.partitions[p])
+		b.mu.Unlock()
+		end := int64(len(records))
+		batch := source.Batch{Partition: at, Source: s.Name, First: next, Next: end, Start: !known}
+		for offset := next; offset < end; offset++ {
+			batch.Records = append(batch.Records, record(offset, records[offset]))
+		}
+		if known && next >= end {
+			into.Progress(source.Progress{
+				Partition: at, Source: s.Name, State: source.StateCaughtUp, Next: next, End: end,
+			})
+			return nil
+		}
+		_, err = into.Append(ctx, batch)
+		var position *source.PositionError
+		if err != nil && !errors.As(err, &position) {
+			return err
+		}
+	}
+}
+
+// record returns a dead letter as a reader would.
+func record(offset int64, m source.Message) source.Record {
+	r := source.Record{Offset: offset, Time: m.Time, Key: m.Key, Value: m.Value, Headers: m.Headers}
+	if r.Time.IsZero() {
+		r.Time = time.Now()
+	}
+	r.Failure.Original = source.Origin{Partition: source.Unknown, Offset: source.Unknown}
+	for _, h := range m.Headers {
+		switch h.Key {
+		case HeaderError:
+			r.Failure.Error = riverdlq.Error{Type: "CONSUMER_ERROR", Class: riverdlq.ClassBusiness, Message: string(h.Value)}
+		case HeaderTopic:
+			r.Failure.Original.Topic = string(h.Value)
+		}
+	}
+	return r
+}
