@@ -53,6 +53,8 @@ var tables = map[string][]string{
 	"saved_views":             {"deadletter"},
 	"sessions":                {"access"},
 	"settings":                {"automatic", "deadletter", "replica", "retention"},
+	"source_positions":        {"source"},
+	"source_progress":         {"source"},
 	"tokens":                  {"access"},
 	"river.river_job":         {"breaker", "delivery", "ingest", "worker", "metrics"},
 }

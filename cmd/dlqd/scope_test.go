@@ -87,6 +87,7 @@ var commandRequests = []struct {
 		"reset-circuit-breaker", "breakers reset queue:{queue} --json", "/api/circuit-breakers/queue:{queue}/reset",
 		`{}`, false,
 	},
+	{"list-sources", "sources --json", "/api/sources", "", false},
 	{"get-automatic", "automatic --json", "/api/dlq/automatic", "", false},
 	{
 		"set-automatic", "automatic off --queue {queue} --json", "/api/dlq/automatic/set",

@@ -87,6 +87,7 @@ var needs = map[string]need{
 	"cancel-job": {access.Operator, true}, "retry-job": {access.Operator, true},
 	"list-circuit-breakers": {access.Reader, true}, "open-circuit-breaker": {access.Operator, true},
 	"reset-circuit-breaker": {access.Operator, true},
+	"list-sources":          {access.Reader, true},
 	"get-automatic":         {access.Reader, false},
 	"stop-automatic":        {access.Operator, false}, "resume-automatic": {access.Operator, false},
 	"get-restored": {access.Operator, false}, "resume-restored": {access.Operator, false},

@@ -41,6 +41,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/internal/replica"
+	"github.com/dlqd/dlqd/internal/source"
 	"github.com/dlqd/dlqd/internal/strategy"
 	"github.com/dlqd/dlqd/internal/telemetry"
 	"github.com/dlqd/dlqd/internal/worker"
@@ -108,6 +109,7 @@ type Config struct {
 	DraftFiles   []string
 	Parked       func([]worker.Parked) // called with the entries that a reclassification parked; may be nil
 	Breakers     *breaker.Breakers
+	Sources      *source.Store
 	Replayer     *replay.Replayer
 	Approvals    *approval.Store
 	Groups       *group.Store
@@ -264,6 +266,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 		{Name: "queues", Description: "List, pause and resume queues."},
 		{Name: "jobs", Description: "River's jobs: messages, and jobs of applications, that are no dead letters yet or any more."},
 		{Name: "circuit breakers", Description: "Breakers that stop deliveries to a failing destination."},
+		{Name: "sources", Description: "Topics whose dead letters dlqd reads."},
 		{Name: operationsTag, Description: "Health and settings of dlqd itself."},
 	}
 	api := humago.New(mux, humaConfig)
@@ -288,6 +291,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	s.registerCapture(api)
 	s.registerReclassify(api)
 	s.registerBreakers(api)
+	s.registerSources(api)
 	s.registerOperations(api)
 	s.registerLogLevel(api)
 	s.registerAccess(api)

@@ -285,6 +285,7 @@ var operations = []operation{
 	{"list-circuit-breakers", "GET", "/api/circuit-breakers", access.Reader, "", "", ""},
 	{"open-circuit-breaker", "POST", "/api/circuit-breakers/queue:{id}/open", access.Operator, "", "queue", ""},
 	{"reset-circuit-breaker", "POST", "/api/circuit-breakers/queue:{id}/reset", access.Operator, "", "queue", ""},
+	{"list-sources", "GET", "/api/sources", access.Reader, "", "", ""},
 	{"get-automatic", "GET", "/api/dlq/automatic", access.Reader, "", "", "everything"},
 	{
 		"set-automatic", "POST", "/api/dlq/automatic/set", access.Operator, `{"queue": "pay_eu", "enabled": false}`,

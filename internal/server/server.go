@@ -306,7 +306,7 @@ func (s *Server) start(ctx context.Context) error {
 	if s.config.OpenSources != nil && (s.config.Process || s.config.DLQWorkers) {
 		s.sources = &source.Client{
 			Open: s.config.OpenSources, Policy: s.policy, Logger: s.logger.With("part", "sources"),
-			Store: &source.Store{DB: s.store.DB(), Policy: s.policy, Logger: s.logger.With("part", "sources")},
+			Store: s.sourceStore(),
 		}
 		s.loops.Add(s.sources.Loop())
 	}
@@ -466,6 +466,10 @@ func (s *Server) startProcessing(ctx context.Context) error {
 	}
 	s.loops.Add(s.queues, releaser.Loop())
 	return s.process.Once(ctx) // announces the queues
+}
+
+func (s *Server) sourceStore() *source.Store {
+	return &source.Store{DB: s.store.DB(), Policy: s.policy, Logger: s.logger.With("part", "sources")}
 }
 
 // publisher returns what publishes the records of entries, or nil.
@@ -736,7 +740,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 	handler := api.New(api.Config{
 		Access: s.access, Replica: s.replica, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Groups: s.groups,
 		Archive: s.archive, Planner: s.planner.Load,
-		Breakers: s.breakers, River: riverAdmin, Metrics: s.metrics, Logger: s.logger,
+		Breakers: s.breakers, Sources: s.sourceStore(), River: riverAdmin, Metrics: s.metrics, Logger: s.logger,
 		MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,
 		Tracer: s.telemetry.Tracer, Replayer: s.replayer(),

@@ -225,7 +225,7 @@ func describe(source *policy.TopicSource, batch *Batch, r *Record, plain bool) (
 	}
 	for i, h := range r.Headers {
 		d.Headers[i] = [2][]byte{[]byte(h.Key), h.Value}
-		if isText(h.Value) && len(h.Value) <= message.MaxHeaderBytes && isText([]byte(h.Key)) && !plain {
+		if h.Value != nil && isText(h.Value) && len(h.Value) <= message.MaxHeaderBytes && isText([]byte(h.Key)) && !plain {
 			event.Headers[h.Key] = string(h.Value)
 		}
 		if h.Key == HeaderDelivery {
@@ -300,7 +300,6 @@ func contextOf(batch *Batch, d *stored, context map[string]any) json.RawMessage 
 // their number and hash are shown: masks find nothing in encoded bytes. Neither do they in JSON that the
 // database cannot hold.
 func (r *Record) payload(most int, plain bool) (form string, payload json.RawMessage) {
-	trimmed := bytes.TrimSpace(r.Value)
 	switch {
 	case r.Value == nil:
 		return FormNull, json.RawMessage("null")
@@ -311,8 +310,8 @@ func (r *Record) payload(most int, plain bool) (form string, payload json.RawMes
 	case r.Payload != nil && message.CheckJSON(r.Payload) == nil:
 		return FormDecoded, r.Payload
 	case message.CheckJSON(r.Value) == nil:
-		return FormJSON, trimmed
-	case isText(r.Value) && !bytes.HasPrefix(trimmed, []byte("{")) && !bytes.HasPrefix(trimmed, []byte("[")):
+		return FormJSON, bytes.TrimSpace(r.Value)
+	case isText(r.Value) && !hasFields(r.Value):
 		raw, err := json.Marshal(string(r.Value))
 		if err == nil {
 			return FormText, raw
@@ -330,17 +329,23 @@ func (r *Record) payload(most int, plain bool) (form string, payload json.RawMes
 }
 
 // orderingKey returns a record's key as an ordering key: the key itself, or its hash if the key is no
-// short text.
+// short text, or has fields that masks by path would not find.
 func orderingKey(key []byte) *string {
 	if key == nil {
 		return nil
 	}
 	text := string(key)
-	if !isText(key) || len(key) > maxKeyBytes || text == "" {
+	if !isText(key) || len(key) > maxKeyBytes || text == "" || hasFields(key) {
 		sum := sha256.Sum256(key)
 		text = "sha256:" + hex.EncodeToString(sum[:])
 	}
 	return &text
+}
+
+// hasFields reports whether a text may be a JSON object or array.
+func hasFields(text []byte) bool {
+	text = bytes.TrimSpace(text)
+	return bytes.HasPrefix(text, []byte("{")) || bytes.HasPrefix(text, []byte("["))
 }
 
 // isText reports whether the database can hold bytes as text.
