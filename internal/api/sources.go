@@ -12,7 +12,7 @@ import (
 
 // SourcesOutputBody lists the partitions that sources read.
 type SourcesOutputBody struct {
-	Partitions []source.Status `json:"partitions" doc:"What the readers of sources reported last, by source, topic and partition."`
+	Partitions []source.PartitionStatus `json:"partitions" doc:"What the readers of sources reported last, by source, topic and partition."`
 }
 
 // ListSources lists the partitions that sources read.
@@ -24,7 +24,7 @@ func (s *service) registerSources(api huma.API) {
 		Tags:    []string{"sources"},
 		Summary: "List the partitions that sources read", Errors: []int{503},
 	}
-	example(&list, http.StatusOK, map[string]any{"partitions": []source.Status{{
+	example(&list, http.StatusOK, map[string]any{"partitions": []source.PartitionStatus{{
 		Source: "orders", Cluster: "main", Topic: "dlq.prod.payments", Queue: "orders", State: source.StateReading,
 		Next: &next, Lag: &lag, Records: 810, Holes: 2, At: time.Date(2026, 11, 28, 9, 30, 0, 0, time.UTC),
 	}}})

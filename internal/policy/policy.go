@@ -1,6 +1,6 @@
 // Package policy reads and checks the configuration that teams keep in Git: the queues, where their
 // messages go, how they are retried, what errors mean, what happens to dead letters, and who may do what. A policy is
-// a directory of six optional files, with overlays for each environment; see docs/policy.md.
+// a directory of seven optional files, with overlays for each environment; see docs/policy.md.
 package policy
 
 import (
@@ -19,7 +19,7 @@ import (
 // DefaultQueue is the name of the queue of a policy that defines none.
 const DefaultQueue = "default"
 
-// Policy is the whole configuration: the six files on top of the built-in defaults.
+// Policy is the whole configuration: the seven files on top of the built-in defaults.
 type Policy struct {
 	RetryPolicies
 

@@ -64,6 +64,19 @@ func (b *bundle) one(sql string, args ...any) string {
 	return got
 }
 
+func (b *bundle) write(sql string, args ...any) {
+	b.Helper()
+	_, err := b.pool.Exec(b.Context(), sql, args...)
+	require.NoError(b, err)
+}
+
+// sendBack replays an entry.
+func (b *bundle) sendBack(id string) {
+	b.Helper()
+	status, answer := b.replay(id, `{}`)
+	require.Less(b, status, 300, answer)
+}
+
 func header(m source.Message, key string) string {
 	for _, h := range m.Headers {
 		if h.Key == key {
@@ -117,4 +130,152 @@ func TestPublish_SendsBytesBackAndReturns(t *testing.T) {
 	sent = broker.Records("in.pay")
 	require.Len(t, sent, 2)
 	require.NotEqual(t, delivery, header(sent[1], source.HeaderDelivery))
+}
+
+func TestReturn_IgnoresForgedDelivery(t *testing.T) {
+	t.Parallel()
+	b, broker := setupSources(t, policytest.Files{"sources": `
+  other: {cluster: main, topics: [other.dlt], replayTo: other}
+`})
+	fail(broker, "dlq.prod.pay", "cus_1", `{"amount": 1}`, "declined")
+	b.await("dlq_manual", "SELECT coalesce(min(status::text), '') FROM dlq.dead_letter_queue")
+	id := b.one("SELECT id::text FROM dlq.dead_letter_queue")
+	b.sendBack(id)
+	b.await("dlq_resolved", "SELECT status::text FROM dlq.dead_letter_queue WHERE id = $1", id)
+
+	forged := broker.Records("in.pay")[0]
+	broker.Add("other.dlt", forged)
+	b.await("2", "SELECT count(*)::text FROM dlq.dead_letter_queue")
+	require.Equal(t, "dlq_resolved", b.one("SELECT status::text FROM dlq.dead_letter_queue WHERE id = $1", id),
+		"a record of another queue does not touch the entry")
+	require.Equal(t, "0", b.one("SELECT count(*)::text FROM dlq.job_facts WHERE fact = 'returned'"))
+
+	// After a purge, the record becomes a new entry.
+	require.Equal(t, "1", b.one("SELECT dlq.delete_entries(ARRAY[$1::uuid])::text", id))
+	broker.Add("dlq.prod.pay", forged)
+	b.await("1", "SELECT count(*)::text FROM dlq.dead_letter_queue WHERE queue = 'orders' AND stage <> 'inbox'")
+	require.NotEqual(t, id, b.one("SELECT id::text FROM dlq.dead_letter_queue WHERE queue = 'orders'"))
+}
+
+func TestPublish_RepeatsWithTheSameDelivery(t *testing.T) {
+	t.Parallel()
+	b, broker := setupSources(t, policytest.Files{})
+	b.write(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+		$$BEGIN RAISE EXCEPTION 'the process dies after the publish'; END$$`)
+	b.write(`CREATE TRIGGER refuse BEFORE UPDATE OF acknowledged_at ON dlq.source_deliveries
+		FOR EACH ROW WHEN (NEW.acknowledged_at IS NOT NULL) EXECUTE FUNCTION refuse()`)
+	fail(broker, "dlq.prod.pay", "cus_1", `{"amount": 1}`, "declined")
+	b.await("dlq_manual", "SELECT coalesce(min(status::text), '') FROM dlq.dead_letter_queue")
+	id := b.one("SELECT id::text FROM dlq.dead_letter_queue")
+	b.sendBack(id)
+	require.Eventually(t, func() bool { return len(broker.Records("in.pay")) == 1 }, 3*time.Minute, 20*time.Millisecond)
+	b.await("true", "SELECT (status <> 'dlq_processing')::text FROM dlq.dead_letter_queue WHERE id = $1", id)
+	require.Equal(t, "1 0", b.one(`SELECT count(*) || ' ' || count(acknowledged_at) FROM dlq.source_deliveries`),
+		"the intent is committed before the record is published")
+	require.Equal(t, header(broker.Records("in.pay")[0], source.HeaderDelivery), b.one("SELECT id::text FROM dlq.source_deliveries"))
+	require.Equal(t, "true", b.one(`SELECT (dlq.begin_delivery(entry_id, queue, job_id, job_created_at, cluster, topic) = id)::text
+		FROM dlq.source_deliveries`), "the same job has the same delivery")
+}
+
+// Records of one key go back in their order, also while an earlier one waits for an operator.
+func TestPublish_KeepsTheOrderOfAKey(t *testing.T) {
+	t.Parallel()
+	b, broker := setupSources(t, policytest.Files{"retry-policies": "queues: {orders: {ordering: true}, default: {}}\n" +
+		"destinations: {default: {url: 'http://127.0.0.1:1/'}}\n"})
+	for i := range 5 {
+		fail(broker, "dlq.prod.pay", "cus_1", `{"n": `+string(rune('1'+i))+`}`, "declined")
+	}
+	b.await("5", "SELECT count(*)::text FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'")
+	var first, last string
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT (array_agg(id ORDER BY (record)."offset"))[1]::text,
+		(array_agg(id ORDER BY (record)."offset"))[5]::text FROM dlq.dead_letter_queue`).Scan(&first, &last))
+	b.sendBack(last)
+	b.await("true", `SELECT coalesce(bool_or(metadata @> '{"dlq:held": "order"}'), false)::text FROM river_job`)
+	require.Empty(t, broker.Records("in.pay"), "the last one waits for those before it")
+	status, answer, _ := b.call("POST", "/api/dlq/replay", `{"filter": {"queue": ["orders"]}}`)
+	require.Less(t, status, 300, answer)
+	b.await("5", "SELECT count(*)::text FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'")
+	var sent []string
+	for _, m := range broker.Records("in.pay") {
+		sent = append(sent, string(m.Value))
+	}
+	require.Equal(t, []string{`{"n": 1}`, `{"n": 2}`, `{"n": 3}`, `{"n": 4}`, `{"n": 5}`}, sent)
+	require.Equal(t, "0", b.one("SELECT count(*)::text FROM dlq.ordered_jobs"))
+}
+
+// An entry of a record and one of a job go through the same moves, lists, filters, exports, pages and undo.
+func TestSources_WalkLikeMessages(t *testing.T) {
+	t.Parallel()
+	b, broker := setupSources(t, policytest.Files{})
+	fail(broker, "dlq.prod.pay", "cus_1", `{"customer": "c1"}`, "declined")
+	b.write(`INSERT INTO river_job (kind, args, max_attempts, queue) VALUES ('k', '{"customer": "c1"}', 3, 'app')`)
+	b.write(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 3, errors = ARRAY[
+		'{"at": "2026-01-01T00:00:00Z", "attempt": 3, "error": "declined", "trace": ""}'::jsonb]`)
+	b.await("2", "SELECT count(*)::text FROM dlq.dead_letter_queue WHERE stage = 'open' AND status = 'dlq_manual'")
+	for _, queue := range []string{"orders", "app"} {
+		id := b.one("SELECT id::text FROM dlq.dead_letter_queue WHERE queue = $1", queue)
+		get := func(path string) map[string]any {
+			status, answer, _ := b.call("GET", path, "")
+			require.Equal(t, 200, status, "%s %s: %v", queue, path, answer)
+			return answer
+		}
+		found := func(filter string) {
+			answer := get("/api/dlq/entries?" + filter)
+			require.Len(t, answer["entries"], 1, "%s %s", queue, filter)
+		}
+		found("queue=" + queue)
+		found("queue=" + queue + "&status=dlq_manual")
+		found("queue=" + queue + "&errorMessage=declined")
+		found("queue=" + queue + "&payload=" + `%7B%22customer%22%3A%22c1%22%7D`)
+		for _, format := range []string{"csv", "ndjson"} {
+			status, answer, _ := b.call("POST", "/api/dlq/export", `{"filter": {"queue": ["`+queue+`"]}, "format": "`+format+`"}`)
+			require.Equal(t, 200, status, answer)
+			require.Contains(t, answer["text"], id)
+		}
+		page, _, _ := b.call("GET", "/dead-letters/"+id, "")
+		require.Equal(t, 200, page)
+		move := func(verb, body, want string) {
+			status, answer, _ := b.call("POST", "/api/dlq/entries/"+id+"/"+verb, body)
+			require.Less(t, status, 300, "%s %s: %v", queue, verb, answer)
+			require.Equal(t, want, b.one("SELECT status::text FROM dlq.dead_letter_queue WHERE id = $1", id), verb)
+		}
+		move("resolve", `{"note": "by hand"}`, "dlq_resolved")
+		move("reopen", `{"note": "not done"}`, "dlq_manual")
+		move("discard", `{"note": "not wanted"}`, "dlq_archived")
+		status, answer, _ := b.call("POST", "/api/dlq/undo/"+b.one(`SELECT operation::text FROM dlq.dead_letter_transitions
+			WHERE entry_id = $1 AND reason = 'discarded'`, id), `{}`)
+		require.Less(t, status, 300, answer)
+		require.Equal(t, "dlq_manual", b.one("SELECT status::text FROM dlq.dead_letter_queue WHERE id = $1", id), "undo")
+		require.Equal(t, "0", b.one("SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND reason IS NULL", id))
+
+		// Archive and restore.
+		move("discard", `{"note": "not wanted"}`, "dlq_archived")
+		before := b.one("SELECT to_jsonb(e)::text FROM dlq.dead_letter_queue e WHERE id = $1", id)
+		require.Equal(t, "1", b.one("SELECT dlq.delete_entries(ARRAY[$1::uuid])::text", id))
+		b.write("SELECT dlq.restore_entries(jsonb_build_array($1::jsonb), now() + interval '1 day')", before)
+		require.JSONEq(t, before, b.one("SELECT to_jsonb(e)::text FROM dlq.dead_letter_queue e WHERE id = $1", id))
+
+		// Erasure.
+		status, answer, _ = b.call("POST", "/api/dlq/erasures", `{"filter": {"ids": ["`+id+`"]}, "note": "request 7"}`)
+		require.Less(t, status, 300, answer)
+		b.await(`{"erased": true}`, "SELECT original_event::text FROM dlq.dead_letter_queue WHERE id = $1", id)
+		require.Equal(t, "true", b.one(`SELECT ((record).value IS NULL AND (record).key IS NULL
+			AND (record).header_values IS NULL)::text FROM dlq.dead_letter_queue WHERE id = $1`, id))
+	}
+}
+
+func TestSources_AreOffForAutomaticRedelivery(t *testing.T) {
+	t.Parallel()
+	b, broker := setupSources(t, policytest.Files{})
+	m := source.Message{Key: []byte("k"), Value: []byte("1"), Headers: []source.Header{
+		{Key: "error-transient", Value: []byte("x")},
+	}}
+	broker.Add("dlq.prod.pay", m)
+	b.await("1", "SELECT count(*)::text FROM dlq.dead_letter_queue WHERE stage = 'open' AND strategy IS NOT NULL")
+	require.Equal(t, "false", b.one("SELECT dlq.automatic_for('orders', 'dlq.prod.pay', 'transient', 'dlqd_message')::text"))
+	require.Eventually(t, func() bool {
+		_, answer, _ := b.call("GET", "/api/sources", "")
+		partitions, _ := answer["partitions"].([]any)
+		return len(partitions) == sourcetest.Partitions
+	}, 3*time.Minute, 100*time.Millisecond)
 }

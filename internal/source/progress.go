@@ -56,8 +56,8 @@ func (s *Store) writeProgress(ctx context.Context) error {
 	return nil
 }
 
-// Status is the state of one partition that a source reads, or of a topic or the whole source.
-type Status struct {
+// PartitionStatus is the state of one partition that a source reads, or of a topic or the whole source.
+type PartitionStatus struct {
 	Source    string     `json:"source" doc:"Name of the source in the policy."`
 	Cluster   string     `json:"cluster" doc:"Name of the cluster in the policy."`
 	Topic     string     `json:"topic" doc:"Name of the topic; empty for the source itself."`
@@ -75,15 +75,15 @@ type Status struct {
 }
 
 // List returns the state of the partitions of all sources in the caller's scope.
-func (s *Store) List(ctx context.Context) ([]Status, error) {
+func (s *Store) List(ctx context.Context) ([]PartitionStatus, error) {
 	rows, err := dbsqlc.New(s.DB).ListPartitions(ctx)
 	if err != nil {
 		return nil, err
 	}
-	list := make([]Status, len(rows))
+	list := make([]PartitionStatus, len(rows))
 	for i := range rows {
 		r := &rows[i]
-		list[i] = Status{
+		list[i] = PartitionStatus{
 			Source: r.Source, Cluster: r.Cluster, Topic: r.Topic, Partition: r.Partition, Queue: r.Queue, State: r.State,
 			Records: r.Records, Holes: r.Holes, Lost: r.Lost, Error: r.Error, At: r.At,
 		}
