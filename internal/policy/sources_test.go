@@ -1,0 +1,80 @@
+package policy_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+)
+
+func TestSources_ReportMistakesWithLines(t *testing.T) {
+	t.Parallel()
+	dir := policytest.Dir(t, policytest.Files{"sources": `clusters:
+  main:
+    brokers: [kafka]
+    sasl: {mechanism: PLAIN}
+sources:
+  a: {cluster: main, topics: [dlq.*]}
+  b: {cluster: main, topics: [dlq.pay], queue: a}
+  c: {cluster: other, topics: ["*.*"], replayTo: dlq.x}
+  d: {cluster: main, topics: [d], replayTo: dlq.x, envelope: protobuf}
+  default: {cluster: main, topics: [e]}
+`})
+	_, err := policy.Load(policy.Source{Dir: dir, Destination: policytest.Destination})
+	require.Error(t, err)
+	text := strings.ReplaceAll(err.Error(), filepath.Join(dir, "sources.yaml"), "sources.yaml")
+	for _, want := range []string{
+		`sources.yaml:3: clusters.main.brokers[0]: "kafka" is not host:port`,
+		"sources.yaml:4: clusters.main.sasl.passwordFile: is required for PLAIN",
+		"sources.yaml:4: clusters.main.sasl.username: is required for PLAIN",
+		`sources.yaml:7: sources.b.topics: source a reads topics that match "dlq.pay", too`,
+		`sources.yaml:7: sources.b.queue: queue "a" is that of source a; each source has its own`,
+		`sources.yaml:8: sources.c.cluster: unknown cluster "other" (known: main)`,
+		`sources.yaml:8: sources.c.topics: "*.*" is not the name of a topic, with one * at most`,
+		"sources.yaml:9: sources.d.replayTo: source a reads this topic: records would come back at once",
+		"sources.yaml:9: sources.d: descriptorFile and messageType are required for the envelope protobuf",
+		"sources.yaml:10: sources.default: the policy has a destination of this name; a source has its own",
+	} {
+		require.Contains(t, text, want)
+	}
+}
+
+func TestSources_HaveQueueAndDestination(t *testing.T) {
+	t.Parallel()
+	dir := policytest.Dir(t, policytest.Files{"sources": `
+clusters:
+  main: {brokers: ["kafka:9092"], tls: {enabled: true}, sasl: {mechanism: PLAIN, username: dlqd, passwordFile: secret}}
+sources:
+  nodes: {cluster: main, topics: [other, dlq.prod.*], replayTo: "in.{*}", redeliveriesPerSecond: 5}
+  plain: {cluster: main, topics: [plain.dlt], queue: orders, kind: "order.{topic}"}
+`})
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "secret"), []byte("hunter2\n"), 0o600))
+	p, err := policy.Load(policy.Source{Dir: dir, Destination: policytest.Destination})
+	require.NoError(t, err)
+	require.Equal(t, policy.Secret("hunter2"), p.Sources.Clusters["main"].SASL.Password)
+	for _, s := range p.Settings() {
+		require.NotContains(t, s.String(), "hunter2")
+	}
+	nodes, plain := p.Sources.Sources["nodes"], p.Sources.Sources["plain"]
+	require.Same(t, nodes, p.DestinationOf("nodes").Source)
+	require.Equal(t, policy.Pace{Name: "destination:nodes", PerSecond: 5}, p.PaceOf("nodes"))
+	require.Equal(t, "kafka://main", p.DestinationOf("orders").ShownURL())
+	require.False(t, p.Routing.Automatic.Queues["orders"].Enabled)
+	require.Equal(t, "order.o", plain.KindOf("plain.dlt", "o"))
+
+	topic, ok := p.TargetOf(nodes, "dlq.prod.pay", "")
+	require.True(t, ok)
+	require.Equal(t, "in.pay", topic)
+	topic, ok = p.TargetOf(plain, "plain.dlt", "orders.v1")
+	require.True(t, ok)
+	require.Equal(t, "orders.v1", topic)
+	for _, original := range []string{"", "plain.dlt", "dlq.prod.x"} {
+		_, ok = p.TargetOf(plain, "plain.dlt", original)
+		require.False(t, ok, original)
+	}
+}
