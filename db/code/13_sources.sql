@@ -25,8 +25,6 @@ COMMENT ON COLUMN dlq.record.value IS 'Value of the record; null for a null or a
 COMMENT ON COLUMN dlq.record.header_keys IS 'Keys of the headers, in order.';
 COMMENT ON COLUMN dlq.record.header_values IS 'Values of the headers, in the order of the keys.';
 
-COMMENT ON SEQUENCE dlq.record_ids IS 'Numbers of records: below zero, they are the job ids of their entries.';
-
 -- append_records stores a batch and moves the position in one transaction. Of readers of the same partition, the row
 -- of the position lets one at a time pass, and only at the position.
 CREATE OR REPLACE FUNCTION dlq.append_records(p_source text, p_queue text, p_cluster text, p_topic text,

@@ -26,7 +26,7 @@ ALTER TABLE dlq.dead_letter_queue ADD COLUMN record dlq.record;
 COMMENT ON COLUMN dlq.dead_letter_queue.record IS
     'The record of a topic from which the entry was made; null for an entry of a job.';
 
-CREATE SEQUENCE dlq.record_ids;
+CREATE SEQUENCE dlq.record_ids OWNED BY dlq.dead_letter_queue.river_job_id;
 
 CREATE TABLE dlq.source_positions (
     cluster      text NOT NULL,

@@ -278,6 +278,14 @@ func upper(text string) string {
 	return strings.ToUpper(text[:1]) + text[1:]
 }
 
+// attemptTitle returns the title of an attempt before the entry.
+func attemptTitle(e *deadletter.Entry, number int) string {
+	if e.Record != nil {
+		return fmt.Sprintf("attempt %d, outside dlqd", number)
+	}
+	return fmt.Sprintf("attempt %d of job %d", number, e.RiverJobID)
+}
+
 // attemptsOf lists the attempts: the next one, then the newest first.
 func attemptsOf(e *deadletter.Entry) []attempt {
 	var before, after []storedAttempt
@@ -285,8 +293,7 @@ func attemptsOf(e *deadletter.Entry) []attempt {
 	_ = json.Unmarshal(e.ReplayAttempts, &after)
 	var list []attempt
 	for _, k := range before {
-		title := fmt.Sprintf("attempt %d of job %d", k.Attempt, e.RiverJobID)
-		list = append(list, attempt{At: k.At, Title: title, Detail: k.detail(), Error: k.Error})
+		list = append(list, attempt{At: k.At, Title: attemptTitle(e, k.Attempt), Detail: k.detail(), Error: k.Error})
 	}
 	for i, k := range after {
 		at := k.EndedAt
@@ -299,8 +306,7 @@ func attemptsOf(e *deadletter.Entry) []attempt {
 	}
 	slices.Reverse(list)
 	if len(list) == 0 { // River writes a job's errors a moment after its state
-		list = append(list, attempt{At: e.LastFailedAt, Title: fmt.Sprintf("attempt %d of job %d", e.RetryCount,
-			e.RiverJobID), Error: fmt.Sprint(deref(e.ErrorMessage))})
+		list = append(list, attempt{At: e.LastFailedAt, Title: attemptTitle(e, e.RetryCount), Error: fmt.Sprint(deref(e.ErrorMessage))})
 	}
 	if e.Status == deadletter.Pending && e.NextRetryAt != nil {
 		list = append([]attempt{{At: *e.NextRetryAt, Title: nextStepTitle(e), Due: true}}, list...)

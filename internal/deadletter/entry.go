@@ -3,6 +3,7 @@ package deadletter
 
 import (
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/google/uuid"
@@ -57,6 +58,29 @@ type Summary struct {
 	Review         *Review    `json:"review,omitempty" doc:"The operator who has the entry in review; absent if none has." db:"-"`
 }
 
+// Record is the place of the record from which an entry was made, without its bytes.
+type Record struct {
+	Cluster           string    `json:"cluster" doc:"Name of the cluster in the policy."`
+	Topic             string    `json:"topic" doc:"The topic that dlqd read it from."`
+	Partition         int32     `json:"partition" doc:"Partition of the topic."`
+	Offset            int64     `json:"offset" doc:"Offset in the partition."`
+	At                time.Time `json:"at" doc:"Timestamp of the record."`
+	Group             string    `json:"group,omitempty" doc:"The consumer group that failed."`
+	Node              string    `json:"node,omitempty" doc:"The node of a pipeline that failed."`
+	OriginalTopic     string    `json:"originalTopic,omitempty" doc:"The topic in which the record failed."`
+	OriginalPartition *int32    `json:"originalPartition,omitempty" doc:"The partition in which it failed."`
+	OriginalOffset    *int64    `json:"originalOffset,omitempty" doc:"The offset at which it failed."`
+	Form              string    `json:"form" doc:"Form of the value: json, text, binary, decoded, null, or absent if it is larger than maxRecordBytes."`
+	Bytes             *int64    `json:"bytes,omitempty" doc:"Size of the value."`
+}
+
+// Place returns topic, partition and offset.
+func (r *Record) Place() string {
+	return fmt.Sprintf("%s/%d at offset %d", r.Topic, r.Partition, r.Offset)
+}
+	return fmt.Sprintf("%s/%d at offset %d", r.Topic, r.Partition, r.Offset)
+}
+
 // Entry is a dead letter with all its data.
 type Entry struct {
 	Summary
@@ -65,6 +89,7 @@ type Entry struct {
 	SourceID            *string         `json:"sourceId,omitempty" doc:"Identifies the sender." db:"source_id"`
 	SourceName          *string         `json:"sourceName,omitempty" doc:"Display name of the sender." db:"source_name"`
 	Version             *string         `json:"version,omitempty" doc:"Version of the message format." db:"event_version"`
+	Record              *Record         `json:"record,omitempty" doc:"The record of a topic from which the entry was made." db:"record"`
 	JobKind             string          `json:"jobKind" doc:"River's kind of the job." db:"job_kind"`
 	Tags                []string        `json:"tags" doc:"Tags of the job." db:"tags"`
 	OriginalEvent       json.RawMessage `json:"originalEvent" doc:"The complete message (the job's args). It never changes." db:"original_event"`

@@ -392,7 +392,12 @@ const entryColumns = summaryColumns + `,
 		error_stack_trace, error_context, retry_history, retry_count,
 		max_retries, dlq_max_retries, replay_attempts, rule, reported_class, ordering_key, parked_by, redelivery_job_id,
 			locked_by, locked_at,
-		notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, metadata`
+		notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, metadata,
+	CASE WHEN (record).topic IS NOT NULL THEN jsonb_strip_nulls(jsonb_build_object('cluster', (record).cluster,
+		'topic', (record).topic, 'partition', (record).partition, 'offset', (record)."offset", 'at', (record).at,
+		'group', (record).consumer_group, 'node', (record).node, 'originalTopic', (record).original_topic,
+		'originalPartition', (record).original_partition, 'originalOffset', (record).original_offset,
+		'form', (record).form, 'bytes', (record).size)) END AS record`
 
 // exportPage is the number of entries that an export reads at once.
 const exportPage = 200

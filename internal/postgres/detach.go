@@ -115,7 +115,8 @@ func (m *Migrator) dropData(ctx context.Context, dropSchema bool) ([]string, err
 			WHERE n.nspname = $1 AND c.relkind IN ('r', 'p') AND NOT c.relispartition
 			UNION ALL
 			SELECT format('DROP TYPE IF EXISTS %s CASCADE', t.oid::regtype) FROM pg_type t
-			JOIN pg_namespace n ON n.oid = t.typnamespace WHERE n.nspname = $1 AND t.typtype = 'e'`, m.Schemas.DLQ)
+			JOIN pg_namespace n ON n.oid = t.typnamespace WHERE n.nspname = $1 AND (t.typtype = 'e'
+				OR EXISTS (SELECT FROM pg_class c WHERE c.oid = t.typrelid AND c.relkind = 'c'))`, m.Schemas.DLQ)
 		if err != nil {
 			return err
 		}

@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"net/url"
 	"slices"
 	"testing"
 	"time"
@@ -103,6 +104,10 @@ func TestPublish_SendsBytesBackAndReturns(t *testing.T) {
 	require.Equal(t, "dlq.prod.pay", e["kind"])
 	require.Equal(t, "declined", e["errorMessage"])
 	require.Equal(t, "business", e["errorClass"])
+	place, ok := e["record"].(map[string]any)
+	require.True(t, ok, e)
+	require.Equal(t, "dlq.prod.pay", place["topic"])
+	require.EqualValues(t, 0, place["offset"])
 
 	status, answer, _ := b.call("POST", "/api/dlq/entries/"+id+"/replay", `{"note": "mended"}`)
 	require.Less(t, status, 300, answer)
@@ -225,8 +230,7 @@ func TestSources_WalkLikeMessages(t *testing.T) {
 		}
 		found("queue=" + queue)
 		found("queue=" + queue + "&status=dlq_manual")
-		found("queue=" + queue + "&errorMessage=declined")
-		found("queue=" + queue + "&payload=" + `%7B%22customer%22%3A%22c1%22%7D`)
+		found("q=" + url.QueryEscape(`queue:`+queue+` payload.customer:c1 declined`))
 		for _, format := range []string{"csv", "ndjson"} {
 			status, answer, _ := b.call("POST", "/api/dlq/export", `{"filter": {"queue": ["`+queue+`"]}, "format": "`+format+`"}`)
 			require.Equal(t, 200, status, answer)
