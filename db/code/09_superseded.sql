@@ -58,7 +58,7 @@ BEGIN
         WHERE e.id = ANY (p_ids) AND e.stage IN ('inbox', 'open', 'failed')
             AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(p_ids))
     LOOP
-        v_known := NOT v_late;
+        v_known := NOT v_late AND v_entry.river_job_id > 0; -- later work of a record is done outside dlqd
         v_job := NULL;
         BEGIN
             IF v_known AND v_entry.unique_key IS NOT NULL THEN

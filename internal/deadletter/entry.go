@@ -78,8 +78,6 @@ type Record struct {
 func (r *Record) Place() string {
 	return fmt.Sprintf("%s/%d at offset %d", r.Topic, r.Partition, r.Offset)
 }
-	return fmt.Sprintf("%s/%d at offset %d", r.Topic, r.Partition, r.Offset)
-}
 
 // Entry is a dead letter with all its data.
 type Entry struct {
