@@ -472,7 +472,8 @@ BEGIN
     -- Facts that are not applied yet, or that the database refuses, still say that the job ended, but
     -- lose its metadata and errors. A failure keeps one empty error: by its errors, dlq.is_failure tells a
     -- job that its worker cancelled from one that an operator cancelled.
-    UPDATE dlq.job_facts f SET job = f.job - '{refusal,row}'::text[] || '{"metadata": {}}' || CASE WHEN dlq.is_failure(f.job)
+    UPDATE dlq.job_facts f SET job = f.job - '{refusal,row}'::text[] || '{"metadata": {}}'
+        || CASE WHEN dlq.is_failure(f.job)
         THEN '{"errors": [{}]}' ELSE '{"errors": []}' END::jsonb
     WHERE f.job IS NOT NULL AND (f.entry_id = ANY (v_ids) OR (f.job_id, f.job_created_at) IN (
         SELECT e.river_job_id, e.job_created_at FROM dlq.dead_letter_queue e WHERE e.id = ANY (v_ids)

@@ -18,7 +18,8 @@ SELECT dlq.report_progress(@source::text, @cluster::text, @queue::text, @topics:
 -- ListPartitions returns the partitions of sources in the caller's scope: what their readers reported, and the ledger.
 -- An offset that is not known is -1, a time the epoch.
 SELECT p.source, p.cluster, p.topic, p.partition, p.queue, p.state, coalesce(p.next_offset, -1)::bigint AS next_offset,
-    coalesce(p.end_offset, -1)::bigint AS end_offset, coalesce(dlq.masked_text(p.error, (SELECT dlq.mask())), '')::text AS error,
+    coalesce(p.end_offset, -1)::bigint AS end_offset,
+    coalesce(dlq.masked_text(p.error, (SELECT dlq.mask())), '')::text AS error,
     coalesce(p.error_at, 'epoch')::timestamptz AS error_at, p.at,
     coalesce(s.next_offset - s.first_offset - s.holes - s.lost, 0)::bigint AS records,
     coalesce(s.holes, 0)::bigint AS holes, coalesce(s.lost, 0)::bigint AS lost

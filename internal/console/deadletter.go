@@ -306,7 +306,9 @@ func attemptsOf(e *deadletter.Entry) []attempt {
 	}
 	slices.Reverse(list)
 	if len(list) == 0 { // River writes a job's errors a moment after its state
-		list = append(list, attempt{At: e.LastFailedAt, Title: attemptTitle(e, int(e.RetryCount)), Error: fmt.Sprint(deref(e.ErrorMessage))})
+		list = append(list, attempt{
+			At: e.LastFailedAt, Title: attemptTitle(e, int(e.RetryCount)), Error: fmt.Sprint(deref(e.ErrorMessage)),
+		})
 	}
 	if e.Status == deadletter.Pending && e.NextRetryAt != nil {
 		list = append([]attempt{{At: *e.NextRetryAt, Title: nextStepTitle(e), Due: true}}, list...)

@@ -114,7 +114,8 @@ func publishError(ctx context.Context, destination *policy.Destination, topic st
 		return structured
 	}
 	failure := &riverdlq.Error{
-		Type: TypePublish, Message: excerpt(hide(err.Error())), Context: contextOf(destination), Class: riverdlq.ClassTransient,
+		Type: TypePublish, Class: riverdlq.ClassTransient, Message: excerpt(hide(err.Error())),
+		Context: contextOf(destination),
 	}
 	failure.Context["topic"] = topic
 	switch {

@@ -188,7 +188,8 @@ func describe(source *policy.TopicSource, batch *Batch, r *Record, plain bool) (
 	f := &r.Failure
 	if plain {
 		f = &Failure{
-			Malformed: "the database cannot hold the texts of this record", Original: Origin{Partition: Unknown, Offset: Unknown},
+			Malformed: "the database cannot hold the texts of this record",
+			Original:  Origin{Partition: Unknown, Offset: Unknown},
 		}
 	}
 	failedAt := f.At
