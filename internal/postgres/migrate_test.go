@@ -337,13 +337,13 @@ func TestSchema_HasComments(t *testing.T) {
 		UNION ALL
 		SELECT 'column ' || c.oid::regclass || '.' || a.attname
 		FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition AND c.relname <> 'schema_migrations' -- goose's
+		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'c') AND NOT c.relispartition AND c.relname <> 'schema_migrations' -- goose's
 		  AND col_description(c.oid, a.attnum) IS NULL
 		UNION ALL
 		SELECT 'relation ' || c.relkind::text || ' ' || c.oid::regclass FROM pg_class c LEFT
 		JOIN pg_index i ON i.indexrelid = c.oid LEFT JOIN pg_class t ON t.oid = i.indrelid
 		WHERE c.relnamespace = 'dlq'::regnamespace AND obj_description(c.oid, 'pg_class') IS NULL
-			AND c.relname NOT LIKE 'schema\_migrations%'
+			AND c.relname NOT LIKE 'schema\_migrations%' AND c.relkind <> 'c' -- the comment is that of the type
 		  -- Of a month's index, the comment is its table's.
 		  AND NOT (c.relkind = 'i' AND t.relispartition AND t.relname NOT IN ('dead_letter_inbox', 'dead_letter_open'))
 		UNION ALL
