@@ -19,6 +19,9 @@ import (
 // TypePublish is the error type of a record that could not be published.
 const TypePublish = "PUBLISH_ERROR"
 
+// errNoClient is the error of a process that was started without a client for sources.
+var errNoClient = errors.New("this process has no client for sources")
+
 // publish publishes the record of an entry. The redelivery's id is committed before that, and where the
 // broker stored the record after it: if this process dies in between, the job is rescued, and the record is
 // published twice with the same id.
@@ -36,7 +39,7 @@ func (w *Worker) publish(ctx context.Context, queue *policy.Queue, destination *
 	topic, ok := w.config.Planner().Policy().TargetOf(destination.Source, record.Topic, record.OriginalTopic)
 	switch {
 	case w.config.Publisher == nil:
-		return 0, requestError(destination, errors.New("this process has no client for sources"))
+		return 0, publishError(ctx, destination, topic, errNoClient, hide)
 	case !ok:
 		return 0, requestError(destination, fmt.Errorf("no topic to publish to: replayTo is %q, the record is of topic %q, "+
 			"and failed in topic %q", destination.Source.ReplayTo, record.Topic, record.OriginalTopic))
