@@ -1,0 +1,138 @@
+// Package kafka reads dead letters from topics of Kafka, and publishes records back to topics. It
+// implements source.Broker with franz-go.
+package kafka
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/sasl"
+	"github.com/twmb/franz-go/pkg/sasl/oauth"
+	"github.com/twmb/franz-go/pkg/sasl/plain"
+	"github.com/twmb/franz-go/pkg/sasl/scram"
+
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/source"
+)
+
+// clientID is the name that brokers know dlqd by: quotas and logs show it.
+const clientID = "dlqd"
+
+// dialTimeout bounds the connection to one address of a broker.
+const dialTimeout = 5 * time.Second
+
+// Broker is the client of a policy's Kafka clusters.
+type Broker struct {
+	policy *policy.Policy
+
+	mu      sync.Mutex
+	clients map[string]*kgo.Client // by the cluster's name
+}
+
+// Open makes the client of the policy's clusters. It does not connect.
+func Open(p *policy.Policy) (source.Broker, error) {
+	for name, cluster := range p.Sources.Clusters {
+		if _, err := options(cluster); err != nil {
+			return nil, fmt.Errorf("cluster %s: %w", name, err)
+		}
+	}
+	return &Broker{policy: p, clients: map[string]*kgo.Client{}}, nil
+}
+
+// Close disconnects.
+func (b *Broker) Close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for name, client := range b.clients {
+		client.Close()
+		delete(b.clients, name)
+	}
+}
+
+// client returns the client that publishes to a cluster and looks its topics up. Each reader
+// fetches with a client of its own.
+func (b *Broker) client(name string) (*kgo.Client, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if client, ok := b.clients[name]; ok {
+		return client, nil
+	}
+	cluster, ok := b.policy.Sources.Clusters[name]
+	if !ok {
+		return nil, fmt.Errorf("the policy has no cluster %q", name)
+	}
+	opts, err := options(cluster)
+	if err != nil {
+		return nil, fmt.Errorf("cluster %s: %w", name, err)
+	}
+	client, err := kgo.NewClient(append(opts, producerOptions()...)...)
+	if err != nil {
+		return nil, fmt.Errorf("cluster %s: %w", name, err)
+	}
+	b.clients[name] = client
+	return client, nil
+}
+
+// options returns how to connect to a cluster.
+func options(cluster *policy.Cluster) ([]kgo.Opt, error) {
+	opts := []kgo.Opt{
+		kgo.SeedBrokers(cluster.Brokers...),
+		kgo.ClientID(clientID),
+		kgo.DisableClientMetrics(),
+		kgo.DialTimeout(dialTimeout),
+	}
+	if cluster.TLS.Enabled {
+		config, err := tlsConfig(cluster.TLS)
+		if err != nil {
+			return nil, err
+		}
+		opts = append(opts, kgo.DialTLSConfig(config))
+	}
+	if cluster.SASL.Mechanism != "" {
+		mechanism, err := login(cluster.SASL)
+		if err != nil {
+			return nil, err
+		}
+		opts = append(opts, kgo.SASL(mechanism))
+	}
+	return opts, nil
+}
+
+func tlsConfig(t policy.TLS) (*tls.Config, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if t.CA != "" {
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM([]byte(t.CA)) {
+			return nil, errors.New("tls.caFile: no certificate in PEM")
+		}
+	}
+	if t.Cert != "" {
+		pair, err := tls.X509KeyPair([]byte(t.Cert), []byte(t.Key))
+		if err != nil {
+			return nil, fmt.Errorf("tls.certFile and tls.keyFile: %w", err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return config, nil
+}
+
+func login(s policy.SASL) (sasl.Mechanism, error) {
+	password := string(s.Password)
+	switch s.Mechanism {
+	case "PLAIN":
+		return plain.Auth{User: s.Username, Pass: password}.AsMechanism(), nil
+	case "SCRAM-SHA-256":
+		return scram.Auth{User: s.Username, Pass: password}.AsSha256Mechanism(), nil
+	case "SCRAM-SHA-512":
+		return scram.Auth{User: s.Username, Pass: password}.AsSha512Mechanism(), nil
+	case "OAUTHBEARER":
+		return oauth.Oauth(func(context.Context) (oauth.Auth, error) { return oauth.Auth{Token: password}, nil }), nil
+	}
+	return nil, fmt.Errorf("sasl.mechanism: %q is not known", s.Mechanism)
+}

@@ -1,0 +1,344 @@
+package kafka
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/dlqd/dlqd/internal/cause"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/riverdlq"
+	"github.com/dlqd/dlqd/internal/source"
+)
+
+const (
+	// maxTextBytes bounds a text of an envelope, such as a stack trace.
+	maxTextBytes = 64 << 10
+	// maxAttempts bounds the earlier attempts that an envelope tells about. The latest are kept.
+	maxAttempts = 100
+)
+
+// recordOf returns a fetched record with what its envelope says.
+func recordOf(s *policy.TopicSource, fetched *kgo.Record) source.Record {
+	record := source.Record{
+		Offset: fetched.Offset, Time: fetched.Timestamp, Key: fetched.Key, Value: fetched.Value,
+		Headers: make([]source.Header, len(fetched.Headers)),
+	}
+	for i, header := range fetched.Headers {
+		record.Headers[i] = source.Header(header)
+	}
+	record.Failure = failureOf(s, &record)
+	return record
+}
+
+// failureOf returns what the envelope of a source says about a record.
+func failureOf(s *policy.TopicSource, record *source.Record) source.Failure {
+	e := &envelope{headers: record.Headers}
+	e.Original = source.Origin{Partition: source.Unknown, Offset: source.Unknown}
+	switch s.Envelope {
+	case policy.EnvelopeSpring:
+		e.spring()
+	case policy.EnvelopeConnect:
+		e.connect()
+	case policy.EnvelopeStreams:
+		e.streams()
+	case policy.EnvelopeJSON:
+		e.json(s, record.Value)
+	}
+	if e.Original.Topic == "" {
+		e.Original.Partition, e.Original.Offset = source.Unknown, source.Unknown
+	}
+	return e.Failure
+}
+
+// envelope collects what the headers of a record say.
+type envelope struct {
+	source.Failure
+
+	headers []source.Header
+}
+
+// malformed records the first reason why the envelope does not decode.
+func (e *envelope) malformed(format string, args ...any) {
+	if e.Malformed == "" {
+		e.Malformed = fmt.Sprintf(format, args...)
+	}
+}
+
+// find returns the index of the first header with a name in [from, to), or -1.
+func (e *envelope) find(name string, from, to int) int {
+	at := slices.IndexFunc(e.headers[from:to], func(h source.Header) bool { return h.Key == name })
+	if at < 0 {
+		return -1
+	}
+	return from + at
+}
+
+// text returns the first header with a name in [from, to) as text.
+func (e *envelope) text(name string, from, to int) string {
+	at := e.find(name, from, to)
+	if at < 0 {
+		return ""
+	}
+	value := e.headers[at].Value
+	return strings.ToValidUTF8(string(value[:min(len(value), maxTextBytes)]), "\uFFFD")
+}
+
+// all returns the indexes of the headers whose name is one of names.
+func (e *envelope) all(names ...string) []int {
+	var indexes []int
+	for i, header := range e.headers {
+		if slices.Contains(names, header.Key) {
+			indexes = append(indexes, i)
+		}
+	}
+	return indexes
+}
+
+// topicName is what Kafka permits as a topic's name (org.apache.kafka.common.internals.Topic).
+var topicName = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,249}$`)
+
+// topic sets the original topic from the header at an index.
+func (e *envelope) topic(at int) {
+	name := string(e.headers[at].Value)
+	if !topicName.MatchString(name) {
+		e.malformed("the header %s is not the name of a topic", e.headers[at].Key)
+		return
+	}
+	e.Original.Topic = name
+}
+
+// number returns the header with a name as a number that has the given size in bytes, big-endian.
+// size 0 stands for decimal text. It returns Unknown if there is no such header.
+func (e *envelope) number(name string, size int) int64 {
+	at := e.find(name, 0, len(e.headers))
+	if at < 0 || e.headers[at].Value == nil {
+		return source.Unknown
+	}
+	value := e.headers[at].Value
+	var number int64
+	switch {
+	case size == 0:
+		var err error
+		if number, err = strconv.ParseInt(string(value), 10, 64); err != nil {
+			e.malformed("the header %s is not a number", name)
+			return source.Unknown
+		}
+		if number == -1 { // Kafka's value for a record that is not known
+			return source.Unknown
+		}
+	case len(value) != size:
+		e.malformed("the header %s has %d bytes instead of %d", name, len(value), size)
+		return source.Unknown
+	case size == 4:
+		number = int64(int32(binary.BigEndian.Uint32(value)))
+	default:
+		number = int64(binary.BigEndian.Uint64(value))
+	}
+	if number < 0 {
+		e.malformed("the header %s is negative: %d", name, number)
+		return source.Unknown
+	}
+	return number
+}
+
+// place sets the original partition and offset from headers. size is 4 for binary numbers, and 0 for
+// text.
+func (e *envelope) place(partition, offset string, size int) {
+	number := e.number(partition, size)
+	if number != int64(int32(number)) {
+		e.malformed("the header %s is not a partition: %d", partition, number)
+		number = source.Unknown
+	}
+	e.Original.Partition = int32(number)
+	e.Original.Offset = e.number(offset, 2*size)
+}
+
+// The prefixes of Spring Kafka's headers. DeadLetterPublishingRecoverer uses springPrefix, and
+// DeadLetterPublishingRecovererFactory (retry topics) springRetryPrefix for the same headers; the
+// names are in org.springframework.kafka.support.KafkaHeaders.
+const (
+	springPrefix      = "kafka_dlt-"
+	springRetryPrefix = "kafka_"
+	springAttempts    = "retry_topic-attempts" // org.springframework.kafka.retrytopic.RetryTopicHeaders
+)
+
+// The class of the exception with which a Spring listener wraps that of the application, and the one
+// of a key or value that does not decode.
+const (
+	springWrapper     = "org.springframework.kafka.listener.ListenerExecutionFailedException"
+	springUndecodable = "org.springframework.kafka.support.serializer.DeserializationException"
+)
+
+// spring reads the headers that DeadLetterPublishingRecoverer adds (maybeAddOriginalHeaders,
+// addExceptionInfoHeaders): partitions, offsets and timestamps are binary. A record that dies more
+// than once has them several times, oldest first: the first original is the origin, and the last
+// exception the latest.
+func (e *envelope) spring() {
+	if topics := e.all(springPrefix+"original-topic", springRetryPrefix+"original-topic"); len(topics) > 0 {
+		e.topic(topics[0])
+		prefix := strings.TrimSuffix(e.headers[topics[0]].Key, "original-topic")
+		e.place(prefix+"original-partition", prefix+"original-offset", 4)
+		e.number(prefix+"original-timestamp", 8)
+		e.Group = e.text(prefix+"original-consumer-group", 0, len(e.headers))
+	} else {
+		e.place(springPrefix+"original-partition", springPrefix+"original-offset", 4)
+	}
+	classes := e.all(springPrefix+"exception-fqcn", springRetryPrefix+"exception-fqcn",
+		springPrefix+"key-exception-fqcn", springRetryPrefix+"key-exception-fqcn")
+	e.exceptions(classes, func(at, end int) exception {
+		prefix := strings.TrimSuffix(e.headers[at].Key, "fqcn")
+		x := exception{
+			class: e.text(prefix+"fqcn", at, end), message: e.text(prefix+"message", at, end),
+			trace: e.text(prefix+"stacktrace", at, end),
+		}
+		before, isKey := strings.CutSuffix(prefix, "key-exception-")
+		if isKey {
+			prefix = before + "exception-" // the cause of a key's exception has the same name
+		}
+		x.isKey = isKey
+		x.unwrap(e.text(prefix+"cause-fqcn", at, end))
+		return x
+	})
+	if attempts := e.all(springAttempts); len(attempts) > 0 {
+		switch value := e.headers[attempts[len(attempts)-1]].Value; len(value) {
+		case 1: // before Spring Kafka 2.8
+			e.context("attempts", int(value[0]))
+		case 4:
+			e.context("attempts", int(binary.BigEndian.Uint32(value)))
+		default:
+			e.malformed("the header %s has %d bytes instead of 4", springAttempts, len(value))
+		}
+	}
+}
+
+// connectPrefix begins the headers that Kafka Connect adds with
+// errors.deadletterqueue.context.headers.enable (DeadLetterQueueReporter.populateContextHeaders of
+// org.apache.kafka.connect.runtime.errors): all are text, and each is there once.
+const connectPrefix = "__connect.errors."
+
+// connectUndecodable are the stages of Connect in which a record does not decode.
+var connectUndecodable = []string{"KEY_CONVERTER", "VALUE_CONVERTER", "HEADER_CONVERTER"}
+
+func (e *envelope) connect() {
+	header := func(name string) string { return e.text(connectPrefix+name, 0, len(e.headers)) }
+	if topics := e.all(connectPrefix + "topic"); len(topics) > 0 && len(e.headers[topics[0]].Value) > 0 {
+		e.topic(topics[0])
+	}
+	e.place(connectPrefix+"partition", connectPrefix+"offset", 0)
+	e.Node = header("connector.name")
+	e.exceptions(e.all(connectPrefix+"exception.class.name"), func(int, int) exception {
+		return exception{
+			class: header("exception.class.name"), message: header("exception.message"), trace: header("exception.stacktrace"),
+		}
+	})
+	for _, name := range []string{"stage", "task.id", "class.name"} {
+		if value := header(name); value != "" {
+			e.context(name, value)
+		}
+	}
+	if slices.Contains(connectUndecodable, header("stage")) {
+		e.Error.Class = riverdlq.ClassMalformed
+	}
+}
+
+// streamsPrefix begins the headers that Kafka Streams adds (KIP-1034; ExceptionHandlerUtils of
+// org.apache.kafka.streams.errors.internals): all are text. Those of an earlier death precede them.
+const streamsPrefix = "__streams.errors."
+
+func (e *envelope) streams() {
+	if topics := e.all(streamsPrefix + "topic"); len(topics) > 0 && len(e.headers[topics[0]].Value) > 0 {
+		e.topic(topics[0])
+	}
+	e.place(streamsPrefix+"partition", streamsPrefix+"offset", 0)
+	e.exceptions(e.all(streamsPrefix+"exception"), func(at, end int) exception {
+		return exception{
+			class: e.text(streamsPrefix+"exception", at, end), message: e.text(streamsPrefix+"message", at, end),
+			trace: e.text(streamsPrefix+"stacktrace", at, end),
+		}
+	})
+}
+
+// json reads the error from a value that is JSON, at the source's paths or at usual ones.
+func (e *envelope) json(s *policy.TopicSource, value []byte) {
+	if !json.Valid(value) {
+		e.malformed("the value is not JSON")
+		return
+	}
+	answer := cause.Answer{
+		ContentType: "application/json", Body: bytes.TrimSpace(value), Paths: cause.Paths(s.ErrorPaths),
+	}
+	c := answer.Cause()
+	e.Error = riverdlq.Error{Type: c.Type, Code: c.Code, Title: c.Title, Message: cmp.Or(c.Message, c.Title)}
+}
+
+// exception is a Java exception as headers describe it.
+type exception struct {
+	class   string
+	message string
+	trace   string
+	isKey   bool // of the record's key
+}
+
+// unwrap replaces Spring's own exception by the one that it wraps.
+func (x *exception) unwrap(inner string) {
+	if x.class != springWrapper || inner == "" {
+		return
+	}
+	x.class = inner
+	_, after, found := strings.Cut(x.trace, "Caused by: "+inner)
+	if !found {
+		return
+	}
+	if line, _, _ := strings.Cut(after, "\n"); strings.HasPrefix(line, ": ") {
+		x.message = strings.TrimRight(line[2:], "\r")
+	}
+}
+
+// String returns the exception as Java prints it.
+func (x *exception) String() string {
+	if x.message == "" {
+		return x.class
+	}
+	return x.class + ": " + x.message
+}
+
+// exceptions sets the error from the last exception, and the attempts from those before. read
+// returns the exception whose headers lie between two indexes.
+func (e *envelope) exceptions(at []int, read func(at, end int) exception) {
+	at = at[max(0, len(at)-maxAttempts-1):]
+	for i, from := range at {
+		end := len(e.headers)
+		if i+1 < len(at) {
+			end = at[i+1]
+		}
+		x := read(from, end)
+		if i+1 < len(at) {
+			e.Attempts = append(e.Attempts, source.Attempt{Error: x.String(), Trace: x.trace})
+			continue
+		}
+		e.Error.Type, e.Error.Message, e.Trace = x.class, cmp.Or(x.message, x.class), x.trace
+		if x.class == springUndecodable {
+			e.Error.Class = riverdlq.ClassMalformed
+		}
+		if x.isKey {
+			e.context("part", "key")
+		}
+	}
+}
+
+// context adds to the error's context.
+func (e *envelope) context(key string, value any) {
+	if e.Error.Context == nil {
+		e.Error.Context = map[string]any{}
+	}
+	e.Error.Context[key] = value
+}

@@ -1,0 +1,347 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/source"
+)
+
+const (
+	// maxBatch bounds the records of a batch, and maxBatchBytes their size.
+	maxBatch      = 500
+	maxBatchBytes = 4 << 20
+	// firstRetry is the delay after a first error of a partition. It doubles up to lastRetry.
+	firstRetry = 250 * time.Millisecond
+	lastRetry  = 30 * time.Second
+	// recordBytes is the memory of a record beside its texts.
+	recordBytes = 200
+)
+
+// errLost says that the broker removed records that were not read.
+var errLost = errors.New("the broker removed records before they were read")
+
+// partition is a partition that a reader has. Its work runs in at most one goroutine: it begins,
+// stores what was fetched, and begins again after an error.
+type partition struct {
+	r      *reader
+	id     source.Partition
+	ctx    context.Context // done when the partition is lost
+	cancel context.CancelFunc
+
+	// Only the partition's goroutine uses these.
+	errors int           // in a row
+	limit  int           // records of the next batch: one after an error, to find the record that causes it
+	poison *kgo.ErrDecompressTooLarge // the batch that cannot be unpacked
+
+	// reader.mu guards the rest.
+	added   bool  // without a group: the client knows the partition
+	reading bool  // the partition is fetched from its position
+	paused  bool  // because of the queue's size
+	working bool  // the goroutine runs
+	next    int64 // position
+	fetched int64 // offset after the last record in the queue
+	end     int64 // of the partition, as far as transactions have ended
+	queue   []*kgo.Record
+	bytes   int   // of the queue
+	failure error // of a fetch; handled once the queue is stored
+}
+
+func (p *partition) place() place { return place{p.id.Topic, p.id.Partition} }
+
+// begin finds the position, and has the partition fetched from it.
+func (p *partition) begin() {
+	for {
+		next, end, err := p.position()
+		if p.ctx.Err() != nil {
+			return
+		}
+		if err == nil && p.poison != nil && next == p.next {
+			err = p.poisoned() // until an operator moves the position
+		}
+		if err == nil {
+			p.poison = nil
+			p.r.mu.Lock()
+			p.next, p.fetched, p.end, p.failure, p.working = next, next, end, nil, false
+			p.r.begun = append(p.r.begun, p)
+			if p.r.stopPoll != nil {
+				p.r.stopPoll()
+			}
+			p.r.mu.Unlock()
+			p.progress(next, end, nil)
+			return
+		}
+		if !p.retry(err) {
+			return
+		}
+	}
+}
+
+// position returns where to read, and the end of the partition.
+func (p *partition) position() (next, end int64, err error) {
+	if !p.use() {
+		return 0, 0, p.ctx.Err()
+	}
+	defer p.release()
+	next, known, err := p.r.into.Position(p.ctx, p.id)
+	if err != nil {
+		return 0, 0, err
+	}
+	start, end, err := p.bounds()
+	switch {
+	case err != nil:
+		return 0, 0, err
+	case !known && p.r.source.From == policy.FromLatest:
+		next, err = p.append(source.Batch{First: end, Next: end, Start: true})
+	case !known:
+		next, err = p.append(source.Batch{First: start, Next: start, Start: true})
+	case next < start:
+		next, err = p.append(source.Batch{First: next, Next: start, Lost: true})
+	case next > end:
+		err = fmt.Errorf("the position is %d, but the partition ends at %d: the cluster lost records; rewind the source",
+			next, end)
+	}
+	return next, end, err
+}
+
+// append stores a batch without records, and returns the position.
+func (p *partition) append(batch source.Batch) (int64, error) {
+	batch.Partition, batch.Source = p.id, p.r.source.Name
+	stored, err := p.r.into.Append(p.ctx, batch)
+	return stored.Next, err
+}
+
+// bounds returns the partition's first offset, and the one after its last record. Records of
+// transactions that have not ended do not count.
+func (p *partition) bounds() (start, end int64, err error) {
+	for _, bound := range []struct {
+		timestamp int64 // Kafka's names of the bounds
+		offset    *int64
+	}{{-2, &start}, {-1, &end}} {
+		of := kmsg.NewListOffsetsRequestTopicPartition()
+		of.Partition, of.Timestamp = p.id.Partition, bound.timestamp
+		in := kmsg.NewListOffsetsRequestTopic()
+		in.Topic, in.Partitions = p.id.Topic, []kmsg.ListOffsetsRequestTopicPartition{of}
+		request := kmsg.NewPtrListOffsetsRequest()
+		request.ReplicaID, request.IsolationLevel, request.Topics = -1, 1, []kmsg.ListOffsetsRequestTopic{in}
+		response, err := request.RequestWith(p.ctx, p.r.admin)
+		if err != nil {
+			return 0, 0, fmt.Errorf("listing offsets: %w", err)
+		}
+		if len(response.Topics) != 1 || len(response.Topics[0].Partitions) != 1 {
+			return 0, 0, errors.New("listing offsets: the broker's answer has no offset")
+		}
+		answer := response.Topics[0].Partitions[0]
+		if err := kerr.ErrorForCode(answer.ErrorCode); err != nil {
+			return 0, 0, fmt.Errorf("listing offsets: %w", err)
+		}
+		*bound.offset = answer.Offset
+	}
+	return start, end, nil
+}
+
+// receive queues fetched records. It reports whether to fetch no more for now. The caller holds
+// reader.mu.
+func (p *partition) receive(fetched kgo.FetchPartition) (pause bool) {
+	switch {
+	case fetched.Err != nil:
+		p.failure = fetched.Err
+	case fetched.LogStartOffset > p.fetched:
+		p.failure = errLost
+	default:
+		p.end = max(p.fetched, fetched.LastStableOffset)
+		if fetched.LastStableOffset < 0 {
+			p.end = fetched.HighWatermark
+		}
+		for _, record := range fetched.Records {
+			p.queue = append(p.queue, record)
+			p.fetched = record.Offset + 1
+			p.count(size(record))
+		}
+	}
+	pause = !p.paused && (p.failure != nil || p.bytes > queuedPartitionBytes)
+	p.paused = p.paused || pause
+	if p.failure != nil {
+		p.reading = false
+	}
+	return pause
+}
+
+// size returns the memory of a record.
+func size(record *kgo.Record) int {
+	bytes := recordBytes + len(record.Key) + len(record.Value)
+	for _, header := range record.Headers {
+		bytes += len(header.Key) + len(header.Value)
+	}
+	return bytes
+}
+
+// count adds bytes to those in memory. The caller holds reader.mu.
+func (p *partition) count(bytes int) {
+	p.bytes += bytes
+	p.r.queued += bytes
+	if bytes < 0 {
+		wake(p.r.room)
+	}
+}
+
+// clear forgets the queue. The caller holds reader.mu.
+func (p *partition) clear() {
+	p.queue, p.reading = nil, false
+	p.count(-p.bytes)
+}
+
+// work stores the queue. After an error it begins again at the position in the database.
+func (p *partition) work() {
+	for {
+		if !p.use() { // before a batch leaves the queue, which is what bounds the memory
+			return
+		}
+		p.r.mu.Lock()
+		records := p.take()
+		if len(records) == 0 {
+			p.release()
+			err := p.failure
+			p.working = err != nil
+			resume := err == nil && p.paused
+			if resume {
+				p.paused = false
+			}
+			p.r.mu.Unlock()
+			if err != nil && p.fail(err) {
+				p.begin()
+			}
+			if resume && p.ctx.Err() == nil {
+				p.r.client.ResumeFetchPartitions(map[string][]int32{p.id.Topic: {p.id.Partition}})
+			}
+			return
+		}
+		batch := source.Batch{
+			Partition: p.id, Source: p.r.source.Name, First: p.next, Next: records[len(records)-1].Offset + 1,
+		}
+		p.r.mu.Unlock()
+		for _, record := range records {
+			if !record.Attrs.IsControl() {
+				batch.Records = append(batch.Records, recordOf(p.r.source, record))
+			}
+		}
+		_, err := p.r.into.Append(p.ctx, batch)
+		p.release()
+		if p.ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			if p.fail(err) {
+				p.begin()
+			}
+			return
+		}
+		p.stored(batch)
+	}
+}
+
+// take removes the next batch from the queue. The caller holds reader.mu.
+func (p *partition) take() []*kgo.Record {
+	if p.limit == 0 {
+		p.limit = maxBatch
+	}
+	var taken, bytes int
+	for taken < len(p.queue) && taken < p.limit && (taken == 0 || bytes < maxBatchBytes) {
+		bytes += size(p.queue[taken])
+		taken++
+	}
+	records := p.queue[:taken:taken]
+	p.queue = p.queue[taken:]
+	p.count(-bytes)
+	return records
+}
+
+// stored moves the position past a batch.
+func (p *partition) stored(batch source.Batch) {
+	p.errors, p.limit = 0, min(2*p.limit, maxBatch)
+	p.r.mu.Lock()
+	p.next = batch.Next
+	end := p.end
+	if p.r.source.ConsumerGroup != "" {
+		set(p.r.commits, p.place(), kgo.EpochOffset{Epoch: -1, Offset: batch.Next})
+	}
+	p.r.mu.Unlock()
+	p.progress(batch.Next, end, nil)
+}
+
+// fail stops the fetches of the partition after an error, and waits before they may begin again. It
+// returns false if the partition is lost.
+func (p *partition) fail(err error) bool {
+	p.r.mu.Lock()
+	p.clear()
+	p.paused, p.working = true, true
+	p.r.mu.Unlock()
+	p.r.client.PauseFetchPartitions(map[string][]int32{p.id.Topic: {p.id.Partition}})
+	p.limit = 1
+	if errors.As(err, &p.poison) {
+		err = p.poisoned()
+	}
+	var moved *source.PositionError
+	if p.errors == 0 && (errors.As(err, &moved) || errors.Is(err, errLost) || errors.Is(err, kerr.OffsetOutOfRange)) {
+		p.errors++
+		return p.ctx.Err() == nil // the position tells what happened
+	}
+	return p.retry(err)
+}
+
+// poisoned returns what to do about a batch that cannot be unpacked.
+func (p *partition) poisoned() error {
+	return fmt.Errorf("the batch of records from offset %d to %d unpacks to more than %d MiB: "+
+		"read it with another tool, then move the source's position to %d",
+		p.poison.Offset, p.poison.NextOffset-1, batchBytes>>20, p.poison.NextOffset)
+}
+
+// retry reports an error and waits. It returns false if the partition is lost.
+func (p *partition) retry(err error) bool {
+	p.r.mu.Lock()
+	next, end := p.next, p.end
+	p.r.mu.Unlock()
+	p.progress(next, end, err)
+	delay := time.NewTimer(min(firstRetry<<min(p.errors, 10), lastRetry))
+	defer delay.Stop()
+	p.errors++
+	select {
+	case <-delay.C:
+		return true
+	case <-p.ctx.Done():
+		return false
+	}
+}
+
+// progress reports the state.
+func (p *partition) progress(next, end int64, err error) {
+	progress := source.Progress{
+		Partition: p.id, Source: p.r.source.Name, State: source.StateReading, Next: next, End: max(next, end),
+	}
+	switch {
+	case err != nil:
+		progress.State, progress.Error = source.StateFailing, err.Error()
+	case next >= end:
+		progress.State = source.StateCaughtUp
+	}
+	p.r.into.Progress(progress)
+}
+
+// use waits until the partition may use the database. It returns false if the partition is lost.
+func (p *partition) use() bool {
+	select {
+	case p.r.using <- struct{}{}:
+		return true
+	case <-p.ctx.Done():
+		return false
+	}
+}
+
+func (p *partition) release() { <-p.r.using }

@@ -1,0 +1,128 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/dlqd/dlqd/internal/riverdlq"
+	"github.com/dlqd/dlqd/internal/source"
+)
+
+// HeaderTimestamp holds the time of the record that was published again, in milliseconds since 1970
+// as text. The published record has the time of its publication: with an old one, the topic's
+// retention could remove it at once.
+const HeaderTimestamp = "dlqd-original-timestamp"
+
+const (
+	// publishTimeout bounds a publication, if ctx does not.
+	publishTimeout = 30 * time.Second
+	// produceTimeout is how long a broker waits for the in-sync replicas.
+	produceTimeout = 10 * time.Second
+	// maxProduceBytes bounds a record. The topic's max.message.bytes decides below it.
+	maxProduceBytes = 64 << 20
+)
+
+func producerOptions() []kgo.Opt {
+	return []kgo.Opt{
+		kgo.RequiredAcks(kgo.AllISRAcks()), // with franz-go's idempotent producer, which is its default
+		kgo.ProducerLinger(0),
+		kgo.ProducerBatchMaxBytes(maxProduceBytes),
+		kgo.RecordPartitioner(kgo.BasicConsistentPartitioner(partitioner)),
+		kgo.RecordDeliveryTimeout(publishTimeout),
+		kgo.ProduceRequestTimeout(produceTimeout),
+		kgo.UnknownTopicRetries(2),
+		kgo.MetadataMinAge(time.Second),
+		kgo.MetadataMaxAge(time.Minute),
+	}
+}
+
+// partitioner chooses the record's partition if the topic has it, and otherwise one by the key, as
+// Kafka's own producers do.
+func partitioner(topic string) func(*kgo.Record, int) int {
+	byKey := kgo.StickyKeyPartitioner(nil).ForTopic(topic)
+	return func(record *kgo.Record, count int) int {
+		if original := int(record.Partition); original >= 0 && original < count {
+			return original
+		}
+		return byKey.Partition(record, count)
+	}
+}
+
+// Publish publishes a record, and returns once all in-sync replicas have it.
+func (b *Broker) Publish(
+	ctx context.Context, target source.Target, message source.Message,
+) (source.Acknowledgement, error) {
+	client, err := b.client(target.Cluster)
+	if err != nil {
+		return source.Acknowledgement{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	record := &kgo.Record{
+		Topic: target.Topic, Partition: target.Partition, Key: message.Key, Value: message.Value,
+		Headers: published(message),
+	}
+	produced, err := client.ProduceSync(ctx, record).First()
+	if err != nil {
+		return source.Acknowledgement{}, publishError(target.Topic, err)
+	}
+	return source.Acknowledgement{Partition: produced.Partition, Offset: produced.Offset}, nil
+}
+
+// published returns the headers of a record that is published: without those of the envelopes, which
+// would grow with each failure until the record exceeds the topic's max.message.bytes.
+func published(message source.Message) []kgo.RecordHeader {
+	headers := make([]kgo.RecordHeader, 0, len(message.Headers)+1)
+	for _, header := range message.Headers {
+		if !isEnvelope(header.Key) {
+			headers = append(headers, kgo.RecordHeader(header))
+		}
+	}
+	if !message.Time.IsZero() {
+		headers = append(headers, kgo.RecordHeader{
+			Key: HeaderTimestamp, Value: fmt.Append(nil, message.Time.UnixMilli()),
+		})
+	}
+	return headers
+}
+
+// isEnvelope reports whether a header is one that a framework adds to a dead letter.
+func isEnvelope(key string) bool {
+	return key == HeaderTimestamp || slices.ContainsFunc([]string{
+		springPrefix, springRetryPrefix + "original-", springRetryPrefix + "exception-", springRetryPrefix + "key-exception-",
+		"retry_topic-", connectPrefix, streamsPrefix,
+	}, func(prefix string) bool { return strings.HasPrefix(key, prefix) })
+}
+
+// publishError adds to an error what dlqd decides by.
+func publishError(topic string, err error) error {
+	failure := &riverdlq.Error{Message: fmt.Sprintf("publishing to the topic %s: %s", topic, err), Err: err}
+	var broker *kerr.Error
+	var network net.Error
+	switch {
+	case errors.Is(err, kerr.MessageTooLarge), errors.Is(err, kerr.RecordListTooLarge),
+		errors.Is(err, kerr.InvalidRecord), errors.Is(err, kerr.InvalidTimestamp):
+		failure.Class, failure.Err = riverdlq.ClassValidation, errors.Join(err, source.ErrUnpublishable)
+	case errors.Is(err, kerr.UnknownTopicOrPartition), errors.Is(err, kerr.InvalidTopicException),
+		errors.Is(err, kerr.UnknownTopicID):
+		failure.Class, failure.Err = riverdlq.ClassNotFound, errors.Join(err, source.ErrUnpublishable)
+	case errors.Is(err, kerr.TopicAuthorizationFailed), errors.Is(err, kerr.ClusterAuthorizationFailed),
+		errors.Is(err, kerr.SaslAuthenticationFailed), errors.Is(err, kerr.TransactionalIDAuthorizationFailed):
+		failure.Class = riverdlq.ClassUnauthorized
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, kgo.ErrRecordTimeout), errors.Is(err, kgo.ErrRecordRetries),
+		errors.As(err, &network), errors.As(err, &broker) && broker.Retriable:
+		failure.Class = riverdlq.ClassOutage
+	}
+	if errors.As(err, &broker) {
+		failure.Type = broker.Message
+	}
+	return failure
+}

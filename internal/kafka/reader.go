@@ -1,0 +1,520 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/source"
+)
+
+const (
+	// fetchBytes bounds a fetch, and partitionBytes the part of a partition in it. A single batch of
+	// records may be larger.
+	fetchBytes     = 8 << 20
+	partitionBytes = 1 << 20
+	// fetches bounds the fetches in flight or in memory, of which each broker answers one at a time.
+	fetches = 4
+	// fetchWait is how long a broker waits for records. A partition that begins or continues is part
+	// of the next fetch only.
+	fetchWait = 500 * time.Millisecond
+	// batchBytes bounds what a compressed batch may unpack to. Kafka's limit of a batch, 1 MiB
+	// compressed, holds 1 GiB of zeros.
+	batchBytes = 128 << 20
+	// queuedBytes bounds the records in memory of all partitions, and queuedPartitionBytes those of one
+	// partition, apart from those of one fetch.
+	queuedBytes          = 64 << 20
+	queuedPartitionBytes = 4 << 20
+	// appenders bounds the partitions of a source that use the database at the same time.
+	appenders = 4
+	// topicsInterval is how often a reader looks for topics that appeared, vanished or were made again.
+	topicsInterval = 15 * time.Second
+	// topicsTimeout bounds a look.
+	topicsTimeout = 30 * time.Second
+	// pollTime bounds the wait for records, so that offsets are committed while there are none.
+	pollTime = time.Second
+	// commitInterval is how often the offsets of the consumer group are written, and commitTimeout
+	// bounds that.
+	commitInterval = 2 * time.Second
+	commitTimeout  = 5 * time.Second
+	// leaveTimeout bounds the farewell to the consumer group. Without it the group waits for the
+	// session's timeout.
+	leaveTimeout = 3 * time.Second
+	// unread is where a partition's fetches begin while its position is not known. It is beyond every
+	// partition's end, so that a fetch at it returns no record.
+	unread = int64(1) << 62
+)
+
+// errTopics ends the run of a reader whose topics vanished or were made again. A client of Kafka
+// never reads a topic that was made again.
+var errTopics = errors.New("a topic vanished or was made again")
+
+// place names a partition.
+type place struct {
+	topic     string
+	partition int32
+}
+
+// topic is a topic of a source.
+type topic struct {
+	id         uuid.UUID
+	partitions int32
+	missed     bool // the last look did not find it
+}
+
+// reader reads a source until its topics change.
+type reader struct {
+	source *policy.TopicSource
+	into   source.Appender
+	admin  *kgo.Client // looks topics and offsets up
+	client *kgo.Client // fetches
+	every  time.Duration
+
+	ctx  context.Context
+	end  context.CancelCauseFunc
+	work sync.WaitGroup
+
+	using chan struct{} // one element for each partition that uses the database
+	look  chan struct{} // wakes the look for topics
+	room  chan struct{} // woken when records leave the memory
+
+	mu         sync.Mutex
+	topics     map[string]topic
+	refused    map[string]error // why topics cannot be read
+	partitions map[place]*partition
+	begun      []*partition // partitions whose position is known; the next poll begins to fetch them
+	queued     int          // bytes in memory
+	stopPoll   context.CancelFunc
+	commits    map[string]map[int32]kgo.EpochOffset // not written yet
+	committed  time.Time
+}
+
+// Read reads a source until ctx is done, or until the cluster's topics cannot be listed.
+func (b *Broker) Read(ctx context.Context, s *policy.TopicSource, into source.Appender) error {
+	return b.read(ctx, s, into, topicsInterval)
+}
+
+func (b *Broker) read(ctx context.Context, s *policy.TopicSource, into source.Appender, every time.Duration) error {
+	admin, err := b.client(s.Cluster)
+	if err != nil {
+		return err
+	}
+	opts, err := options(b.policy.Sources.Clusters[s.Cluster])
+	if err != nil {
+		return err
+	}
+	for {
+		err := read(ctx, s, into, admin, opts, every)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case !errors.Is(err, errTopics):
+			return err
+		}
+	}
+}
+
+// read runs one client.
+func read(
+	ctx context.Context, s *policy.TopicSource, into source.Appender, admin *kgo.Client, opts []kgo.Opt, every time.Duration,
+) error {
+	r := &reader{
+		source: s, into: into, admin: admin, every: every,
+		using: make(chan struct{}, appenders), look: make(chan struct{}, 1), room: make(chan struct{}, 1),
+		topics: map[string]topic{}, refused: map[string]error{}, partitions: map[place]*partition{},
+		commits: map[string]map[int32]kgo.EpochOffset{},
+	}
+	r.ctx, r.end = context.WithCancelCause(ctx)
+	defer r.end(nil)
+	opts = append(slices.Clip(opts),
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
+		kgo.KeepControlRecords(), // they move the position past a transaction's marker
+		kgo.FetchMaxBytes(fetchBytes), kgo.FetchMaxPartitionBytes(partitionBytes),
+		kgo.MaxConcurrentFetches(fetches), kgo.FetchMaxWait(fetchWait),
+		kgo.MaxDecompressBatchBytes(batchBytes),
+		kgo.ConsumeResetOffset(kgo.NoResetOffset()), // partition.position decides, and records what is lost
+		kgo.MetadataMinAge(time.Second), kgo.MetadataMaxAge(2*topicsInterval),
+	)
+	if s.ConsumerGroup != "" {
+		opts = append(opts, kgo.ConsumerGroup(s.ConsumerGroup), kgo.Balancers(kgo.CooperativeStickyBalancer()),
+			kgo.DisableAutoCommit(),
+			kgo.OnPartitionsAssigned(func(_ context.Context, client *kgo.Client, assigned map[string][]int32) {
+				r.assign(client, assigned)
+			}),
+			kgo.OnPartitionsRevoked(r.revoke),
+			kgo.OnPartitionsLost(func(_ context.Context, _ *kgo.Client, lost map[string][]int32) { r.drop(lost) }),
+			kgo.AdjustFetchOffsetsFn(ignoreCommitted))
+	}
+	found, err := r.listTopics()
+	if err != nil {
+		r.report(source.Partition{Partition: source.Unknown}, err)
+		return err
+	}
+	r.report(source.Partition{Partition: source.Unknown}, nil)
+	client, err := kgo.NewClient(opts...)
+	if err != nil {
+		return fmt.Errorf("cluster %s: %w", s.Cluster, err)
+	}
+	r.client = client
+	defer r.close()
+	r.consume(found)
+	r.work.Go(r.watchTopics)
+	return r.poll()
+}
+
+// ignoreCommitted lets no partition begin at the offset that the group has: the database knows better.
+func ignoreCommitted(
+	_ context.Context, offsets map[string]map[int32]kgo.Offset,
+) (map[string]map[int32]kgo.Offset, error) {
+	for _, partitions := range offsets {
+		for number := range partitions {
+			partitions[number] = kgo.NewOffset().At(unread)
+		}
+	}
+	return offsets, nil
+}
+
+// close ends the run: work stops, the group gets the last offsets, and other members its partitions.
+func (r *reader) close() {
+	r.end(nil)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), leaveTimeout)
+	defer cancel()
+	if r.source.ConsumerGroup != "" {
+		r.commitSync(ctx)
+		_ = r.client.LeaveGroupContext(ctx)
+	}
+	r.client.Close()
+	r.work.Wait()
+}
+
+// poll hands fetched records to their partitions.
+func (r *reader) poll() error {
+	for {
+		r.waitForRoom()
+		ctx, cancel := context.WithTimeout(r.ctx, pollTime)
+		r.beginFetches(cancel)
+		fetched := r.client.PollRecords(ctx, 0)
+		cancel()
+		if r.ctx.Err() != nil {
+			return context.Cause(r.ctx)
+		}
+		fetched.EachTopic(func(t kgo.FetchTopic) {
+			for _, p := range t.Partitions {
+				r.receive(t.Topic, t.TopicID, p)
+			}
+		})
+		r.commit()
+	}
+}
+
+// waitForRoom waits until enough records have left the memory.
+func (r *reader) waitForRoom() {
+	for {
+		r.mu.Lock()
+		full := r.queued > queuedBytes
+		r.mu.Unlock()
+		if !full {
+			return
+		}
+		select {
+		case <-r.room:
+		case <-r.ctx.Done():
+			return
+		}
+	}
+}
+
+// beginFetches begins to fetch the partitions whose position is known since the last poll. Between
+// polls, no record from before a seek can arrive after it. stopPoll ends the poll that follows.
+func (r *reader) beginFetches(stopPoll context.CancelFunc) {
+	seeks, places, first := map[string]map[int32]kgo.EpochOffset{}, map[string][]int32{}, map[string]map[int32]kgo.Offset{}
+	r.mu.Lock()
+	r.stopPoll = stopPoll
+	for _, p := range r.begun {
+		if r.partitions[p.place()] != p { // lost meanwhile
+			continue
+		}
+		p.reading, p.paused = true, false
+		if r.source.ConsumerGroup == "" && !p.added {
+			p.added = true
+			set(first, p.place(), kgo.NewOffset().At(p.next))
+		} else {
+			set(seeks, p.place(), kgo.EpochOffset{Epoch: -1, Offset: p.next})
+		}
+		places[p.id.Topic] = append(places[p.id.Topic], p.id.Partition)
+	}
+	r.begun = nil
+	r.mu.Unlock()
+	if len(places) == 0 {
+		return
+	}
+	r.client.SetOffsets(seeks)
+	r.client.AddConsumePartitions(first)
+	r.client.ResumeFetchPartitions(places)
+}
+
+// set sets the value of a partition.
+func set[T any](values map[string]map[int32]T, at place, value T) {
+	if values[at.topic] == nil {
+		values[at.topic] = map[int32]T{}
+	}
+	values[at.topic][at.partition] = value
+}
+
+// receive queues what was fetched from a partition.
+func (r *reader) receive(name string, id uuid.UUID, fetched kgo.FetchPartition) {
+	if name == "" { // of the whole client
+		if err := fetched.Err; err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+			r.report(source.Partition{Partition: source.Unknown}, err)
+		}
+		return
+	}
+	r.mu.Lock()
+	p := r.partitions[place{name, fetched.Partition}]
+	if p == nil || !p.reading {
+		r.mu.Unlock()
+		return
+	}
+	if id != uuid.Nil && id != p.id.TopicID {
+		r.mu.Unlock()
+		r.end(errTopics)
+		return
+	}
+	pause := p.receive(fetched)
+	if !p.working && (len(p.queue) > 0 || p.failure != nil) {
+		p.working = true
+		r.work.Go(p.work)
+	}
+	r.mu.Unlock()
+	if pause {
+		r.client.PauseFetchPartitions(map[string][]int32{name: {fetched.Partition}})
+	}
+	if errors.Is(fetched.Err, kerr.UnknownTopicID) || errors.Is(fetched.Err, kerr.UnknownTopicOrPartition) {
+		wake(r.look)
+	}
+}
+
+// assign begins to read partitions. They are not fetched before their position is known.
+func (r *reader) assign(client *kgo.Client, assigned map[string][]int32) {
+	client.PauseFetchPartitions(assigned)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, partitions := range assigned {
+		for _, number := range partitions {
+			p := &partition{
+				r:  r,
+				id: source.Partition{Cluster: r.source.Cluster, Topic: name, TopicID: r.topics[name].id, Partition: number},
+			}
+			p.ctx, p.cancel = context.WithCancel(r.ctx)
+			r.partitions[p.place()] = p
+			r.work.Go(p.begin)
+		}
+	}
+}
+
+// revoke ends the reading of partitions that another member of the group gets.
+func (r *reader) revoke(ctx context.Context, _ *kgo.Client, revoked map[string][]int32) {
+	if len(revoked) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+	defer cancel()
+	r.commitSync(ctx)
+	r.drop(revoked)
+}
+
+// drop forgets partitions and what they have not stored. Their position in the database fences a
+// batch that is on its way.
+func (r *reader) drop(lost map[string][]int32) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, partitions := range lost {
+		for _, number := range partitions {
+			at := place{name, number}
+			if p := r.partitions[at]; p != nil {
+				p.cancel()
+				p.clear()
+				delete(r.partitions, at)
+				delete(r.commits[name], number)
+			}
+		}
+	}
+}
+
+// commit writes the positions to the group from time to time. They are a copy for tools that show
+// lag: dlqd does not read them.
+func (r *reader) commit() {
+	r.mu.Lock()
+	if len(r.commits) == 0 || time.Since(r.committed) < commitInterval {
+		r.mu.Unlock()
+		return
+	}
+	offsets := r.commits
+	r.commits, r.committed = map[string]map[int32]kgo.EpochOffset{}, time.Now()
+	r.mu.Unlock()
+	r.work.Go(func() {
+		ctx, cancel := context.WithTimeout(r.ctx, commitTimeout)
+		defer cancel()
+		r.write(ctx, offsets)
+	})
+}
+
+func (r *reader) commitSync(ctx context.Context) {
+	r.mu.Lock()
+	offsets := r.commits
+	r.commits = map[string]map[int32]kgo.EpochOffset{}
+	r.mu.Unlock()
+	if len(offsets) > 0 {
+		r.write(ctx, offsets)
+	}
+}
+
+// write writes offsets to the group. Those that it refuses are written again with later ones.
+func (r *reader) write(ctx context.Context, offsets map[string]map[int32]kgo.EpochOffset) {
+	r.client.CommitOffsetsSync(ctx, offsets,
+		func(_ *kgo.Client, _ *kmsg.OffsetCommitRequest, response *kmsg.OffsetCommitResponse, err error) {
+			if err == nil {
+				for _, t := range response.Topics {
+					for _, p := range t.Partitions {
+						err = errors.Join(err, kerr.ErrorForCode(p.ErrorCode))
+					}
+				}
+			}
+			if err == nil {
+				return
+			}
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			for name, partitions := range offsets {
+				for number, offset := range partitions {
+					at := place{name, number}
+					if _, later := r.commits[name][number]; !later && r.partitions[at] != nil {
+						set(r.commits, at, offset)
+					}
+				}
+			}
+		})
+}
+
+// watchTopics looks for changes of topics.
+func (r *reader) watchTopics() {
+	ticker := time.NewTicker(r.every)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+		case <-r.look:
+		case <-r.ctx.Done():
+			return
+		}
+		found, err := r.listTopics()
+		if err != nil {
+			r.report(source.Partition{Partition: source.Unknown}, err)
+			continue
+		}
+		r.consume(found)
+	}
+}
+
+// listTopics returns the source's topics that the cluster has now.
+func (r *reader) listTopics() (map[string]topic, error) {
+	ctx, cancel := context.WithTimeout(r.ctx, topicsTimeout)
+	defer cancel()
+	var names []string // none: all topics
+	if !slices.ContainsFunc(r.source.Topics, func(name string) bool { return strings.Contains(name, "*") }) {
+		names = r.source.Topics
+	}
+	listed, err := kadm.NewClient(r.admin).ListTopics(ctx, names...)
+	if err != nil {
+		return nil, fmt.Errorf("cluster %s: listing topics: %w", r.source.Cluster, err)
+	}
+	found := map[string]topic{}
+	for name, detail := range listed {
+		if names == nil && !r.source.Topics.Match(name) {
+			continue
+		}
+		r.refuse(name, detail.Err)
+		if detail.Err == nil {
+			found[name] = topic{id: uuid.UUID(detail.ID), partitions: int32(len(detail.Partitions))}
+		}
+	}
+	return found, nil
+}
+
+// refuse reports that a topic cannot be read, or that it can be read again.
+func (r *reader) refuse(name string, err error) {
+	r.mu.Lock()
+	before := r.refused[name]
+	delete(r.refused, name)
+	if err != nil {
+		r.refused[name] = err
+	}
+	r.mu.Unlock()
+	if err != nil || before != nil {
+		r.report(source.Partition{Topic: name, Partition: source.Unknown}, err)
+	}
+}
+
+// consume begins to read the topics and partitions that are new. It ends the run if a known topic
+// was made again, or is not found twice.
+func (r *reader) consume(found map[string]topic) {
+	added := map[string][]int32{}
+	r.mu.Lock()
+	for name, known := range r.topics {
+		now, ok := found[name]
+		refused := r.refused[name]
+		missed := !ok && (refused == nil || errors.Is(refused, kerr.UnknownTopicOrPartition))
+		if ok && now.id != known.id || missed && known.missed {
+			r.mu.Unlock()
+			r.end(errTopics)
+			return
+		}
+		known.missed = missed
+		r.topics[name] = known
+	}
+	for name, now := range found {
+		for number := r.topics[name].partitions; number < now.partitions; number++ {
+			added[name] = append(added[name], number)
+		}
+		now.partitions = max(now.partitions, r.topics[name].partitions)
+		r.topics[name] = now
+	}
+	r.mu.Unlock()
+	switch {
+	case len(added) == 0:
+	case r.source.ConsumerGroup == "":
+		r.assign(r.client, added)
+	default:
+		r.client.AddConsumeTopics(slices.Collect(maps.Keys(added))...)
+	}
+}
+
+// report records an error of a topic, or of the whole source; nil clears it.
+func (r *reader) report(of source.Partition, err error) {
+	of.Cluster = r.source.Cluster
+	progress := source.Progress{Partition: of, Source: r.source.Name, State: source.StateReading, End: source.Unknown}
+	if err != nil {
+		progress.State, progress.Error = source.StateFailing, err.Error()
+	}
+	r.into.Progress(progress)
+}
+
+// wake sends to a channel that has room for one.
+func wake(channel chan struct{}) {
+	select {
+	case channel <- struct{}{}:
+	default:
+	}
+}
