@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -32,7 +33,14 @@ type Broker struct {
 	policy *policy.Policy
 
 	mu      sync.Mutex
-	clients map[string]*kgo.Client // by the cluster's name
+	clients map[string]*client // by the cluster's name
+}
+
+// client publishes to a cluster and looks its topics up. Each reader fetches with a client of its own.
+type client struct {
+	*kgo.Client
+
+	answers atomic.Bool // the last publication succeeded
 }
 
 // Open makes the client of the policy's clusters. It does not connect.
@@ -42,26 +50,25 @@ func Open(p *policy.Policy) (source.Broker, error) {
 			return nil, fmt.Errorf("cluster %s: %w", name, err)
 		}
 	}
-	return &Broker{policy: p, clients: map[string]*kgo.Client{}}, nil
+	return &Broker{policy: p, clients: map[string]*client{}}, nil
 }
 
 // Close disconnects.
 func (b *Broker) Close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for name, client := range b.clients {
-		client.Close()
+	for name, c := range b.clients {
+		c.Close()
 		delete(b.clients, name)
 	}
 }
 
-// client returns the client that publishes to a cluster and looks its topics up. Each reader
-// fetches with a client of its own.
-func (b *Broker) client(name string) (*kgo.Client, error) {
+// client returns the client of a cluster.
+func (b *Broker) client(name string) (*client, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if client, ok := b.clients[name]; ok {
-		return client, nil
+	if c, ok := b.clients[name]; ok {
+		return c, nil
 	}
 	cluster, ok := b.policy.Sources.Clusters[name]
 	if !ok {
@@ -71,12 +78,13 @@ func (b *Broker) client(name string) (*kgo.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cluster %s: %w", name, err)
 	}
-	client, err := kgo.NewClient(append(opts, producerOptions()...)...)
+	kafka, err := kgo.NewClient(append(opts, producerOptions()...)...)
 	if err != nil {
 		return nil, fmt.Errorf("cluster %s: %w", name, err)
 	}
-	b.clients[name] = client
-	return client, nil
+	c := &client{Client: kafka}
+	b.clients[name] = c
+	return c, nil
 }
 
 // options returns how to connect to a cluster.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"strings"
@@ -60,17 +61,23 @@ func partitioner(topic string) func(*kgo.Record, int) int {
 func (b *Broker) Publish(
 	ctx context.Context, target source.Target, message source.Message,
 ) (source.Acknowledgement, error) {
-	client, err := b.client(target.Cluster)
+	c, err := b.client(target.Cluster)
 	if err != nil {
 		return source.Acknowledgement{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
+	if !c.answers.Load() { // a publication would wait in vain for a cluster that refuses the login
+		if err := c.Ping(ctx); err != nil {
+			return source.Acknowledgement{}, publishError(target.Topic, err)
+		}
+	}
 	record := &kgo.Record{
 		Topic: target.Topic, Partition: target.Partition, Key: message.Key, Value: message.Value,
 		Headers: published(message),
 	}
-	produced, err := client.ProduceSync(ctx, record).First()
+	produced, err := c.ProduceSync(ctx, record).First()
+	c.answers.Store(err == nil)
 	if err != nil {
 		return source.Acknowledgement{}, publishError(target.Topic, err)
 	}
@@ -118,7 +125,7 @@ func publishError(topic string, err error) error {
 		errors.Is(err, kerr.SaslAuthenticationFailed), errors.Is(err, kerr.TransactionalIDAuthorizationFailed):
 		failure.Class = riverdlq.ClassUnauthorized
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, kgo.ErrRecordTimeout), errors.Is(err, kgo.ErrRecordRetries),
-		errors.As(err, &network), errors.As(err, &broker) && broker.Retriable:
+		errors.Is(err, io.EOF), errors.As(err, &network), errors.As(err, &broker) && broker.Retriable:
 		failure.Class = riverdlq.ClassOutage
 	}
 	if errors.As(err, &broker) {

