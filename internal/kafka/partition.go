@@ -37,8 +37,8 @@ type partition struct {
 	cancel context.CancelFunc
 
 	// Only the partition's goroutine uses these.
-	errors int           // in a row
-	limit  int           // records of the next batch: one after an error, to find the record that causes it
+	errors int                        // in a row
+	limit  int                        // records of the next batch: one after an error, to find the record that causes it
 	poison *kgo.ErrDecompressTooLarge // the batch that cannot be unpacked
 
 	// reader.mu guards the rest.

@@ -1,0 +1,110 @@
+package server_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/dlqd/dlqd/internal/kafka"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/server"
+	"github.com/dlqd/dlqd/internal/source"
+)
+
+// A consumer of Spring Kafka fails, its record comes in, an operator replays it, it fails again, comes
+// back to the same entry, and is replayed again.
+func TestKafka_RecordGoesBackToItsTopic(t *testing.T) {
+	t.Parallel()
+	cluster, err := kfake.NewCluster(kfake.NumBrokers(2), kfake.SeedTopics(4, "orders", "orders.DLT"))
+	require.NoError(t, err)
+	t.Cleanup(cluster.Close)
+	b := setup(t, options{config: func(c *server.Config) {
+		c.Policy = policytest.Load(t, policytest.Files{"sources": fmt.Sprintf(`
+clusters:
+  main: {brokers: [%s]}
+sources:
+  orders:
+    cluster: main
+    topics: ["*.DLT"]
+    envelope: spring
+    consumerGroup: dlqd
+    replayTo: "{original}"
+    kind: "{topic}"
+`, cluster.ListenAddrs()[0])})
+		c.OpenSources = kafka.Open
+	}})
+	client, err := kgo.NewClient(kgo.SeedBrokers(cluster.ListenAddrs()...), kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		kgo.ConsumeTopics("orders"))
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	value := []byte(`{"amount": 1.50,  "card":"x"}`)
+	die := func(headers []kgo.RecordHeader, partition int32, offset int64, class, message string) {
+		require.NoError(t, client.ProduceSync(t.Context(), &kgo.Record{
+			Topic: "orders.DLT", Partition: partition, Key: []byte("cus_1"), Value: value,
+			Headers: append(headers,
+				kgo.RecordHeader{Key: "kafka_dlt-exception-fqcn", Value: []byte(class)},
+				kgo.RecordHeader{Key: "kafka_dlt-exception-message", Value: []byte(message)},
+				kgo.RecordHeader{Key: "kafka_dlt-exception-stacktrace", Value: []byte(class + ": " + message + "\n\tat com.shop.Pay.run(Pay.java:1)")},
+				kgo.RecordHeader{Key: "kafka_dlt-original-topic", Value: []byte("orders")},
+				kgo.RecordHeader{Key: "kafka_dlt-original-partition", Value: binary.BigEndian.AppendUint32(nil, uint32(partition))},
+				kgo.RecordHeader{Key: "kafka_dlt-original-offset", Value: binary.BigEndian.AppendUint64(nil, uint64(offset))},
+				kgo.RecordHeader{Key: "kafka_dlt-original-consumer-group", Value: []byte("payments")},
+			),
+		}).FirstErr())
+	}
+	returned := func() *kgo.Record {
+		var records []*kgo.Record
+		for len(records) == 0 {
+			fetched := client.PollFetches(t.Context())
+			require.NoError(t, fetched.Err())
+			records = fetched.Records()
+		}
+		require.Len(t, records, 1)
+		return records[0]
+	}
+	of := func(record *kgo.Record, key string) string {
+		for _, header := range record.Headers {
+			if header.Key == key {
+				return string(header.Value)
+			}
+		}
+		return ""
+	}
+
+	die([]kgo.RecordHeader{{Key: "traceparent", Value: []byte("00-1")}}, 2, 41, "com.shop.CardDeclined", "payment declined")
+	b.await("dlq_manual", "SELECT coalesce(min(status::text), '') FROM dlq.dead_letter_queue")
+	id := b.one("SELECT id::text FROM dlq.dead_letter_queue")
+	require.Equal(t, "orders com.shop.CardDeclined payment declined business",
+		b.one(`SELECT concat_ws(' ', kind, error_type, error_message, error_class) FROM dlq.dead_letter_queue`))
+	require.Equal(t, "orders 2 41 payments", b.one(`SELECT concat_ws(' ', (record).original_topic,
+		(record).original_partition, (record).original_offset, (record).consumer_group) FROM dlq.dead_letter_queue`))
+
+	status, answer, _ := b.call("POST", "/api/dlq/entries/"+id+"/replay", `{"note": "mended"}`)
+	require.Less(t, status, 300, answer)
+	first := returned()
+	require.Equal(t, int32(2), first.Partition)
+	require.Equal(t, "cus_1", string(first.Key))
+	require.Equal(t, value, first.Value)
+	require.Equal(t, id, of(first, source.HeaderEntry))
+	require.WithinDuration(t, time.Now(), first.Timestamp, time.Hour)
+	require.NotEmpty(t, of(first, kafka.HeaderTimestamp))
+	require.Equal(t, "00-1", of(first, "traceparent"))
+	require.Empty(t, of(first, "kafka_dlt-exception-fqcn"))
+	b.await("true", `SELECT coalesce((SELECT (acknowledged_at IS NOT NULL AND partition = 2 AND "offset" = $2)::text
+		FROM dlq.source_deliveries WHERE id = $1), 'none')`, of(first, source.HeaderDelivery), first.Offset)
+
+	die(first.Headers, first.Partition, first.Offset, "com.shop.CardDeclined", "payment declined again")
+	b.await("dlq_manual: payment declined again",
+		"SELECT status || ': ' || error_message FROM dlq.dead_letter_queue WHERE id = $1", id)
+	status, answer, _ = b.call("POST", "/api/dlq/entries/"+id+"/replay", `{}`)
+	require.Less(t, status, 300, answer)
+	second := returned()
+	require.NotEqual(t, of(first, source.HeaderDelivery), of(second, source.HeaderDelivery))
+	require.Len(t, second.Headers, len(first.Headers), "headers grow with each failure")
+	require.Equal(t, "1", b.one("SELECT count(*)::text FROM dlq.dead_letter_queue"), "the same entry")
+}
