@@ -95,9 +95,11 @@ func TestEnvelope_ReadsSpringDeserialization(t *testing.T) {
 	t.Parallel()
 	const class = "org.springframework.kafka.support.serializer.DeserializationException"
 	f := failure(policy.EnvelopeSpring, "{", headers(
-		"kafka_dlt-key-exception-fqcn", class, "kafka_dlt-exception-cause-fqcn", "com.fasterxml.jackson.core.JsonParseException",
+		"kafka_dlt-key-exception-fqcn", class,
+		"kafka_dlt-exception-cause-fqcn", "com.fasterxml.jackson.core.JsonParseException",
 		"kafka_dlt-key-exception-message", "failed to deserialize", "kafka_dlt-key-exception-stacktrace", class+": failed",
-		"kafka_dlt-original-topic", "orders", "kafka_dlt-original-partition", int32Of(0), "kafka_dlt-original-offset", int64Of(0),
+		"kafka_dlt-original-topic", "orders",
+		"kafka_dlt-original-partition", int32Of(0), "kafka_dlt-original-offset", int64Of(0),
 	))
 	require.Equal(t, class, f.Error.Type)
 	require.Equal(t, riverdlq.ClassMalformed, f.Error.Class)
@@ -111,7 +113,8 @@ func TestEnvelope_ReadsConnect(t *testing.T) {
 	f := failure(policy.EnvelopeConnect, "", headers(
 		"__connect.errors.topic", "orders", "__connect.errors.partition", "7", "__connect.errors.offset", "4711",
 		"__connect.errors.connector.name", "orders-sink", "__connect.errors.task.id", "2",
-		"__connect.errors.stage", "VALUE_CONVERTER", "__connect.errors.class.name", "org.apache.kafka.connect.json.JsonConverter",
+		"__connect.errors.stage", "VALUE_CONVERTER",
+		"__connect.errors.class.name", "org.apache.kafka.connect.json.JsonConverter",
 		"__connect.errors.exception.class.name", "org.apache.kafka.connect.errors.DataException",
 		"__connect.errors.exception.message", "Converting byte[] to Kafka Connect data failed",
 		"__connect.errors.exception.stacktrace", "org.apache.kafka.connect.errors.DataException: Converting …",
@@ -136,13 +139,15 @@ func TestEnvelope_ReadsStreams(t *testing.T) {
 	t.Parallel()
 	list := headers("__streams.errors.exception", "java.lang.RuntimeException")
 	list = append(list, source.Header{Key: "__streams.errors.message"}) // an exception without a message
-	list = append(list, headers("__streams.errors.stacktrace", "java.lang.RuntimeException\n\tat com.shop.Join.apply(Join.java:7)",
+	list = append(list, headers(
+		"__streams.errors.stacktrace", "java.lang.RuntimeException\n\tat com.shop.Join.apply(Join.java:7)",
 		"__streams.errors.topic", "orders", "__streams.errors.partition", "1", "__streams.errors.offset", "9")...)
 	f := failure(policy.EnvelopeStreams, "", list)
 	require.Equal(t, source.Origin{Topic: "orders", Partition: 1, Offset: 9}, f.Original)
 	require.Equal(t, "java.lang.RuntimeException", f.Error.Type)
 	require.Equal(t, "java.lang.RuntimeException", f.Error.Message)
-	list = append(list, headers("__streams.errors.exception", "java.lang.IllegalStateException", "__streams.errors.message", "twice",
+	list = append(list, headers(
+		"__streams.errors.exception", "java.lang.IllegalStateException", "__streams.errors.message", "twice",
 		"__streams.errors.topic", "dlq", "__streams.errors.partition", "0", "__streams.errors.offset", "3")...)
 	f = failure(policy.EnvelopeStreams, "", list)
 	require.Equal(t, source.Origin{Topic: "orders", Partition: 1, Offset: 9}, f.Original)
@@ -208,12 +213,13 @@ func FuzzEnvelope(f *testing.F) {
 		policy.EnvelopeSpring, policy.EnvelopeConnect, policy.EnvelopeStreams, policy.EnvelopeJSON, policy.EnvelopeNone,
 	}
 	names := []string{
-		"kafka_dlt-original-topic", "kafka_dlt-original-partition", "kafka_dlt-original-offset", "kafka_dlt-original-timestamp",
-		"kafka_dlt-exception-fqcn", "kafka_dlt-exception-cause-fqcn", "kafka_dlt-exception-message",
-		"kafka_dlt-exception-stacktrace", "kafka_dlt-key-exception-fqcn", "kafka_original-topic", "kafka_exception-fqcn",
-		"retry_topic-attempts", "__connect.errors.topic", "__connect.errors.partition", "__connect.errors.offset",
-		"__connect.errors.stage", "__connect.errors.exception.class.name", "__streams.errors.topic",
-		"__streams.errors.exception", "__streams.errors.partition", "__streams.errors.message",
+		"kafka_dlt-original-topic", "kafka_dlt-original-partition", "kafka_dlt-original-offset",
+		"kafka_dlt-original-timestamp", "kafka_dlt-exception-fqcn", "kafka_dlt-exception-cause-fqcn",
+		"kafka_dlt-exception-message", "kafka_dlt-exception-stacktrace", "kafka_dlt-key-exception-fqcn",
+		"kafka_original-topic", "kafka_exception-fqcn", "retry_topic-attempts",
+		"__connect.errors.topic", "__connect.errors.partition", "__connect.errors.offset", "__connect.errors.stage",
+		"__connect.errors.exception.class.name",
+		"__streams.errors.topic", "__streams.errors.exception", "__streams.errors.partition", "__streams.errors.message",
 	}
 	f.Add(uint8(0), []byte("\x00\x06orders\x01\x04\x00\x00\x00\x03\x02\x08\x00\x00\x00\x00\x00\x00\x00\x07"), []byte("{}"))
 	f.Add(uint8(1), []byte("\x0c\x01t\x0d\x01x\x0e\x03-12"), []byte(`{"error":{"code":5}}`))

@@ -104,8 +104,8 @@ func published(message source.Message) []kgo.RecordHeader {
 // isEnvelope reports whether a header is one that a framework adds to a dead letter.
 func isEnvelope(key string) bool {
 	return key == HeaderTimestamp || slices.ContainsFunc([]string{
-		springPrefix, springRetryPrefix + "original-", springRetryPrefix + "exception-", springRetryPrefix + "key-exception-",
-		"retry_topic-", connectPrefix, streamsPrefix,
+		springPrefix, springRetryPrefix + "original-", springRetryPrefix + "exception-",
+		springRetryPrefix + "key-exception-", "retry_topic-", connectPrefix, streamsPrefix,
 	}, func(prefix string) bool { return strings.HasPrefix(key, prefix) })
 }
 
@@ -124,8 +124,9 @@ func publishError(topic string, err error) error {
 	case errors.Is(err, kerr.TopicAuthorizationFailed), errors.Is(err, kerr.ClusterAuthorizationFailed),
 		errors.Is(err, kerr.SaslAuthenticationFailed), errors.Is(err, kerr.TransactionalIDAuthorizationFailed):
 		failure.Class = riverdlq.ClassUnauthorized
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, kgo.ErrRecordTimeout), errors.Is(err, kgo.ErrRecordRetries),
-		errors.Is(err, io.EOF), errors.As(err, &network), errors.As(err, &broker) && broker.Retriable:
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, kgo.ErrRecordTimeout),
+		errors.Is(err, kgo.ErrRecordRetries), errors.Is(err, io.EOF), errors.As(err, &network),
+		errors.As(err, &broker) && broker.Retriable:
 		failure.Class = riverdlq.ClassOutage
 	}
 	if errors.As(err, &broker) {

@@ -53,7 +53,8 @@ func TestPublisher_PublishesARecordBack(t *testing.T) {
 	acknowledged, err := b.broker(t).Publish(t.Context(),
 		source.Target{Source: "orders", Cluster: "main", Topic: "orders", Partition: 3},
 		source.Message{Key: []byte("customer"), Value: []byte{}, Time: died, Headers: []source.Header{
-			{Key: "traceparent", Value: []byte("00-1")}, {Key: "null"}, {Key: "kafka_dlt-original-topic", Value: []byte("orders")},
+			{Key: "traceparent", Value: []byte("00-1")}, {Key: "null"},
+			{Key: "kafka_dlt-original-topic", Value: []byte("orders")},
 			{Key: "kafka_exception-fqcn"}, {Key: "retry_topic-attempts"}, {Key: "__connect.errors.topic"},
 			{Key: "__streams.errors.topic"}, {Key: HeaderTimestamp, Value: []byte("1")}, {Key: "kafka_correlationId"},
 			{Key: source.HeaderEntry, Value: []byte("e")}, {Key: source.HeaderDelivery, Value: []byte("d")},
@@ -158,15 +159,16 @@ func TestReader_LogsIn(t *testing.T) {
 	t.Parallel()
 	certificate, authority := certificate(t)
 	for _, mechanism := range []string{"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"} {
-		b := setup(t, kfake.SeedTopics(1, "dlq.a", "orders"), kfake.EnableSASL(), kfake.Superuser(mechanism, "dlqd", "secret"),
-			kfake.Superuser("SCRAM-SHA-256", "tests", "tests"),
+		b := setup(t, kfake.SeedTopics(1, "dlq.a", "orders"), kfake.EnableSASL(),
+			kfake.Superuser(mechanism, "dlqd", "secret"), kfake.Superuser("SCRAM-SHA-256", "tests", "tests"),
 			kfake.TLS(&tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}))
 		main := b.policy.Sources.Clusters["main"]
 		main.SASL = policy.SASL{Mechanism: mechanism, Username: "dlqd", Password: "secret"}
 		main.TLS = policy.TLS{Enabled: true, CA: policy.Secret(authority)}
 		config, err := tlsConfig(main.TLS)
 		require.NoError(t, err)
-		producer := b.producer(t, kgo.DialTLSConfig(config), kgo.SASL(scram.Auth{User: "tests", Pass: "tests"}.AsSha256Mechanism()))
+		producer := b.producer(t, kgo.DialTLSConfig(config),
+			kgo.SASL(scram.Auth{User: "tests", Pass: "tests"}.AsSha256Mechanism()))
 		produce(t, producer, numbered("dlq.a", 0, 0, 3)...)
 		b.read(t)
 		eventually(t, func() bool { return len(b.ledger.offsets("dlq.a", 0)) == 3 }, "records are missing")
@@ -200,7 +202,8 @@ func TestReader_ReadsBesideATopicThatIsRefused(t *testing.T) {
 		require.Contains(t, b.ledger.failure("dlq.b", 1), "TOPIC_AUTHORIZATION_FAILED")
 		eventually(t, func() bool { return b.ledger.failure("dlq.hidden", source.Unknown) != "" }, "no error is reported")
 		acl := kmsg.NewCreateACLsRequestCreation()
-		acl.ResourceType, acl.ResourceName, acl.ResourcePatternType = kmsg.ACLResourceTypeTopic, "dlq.b", kmsg.ACLResourcePatternTypeLiteral
+		acl.ResourceType, acl.ResourcePatternType = kmsg.ACLResourceTypeTopic, kmsg.ACLResourcePatternTypeLiteral
+		acl.ResourceName = "dlq.b"
 		acl.Principal, acl.Host = "User:dlqd", "*"
 		acl.Operation, acl.PermissionType = kmsg.ACLOperationRead, kmsg.ACLPermissionTypeAllow
 		request := kmsg.NewPtrCreateACLsRequest()

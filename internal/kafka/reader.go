@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -85,6 +86,8 @@ type reader struct {
 	end  context.CancelCauseFunc
 	work sync.WaitGroup
 
+	trouble atomic.Bool // an error of the whole source is reported
+
 	using chan struct{} // one element for each partition that uses the database
 	look  chan struct{} // wakes the look for topics
 	room  chan struct{} // woken when records leave the memory
@@ -127,7 +130,8 @@ func (b *Broker) read(ctx context.Context, s *policy.TopicSource, into source.Ap
 
 // read runs one client.
 func read(
-	ctx context.Context, s *policy.TopicSource, into source.Appender, admin *kgo.Client, opts []kgo.Opt, every time.Duration,
+	ctx context.Context, s *policy.TopicSource, into source.Appender, admin *kgo.Client, opts []kgo.Opt,
+	every time.Duration,
 ) error {
 	r := &reader{
 		source: s, into: into, admin: admin, every: every,
@@ -238,7 +242,8 @@ func (r *reader) waitForRoom() {
 // beginFetches begins to fetch the partitions whose position is known since the last poll. Between
 // polls, no record from before a seek can arrive after it. stopPoll ends the poll that follows.
 func (r *reader) beginFetches(stopPoll context.CancelFunc) {
-	seeks, places, first := map[string]map[int32]kgo.EpochOffset{}, map[string][]int32{}, map[string]map[int32]kgo.Offset{}
+	seeks, first := map[string]map[int32]kgo.EpochOffset{}, map[string]map[int32]kgo.Offset{}
+	places := map[string][]int32{}
 	r.mu.Lock()
 	r.stopPoll = stopPoll
 	for _, p := range r.begun {
@@ -275,7 +280,9 @@ func set[T any](values map[string]map[int32]T, at place, value T) {
 // receive queues what was fetched from a partition.
 func (r *reader) receive(name string, id uuid.UUID, fetched kgo.FetchPartition) {
 	if name == "" { // of the whole client
-		if err := fetched.Err; err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+		err := fetched.Err
+		if err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+			r.trouble.Store(true)
 			r.report(source.Partition{Partition: source.Unknown}, err)
 		}
 		return
@@ -308,6 +315,9 @@ func (r *reader) receive(name string, id uuid.UUID, fetched kgo.FetchPartition) 
 // assign begins to read partitions. They are not fetched before their position is known.
 func (r *reader) assign(client *kgo.Client, assigned map[string][]int32) {
 	client.PauseFetchPartitions(assigned)
+	if r.trouble.Swap(false) {
+		r.report(source.Partition{Partition: source.Unknown}, nil)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for name, partitions := range assigned {
@@ -420,8 +430,12 @@ func (r *reader) watchTopics() {
 		}
 		found, err := r.listTopics()
 		if err != nil {
+			r.trouble.Store(true)
 			r.report(source.Partition{Partition: source.Unknown}, err)
 			continue
+		}
+		if r.trouble.Swap(false) {
+			r.report(source.Partition{Partition: source.Unknown}, nil)
 		}
 		r.consume(found)
 	}

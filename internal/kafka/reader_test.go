@@ -371,7 +371,7 @@ func TestReader_KeepsBytes(t *testing.T) {
 	produce(t, b.producer(t),
 		&kgo.Record{Topic: "dlq.a", Key: nil, Value: nil},
 		&kgo.Record{Topic: "dlq.a", Key: []byte{}, Value: []byte{}, Headers: []kgo.RecordHeader{
-			{Key: "h", Value: []byte("2")}, {Key: "h", Value: nil}, {Key: "", Value: []byte{}}, {Key: "h", Value: []byte{0xff, 0}},
+			{Key: "h", Value: []byte("2")}, {Key: "h"}, {Key: "", Value: []byte{}}, {Key: "h", Value: []byte{0xff, 0}},
 		}},
 		&kgo.Record{Topic: "dlq.a", Key: []byte{0, 0xff}, Value: []byte("\x00\xff{}")},
 	)
@@ -383,7 +383,7 @@ func TestReader_KeepsBytes(t *testing.T) {
 		require.True(t, records[0].Key == nil && records[0].Value == nil, "null became empty")
 		require.True(t, records[1].Key != nil && records[1].Value != nil, "empty became null")
 		require.Equal(t, []source.Header{
-			{Key: "h", Value: []byte("2")}, {Key: "h", Value: nil}, {Key: "", Value: []byte{}}, {Key: "h", Value: []byte{0xff, 0}},
+			{Key: "h", Value: []byte("2")}, {Key: "h"}, {Key: "", Value: []byte{}}, {Key: "h", Value: []byte{0xff, 0}},
 		}, records[1].Headers)
 		require.Equal(t, []byte{0, 0xff}, records[2].Key)
 		require.Equal(t, []byte("\x00\xff{}"), records[2].Value)
@@ -541,7 +541,8 @@ func TestReader_StopsAtABatchThatUnpacksToTooMuch(t *testing.T) {
 	t.Parallel()
 	b := setup(t, kfake.SeedTopics(2, "dlq.a"))
 	producer := b.producer(t, kgo.ProducerBatchMaxBytes(256<<20), kgo.BrokerMaxWriteBytes(512<<20),
-		kgo.MaxBufferedBytes(512<<20), kgo.ProducerBatchCompression(kgo.ZstdCompression()), kgo.MaxDecompressBatchBytes(512<<20))
+		kgo.MaxBufferedBytes(512<<20), kgo.ProducerBatchCompression(kgo.ZstdCompression()),
+		kgo.MaxDecompressBatchBytes(512<<20))
 	produce(t, producer, numbered("dlq.a", 0, 0, 3)...)
 	produce(t, producer, &kgo.Record{Topic: "dlq.a", Partition: 0, Value: bytes.Repeat([]byte{0}, batchBytes+1)})
 	produce(t, producer, numbered("dlq.a", 0, 4, 6)...)

@@ -44,14 +44,16 @@ sources:
 	t.Cleanup(client.Close)
 	value := []byte(`{"amount": 1.50,  "card":"x"}`)
 	die := func(headers []kgo.RecordHeader, partition int32, offset int64, class, message string) {
+		trace := class + ": " + message + "\n\tat com.shop.Pay.run(Pay.java:1)"
+		partitionBytes := binary.BigEndian.AppendUint32(nil, uint32(partition))
 		require.NoError(t, client.ProduceSync(t.Context(), &kgo.Record{
 			Topic: "orders.DLT", Partition: partition, Key: []byte("cus_1"), Value: value,
 			Headers: append(headers,
 				kgo.RecordHeader{Key: "kafka_dlt-exception-fqcn", Value: []byte(class)},
 				kgo.RecordHeader{Key: "kafka_dlt-exception-message", Value: []byte(message)},
-				kgo.RecordHeader{Key: "kafka_dlt-exception-stacktrace", Value: []byte(class + ": " + message + "\n\tat com.shop.Pay.run(Pay.java:1)")},
+				kgo.RecordHeader{Key: "kafka_dlt-exception-stacktrace", Value: []byte(trace)},
 				kgo.RecordHeader{Key: "kafka_dlt-original-topic", Value: []byte("orders")},
-				kgo.RecordHeader{Key: "kafka_dlt-original-partition", Value: binary.BigEndian.AppendUint32(nil, uint32(partition))},
+				kgo.RecordHeader{Key: "kafka_dlt-original-partition", Value: partitionBytes},
 				kgo.RecordHeader{Key: "kafka_dlt-original-offset", Value: binary.BigEndian.AppendUint64(nil, uint64(offset))},
 				kgo.RecordHeader{Key: "kafka_dlt-original-consumer-group", Value: []byte("payments")},
 			),
@@ -76,7 +78,8 @@ sources:
 		return ""
 	}
 
-	die([]kgo.RecordHeader{{Key: "traceparent", Value: []byte("00-1")}}, 2, 41, "com.shop.CardDeclined", "payment declined")
+	trace := kgo.RecordHeader{Key: "traceparent", Value: []byte("00-1")}
+	die([]kgo.RecordHeader{trace}, 2, 41, "com.shop.CardDeclined", "payment declined")
 	b.await("dlq_manual", "SELECT coalesce(min(status::text), '') FROM dlq.dead_letter_queue")
 	id := b.one("SELECT id::text FROM dlq.dead_letter_queue")
 	require.Equal(t, "orders com.shop.CardDeclined payment declined business",
