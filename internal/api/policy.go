@@ -290,7 +290,8 @@ func factsOf(e *deadletter.Entry) strategy.Facts {
 	}
 	return strategy.Facts{
 		Type: text(e.ErrorType), Code: text(e.ErrorCode), Title: text(e.ErrorTitle), Message: text(e.ErrorMessage),
-		Class: riverdlq.Class(text(e.ReportedClass)), Panic: text(e.ErrorStackTrace) != "",
+		Class:   riverdlq.Class(text(e.ReportedClass)),
+		Panic:   strategy.IsPanic(text(e.ErrorStackTrace), text(e.ErrorType), e.RiverJobID < 0), // < 0: a record
 		Context: e.ErrorContext, Kind: e.Kind, Queue: e.Queue,
 		Source: text(e.Source), Payload: of.Payload, Headers: of.Headers,
 	}

@@ -23,7 +23,7 @@ type Facts struct {
 	Title   string // what went wrong, the same text each time
 	Message string
 	Class   riverdlq.Class  // reported by the worker that failed; empty if it reported none
-	Panic   bool            // whether there is a stack trace
+	Panic   bool            // see [IsPanic]
 	Context json.RawMessage // recorded by the worker beside the error; an object, or empty
 
 	Kind   string // of the message or job
@@ -32,6 +32,13 @@ type Facts struct {
 
 	Payload json.RawMessage   // of the message, or the job's args; only if [Planner.ReadsMessages]
 	Headers map[string]string // of the message
+}
+
+// IsPanic reports whether a failure with a stack trace is a panic. A job of River has a trace only if it
+// panicked, and then its error has the type panic unless it reported another. The errors of most
+// frameworks that write records have one.
+func IsPanic(trace, errorType string, ofRecord bool) bool {
+	return trace != "" && (!ofRecord || errorType == "panic")
 }
 
 // ReadMessage sets the payload and the headers from a message, or the payload from the args of a job.

@@ -786,6 +786,9 @@ func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID,
 	return park(ctx, tx, w.actor, parked)
 }
 
+// capturedBySource is the captured_by of an entry that was a record (dlq.append_records).
+const capturedBySource = "source"
+
 // entryOf returns a decided entry for the planner.
 func entryOf(row *dbsqlc.ClaimDueRow) *strategy.Entry { return entryWith(row, row.ErrorClass) }
 
@@ -798,8 +801,9 @@ func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
 	e := &strategy.Entry{
 		Facts: strategy.Facts{
 			Type: row.ErrorType, Code: row.ErrorCode, Title: row.ErrorTitle, Message: row.ErrorMessage,
-			Class: riverdlq.Class(class),
-			Panic: row.ErrorStackTrace != "", Context: row.ErrorContext, Kind: row.Kind, Queue: row.Queue, Source: row.Source,
+			Class:   riverdlq.Class(class),
+			Panic:   strategy.IsPanic(row.ErrorStackTrace, row.ErrorType, row.CapturedBy == capturedBySource),
+			Context: row.ErrorContext, Kind: row.Kind, Queue: row.Queue, Source: row.Source,
 		},
 		ID: row.ID, Trace: row.ErrorStackTrace, Before: riverdlq.Class(row.ErrorClass),
 		Rule: row.Rule, WaitingFor: row.WaitingFor,
