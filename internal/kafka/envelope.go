@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/dlqd/dlqd/internal/cause"
 	"github.com/dlqd/dlqd/internal/policy"
@@ -27,7 +28,7 @@ const (
 )
 
 // recordOf returns a fetched record with what its envelope says.
-func recordOf(s *policy.TopicSource, fetched *kgo.Record) source.Record {
+func recordOf(s *policy.TopicSource, of protoreflect.MessageDescriptor, fetched *kgo.Record) source.Record {
 	record := source.Record{
 		Offset: fetched.Offset, Time: fetched.Timestamp, Key: fetched.Key, Value: fetched.Value,
 		Headers: make([]source.Header, len(fetched.Headers)),
@@ -35,12 +36,15 @@ func recordOf(s *policy.TopicSource, fetched *kgo.Record) source.Record {
 	for i, header := range fetched.Headers {
 		record.Headers[i] = source.Header(header)
 	}
-	record.Failure = failureOf(s, &record)
+	record.Failure = failureOf(s, of, &record)
 	return record
 }
 
-// failureOf returns what the envelope of a source says about a record.
-func failureOf(s *policy.TopicSource, record *source.Record) source.Failure {
+// failureOf returns what the envelope of a source says about a record. of is the type of its value; nil
+// unless the envelope is protobuf.
+func failureOf(
+	s *policy.TopicSource, of protoreflect.MessageDescriptor, record *source.Record,
+) source.Failure {
 	e := &envelope{headers: record.Headers}
 	e.Original = source.Origin{Partition: source.Unknown, Offset: source.Unknown}
 	switch s.Envelope {
@@ -52,6 +56,8 @@ func failureOf(s *policy.TopicSource, record *source.Record) source.Failure {
 		e.streams()
 	case policy.EnvelopeJSON:
 		e.json(s, record.Value)
+	case policy.EnvelopeProtobuf:
+		e.protobuf(of, record)
 	}
 	if e.Original.Topic == "" {
 		e.Original.Partition, e.Original.Offset = source.Unknown, source.Unknown

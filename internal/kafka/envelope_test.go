@@ -5,8 +5,15 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/types/descriptorpb"
+	"google.golang.org/protobuf/types/dynamicpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/riverdlq"
@@ -27,7 +34,7 @@ func headers(pairs ...string) []source.Header {
 }
 
 func failure(envelope string, value string, list []source.Header) source.Failure {
-	return failureOf(&policy.TopicSource{Envelope: envelope}, &source.Record{Value: []byte(value), Headers: list})
+	return failureOf(&policy.TopicSource{Envelope: envelope}, nil, &source.Record{Value: []byte(value), Headers: list})
 }
 
 // springTrace is what ListenerExecutionFailedException prints.
@@ -162,10 +169,73 @@ func TestEnvelope_ReadsJSON(t *testing.T) {
 	s := &policy.TopicSource{Envelope: policy.EnvelopeJSON, ErrorPaths: policy.ErrorPaths{
 		Type: []string{"failure.kind"}, Code: []string{"failure.number"}, Message: []string{"failure.why"},
 	}}
-	f := failureOf(s, &source.Record{Value: []byte(` {"failure":{"kind":"CardDeclined","number":51,"why":"no money"}}`)})
+	const value = ` {"failure": {"kind": "CardDeclined", "number": 51, "why": "no money"}}`
+	f := failureOf(s, nil, &source.Record{Value: []byte(value)})
 	require.Equal(t, riverdlq.Error{Type: "CardDeclined", Code: "51", Message: "no money"}, f.Error)
-	require.Equal(t, "the value is not JSON", failureOf(s, &source.Record{Value: []byte("{")}).Malformed)
-	require.Equal(t, "the value is not JSON", failureOf(s, &source.Record{}).Malformed)
+	require.Equal(t, "the value is not JSON", failureOf(s, nil, &source.Record{Value: []byte("{")}).Malformed)
+	require.Equal(t, "the value is not JSON", failureOf(s, nil, &source.Record{}).Malformed)
+}
+
+// protobufSource returns a source whose values are DlqMessages of a pipeline.
+func protobufSource(t testing.TB) *policy.TopicSource {
+	t.Helper()
+	type field = descriptorpb.FieldDescriptorProto
+	fieldOf := func(number int32, name string, kind descriptorpb.FieldDescriptorProto_Type, of string) *field {
+		f := &descriptorpb.FieldDescriptorProto{
+			Name: &name, Number: &number, Type: &kind, Label: descriptorpb.FieldDescriptorProto_LABEL_OPTIONAL.Enum(),
+		}
+		if of != "" {
+			f.TypeName = &of
+		}
+		return f
+	}
+	const text = descriptorpb.FieldDescriptorProto_TYPE_STRING
+	set, err := proto.Marshal(&descriptorpb.FileDescriptorSet{File: []*descriptorpb.FileDescriptorProto{
+		protodesc.ToFileDescriptorProto(timestamppb.File_google_protobuf_timestamp_proto),
+		{
+			Name: new("dlq.proto"), Package: new("pipeline"), Syntax: new("proto3"),
+			Dependency: []string{"google/protobuf/timestamp.proto"},
+			MessageType: []*descriptorpb.DescriptorProto{{
+				Name: new("DlqMessage"), Field: []*field{
+					fieldOf(1, "stream", descriptorpb.FieldDescriptorProto_TYPE_BYTES, ""),
+					fieldOf(2, "error_type", text, ""), fieldOf(3, "error_message", text, ""),
+					fieldOf(4, "failed_at", descriptorpb.FieldDescriptorProto_TYPE_MESSAGE, ".google.protobuf.Timestamp"),
+					fieldOf(5, "failed_node_id", text, ""), fieldOf(6, "original_topic", text, ""),
+				},
+			}},
+		},
+	}})
+	require.NoError(t, err)
+	return &policy.TopicSource{Envelope: policy.EnvelopeProtobuf, Descriptor: set, MessageType: "pipeline.DlqMessage"}
+}
+
+func TestEnvelope_ReadsProtobuf(t *testing.T) {
+	t.Parallel()
+	s := protobufSource(t)
+	of, err := valueType(s)
+	require.NoError(t, err)
+	message := dynamicpb.NewMessage(of)
+	const shown = `{"stream": "AAE=", "errorType": "CONNECTION_REFUSED", "errorMessage": "no parser",
+		"failedAt": "2026-11-28T10:00:00.500Z", "failedNodeId": "parser", "originalTopic": "in.parser"}`
+	require.NoError(t, protojson.Unmarshal([]byte(shown), message))
+	value, err := proto.Marshal(message)
+	require.NoError(t, err)
+	record := &source.Record{Value: value}
+	f := failureOf(s, of, record)
+	require.Equal(t, riverdlq.Error{Type: "CONNECTION_REFUSED", Message: "no parser"}, f.Error)
+	require.Equal(t, "parser", f.Node)
+	require.Equal(t, source.Origin{Topic: "in.parser", Partition: source.Unknown, Offset: source.Unknown}, f.Original)
+	require.Equal(t, time.Date(2026, 11, 28, 10, 0, 0, 500_000_000, time.UTC), f.At.UTC())
+	require.JSONEq(t, shown, string(record.Payload))
+	f = failureOf(s, of, &source.Record{Value: []byte{0xff}})
+	require.Equal(t, "the value is not a pipeline.DlqMessage", f.Malformed)
+	for _, broken := range []policy.TopicSource{
+		{Envelope: s.Envelope, Descriptor: []byte{0xff}, MessageType: s.MessageType},
+		{Envelope: s.Envelope, Descriptor: s.Descriptor, MessageType: "pipeline.Missing"},
+	} {
+		_, err := valueType(&broken)
+		require.Error(t, err)
+	}
 }
 
 // A record without an envelope is an entry of its own.
@@ -211,7 +281,10 @@ func TestEnvelope_SaysWhatIsBroken(t *testing.T) {
 func FuzzEnvelope(f *testing.F) {
 	envelopes := []string{
 		policy.EnvelopeSpring, policy.EnvelopeConnect, policy.EnvelopeStreams, policy.EnvelopeJSON, policy.EnvelopeNone,
+		policy.EnvelopeProtobuf,
 	}
+	of, err := valueType(protobufSource(f))
+	require.NoError(f, err)
 	names := []string{
 		"kafka_dlt-original-topic", "kafka_dlt-original-partition", "kafka_dlt-original-offset",
 		"kafka_dlt-original-timestamp", "kafka_dlt-exception-fqcn", "kafka_dlt-exception-cause-fqcn",
@@ -236,7 +309,7 @@ func FuzzEnvelope(f *testing.F) {
 			list = append(list, header)
 		}
 		record := &source.Record{Value: value, Headers: list}
-		got := failureOf(&policy.TopicSource{Envelope: envelopes[int(envelope)%len(envelopes)]}, record)
+		got := failureOf(&policy.TopicSource{Envelope: envelopes[int(envelope)%len(envelopes)]}, of, record)
 		require.GreaterOrEqual(t, got.Original.Partition, int32(source.Unknown))
 		require.GreaterOrEqual(t, got.Original.Offset, int64(source.Unknown))
 		require.LessOrEqual(t, len(got.Trace), 3*maxTextBytes)

@@ -229,7 +229,7 @@ func (p *partition) work() {
 		p.r.mu.Unlock()
 		for _, record := range records {
 			if !record.Attrs.IsControl() {
-				batch.Records = append(batch.Records, recordOf(p.r.source, record))
+				batch.Records = append(batch.Records, recordOf(p.r.source, p.r.valueType, record))
 			}
 		}
 		_, err := p.r.into.Append(p.ctx, batch)

@@ -15,6 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/source"
@@ -81,6 +82,8 @@ type reader struct {
 	admin  *kgo.Client // looks topics and offsets up
 	client *kgo.Client // fetches
 	every  time.Duration
+	// valueType is the type of the records' values; nil unless the envelope is protobuf.
+	valueType protoreflect.MessageDescriptor
 
 	ctx  context.Context
 	end  context.CancelCauseFunc
@@ -138,6 +141,10 @@ func read(
 		using: make(chan struct{}, appenders), look: make(chan struct{}, 1), room: make(chan struct{}, 1),
 		topics: map[string]topic{}, refused: map[string]error{}, partitions: map[place]*partition{},
 		commits: map[string]map[int32]kgo.EpochOffset{},
+	}
+	var err error
+	if r.valueType, err = valueType(s); err != nil {
+		return fmt.Errorf("source %s: %w", s.Name, err)
 	}
 	r.ctx, r.end = context.WithCancelCause(ctx)
 	defer r.end(nil)
