@@ -93,10 +93,10 @@ func (e *envelope) protobuf(of protoreflect.MessageDescriptor, record *source.Re
 
 // timeOf returns the time in a field, or a zero time.
 func timeOf(field protoreflect.FieldDescriptor, value protoreflect.Value) time.Time {
-	switch field.Kind() {
-	case protoreflect.Int64Kind, protoreflect.Sint64Kind, protoreflect.Sfixed64Kind:
+	switch kind := field.Kind(); {
+	case kind == protoreflect.Int64Kind, kind == protoreflect.Sint64Kind, kind == protoreflect.Sfixed64Kind:
 		return time.UnixMilli(value.Int())
-	case protoreflect.MessageKind:
+	case kind == protoreflect.MessageKind:
 		fields := field.Message().Fields()
 		seconds, nanos := fields.ByName("seconds"), fields.ByName("nanos")
 		if field.Message().FullName() == "google.protobuf.Timestamp" && seconds != nil && nanos != nil {

@@ -76,12 +76,18 @@ func (b *Broker) Publish(
 		Topic: target.Topic, Partition: target.Partition, Key: message.Key, Value: message.Value,
 		Headers: published(message),
 	}
-	produced, err := c.ProduceSync(ctx, record).First()
+	done := make(chan error, 1)
+	c.Produce(ctx, record, func(_ *kgo.Record, err error) { done <- err })
+	select {
+	case err = <-done:
+	case <-ctx.Done(): // a record that is sent cannot be taken back; it may be stored later
+		err = ctx.Err()
+	}
 	c.answers.Store(err == nil)
 	if err != nil {
 		return source.Acknowledgement{}, publishError(target.Topic, err)
 	}
-	return source.Acknowledgement{Partition: produced.Partition, Offset: produced.Offset}, nil
+	return source.Acknowledgement{Partition: record.Partition, Offset: record.Offset}, nil
 }
 
 // published returns the headers of a record that is published: without those of the envelopes, which

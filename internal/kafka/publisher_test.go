@@ -141,17 +141,28 @@ func TestPublisher_CreatesNoTopic(t *testing.T) {
 // A cluster that does not answer ends the publication with its context.
 func TestPublisher_WaitsNoLongerThanItsContext(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := setup(t, kfake.SeedTopics(1, "orders"))
 	listener, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and never answers
 	require.NoError(t, err)
 	defer listener.Close()
+	publish := func(broker source.Broker) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := broker.Publish(ctx, source.Target{Cluster: "main", Topic: "orders"}, source.Message{})
+		var failure *riverdlq.Error
+		require.ErrorAs(t, err, &failure)
+		require.Equal(t, riverdlq.ClassOutage, failure.Class)
+	}
+	produce := b.broker(t)
+	_, err = produce.Publish(t.Context(), source.Target{Cluster: "main", Topic: "orders"}, source.Message{})
+	require.NoError(t, err)
+	b.cluster.ControlKey(0, func(kmsg.Request) (kmsg.Response, error, bool) { // takes the record, and never answers
+		b.cluster.KeepControl()
+		return nil, nil, true
+	})
+	publish(produce)
 	b.policy.Sources.Clusters["main"].Brokers = []string{listener.Addr().String()}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	_, err = b.broker(t).Publish(ctx, source.Target{Cluster: "main", Topic: "orders"}, source.Message{})
-	var failure *riverdlq.Error
-	require.ErrorAs(t, err, &failure)
-	require.Equal(t, riverdlq.ClassOutage, failure.Class)
+	publish(b.broker(t))
 }
 
 // Reading and publishing log in with every mechanism, over TLS.
