@@ -29,7 +29,11 @@ SELECT coalesce(sum(m.captured), 0)::bigint AS captured, coalesce(sum(m.resolved
 FROM (
     SELECT r.captured, r.redelivered, r.resolved, r.failed, r.archived
     FROM dlq.rollup_flow r WHERE (SELECT dlq.scope()) IS NULL AND r.step = 'minute' AND r.scope = 'all'
-        AND r.bucket >= now() - interval '24 hours'
+        AND r.bucket >= now() - interval '24 hours' AND r.bucket < date_trunc('hour', now() - interval '23 hours', 'UTC')
+    UNION ALL
+    SELECT r.captured, r.redelivered, r.resolved, r.failed, r.archived
+    FROM dlq.rollup_flow r WHERE (SELECT dlq.scope()) IS NULL AND r.step = 'hour' AND r.scope = 'all'
+        AND r.bucket >= date_trunc('hour', now() - interval '23 hours', 'UTC')
     UNION ALL
     SELECT count(*) FILTER (WHERE t.from_status IS NULL), count(*) FILTER (WHERE t.to_status = 'dlq_processing'
         AND t.from_status <> 'dlq_processing'),
@@ -54,9 +58,10 @@ type MovesLastDayRow struct {
 	Replayed int64
 }
 
-// MovesLastDay counts the moves of the last 24 hours: those in the rollup by minute, whose first
-// minute may be missing, and those that the rollup does not contain yet. If the caller has a scope,
-// all moves come from the audit trail, because the rollup has no kinds.
+// MovesLastDay counts the moves of the last 24 hours: those of the first, partial hour in the rollup by
+// minute, whose first minute may be missing, those of the hours after it in the rollup by hour, and those
+// that the rollup does not contain yet. If the caller has a scope, all moves come from the audit trail,
+// because the rollup has no kinds.
 func (q *Queries) MovesLastDay(ctx context.Context) (MovesLastDayRow, error) {
 	row := q.db.QueryRow(ctx, MovesLastDay)
 	var i MovesLastDayRow
