@@ -15,11 +15,12 @@ FROM dlq.filter_values(@field::text, @prefix::text, @most::integer) v;
 -- name: Backlog :many
 -- Backlog counts the open entries in the caller's scope by status, queue and class. Without a
 -- scope, filed entries are counted from the index dead_letter_open_backlog alone or, if there are
--- more than 20,000, from the rollups, which are about a second old, ten at most. Unfiled failures
--- that become entries of their own are counted up to 10,000; more is true if that limit was
--- reached.
+-- more than 20,000, from the rollups, which are about a second old, ten at most, or older if there
+-- were no moves since. Unfiled failures that become entries of their own are counted up to 10,000;
+-- more is true if that limit was reached.
 WITH size AS MATERIALIZED (SELECT coalesce(sum(r.pending + r.processing + r.manual), 0) > 20000
-    AND (SELECT s.at > now() - interval '10 seconds' FROM dlq.rollup_state s) AS large FROM dlq.rollup_backlog r)
+    AND (SELECT s.at > now() - interval '10 seconds' OR NOT dlq.has_moves(s.snapshot, txid_current_snapshot(), s.since)
+         FROM dlq.rollup_state s) AS large FROM dlq.rollup_backlog r)
 SELECT b.status::text AS status, b.queue::text AS queue, b.error_class::text AS error_class,
     sum(b.entries)::bigint AS entries, bool_or(b.more)::boolean AS more
 FROM (

@@ -322,6 +322,7 @@ func TestBacklog_ReadsRollupsIfLarge(t *testing.T) {
 	b.exec("UPDATE river_job SET state = 'discarded', finalized_at = now()")
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	b.exec("SELECT dlq.rebuild_rollups()")
+	b.exec("UPDATE dlq.rollup_state SET at = now() + interval '30 minutes'") // fresh, however slow the machine is
 	counts := func(entries int64) {
 		t.Helper()
 		backlog, err := b.store.Backlog(t.Context())
@@ -339,4 +340,12 @@ func TestBacklog_ReadsRollupsIfLarge(t *testing.T) {
 	counts(20_000)
 	b.exec(discard)
 	counts(19_999)
+
+	// Older rollups are read if no entry has moved since.
+	b.exec("UPDATE dlq.rollup_backlog SET pending = 30000")
+	b.exec("UPDATE dlq.rollup_state SET at = now() - interval '1 hour'")
+	counts(19_999)
+	b.exec(postgrestest.RefreshRollups)
+	b.exec("UPDATE dlq.rollup_state SET at = now() - interval '1 hour'")
+	counts(29_999)
 }
