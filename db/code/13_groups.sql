@@ -55,8 +55,10 @@ BEGIN
                                              AND a.former = ANY (%1$s)))',
                                            format(v_words, v_key))
             WHEN 'errorClass'  THEN 'g.error_class = ANY (' || format(v_words, v_key) || ')'
+            -- A group without marks is open. Other states are found by the marks, of which there are few.
             WHEN 'status'      THEN 'dlq.group_status(m, g.failures, g.last_seen) = ANY ('
                 || format(v_words, v_key) || ')'
+                || CASE WHEN p_filter -> v_key ? 'open' THEN '' ELSE ' AND m.queue IS NOT NULL' END
             WHEN 'owner'       THEN 'coalesce(m.owner, '''') = ANY (' || format(v_words, v_key) || ')'
             WHEN 'hasOpen'     THEN '(g.open > 0) = ($1 ->> ''hasOpen'')::boolean'
         END;
@@ -97,7 +99,10 @@ BEGIN
                 (p.m).updated_at, (p.m).updated_by, (p.g).sample, p.place
          FROM page p
          CROSS JOIN LATERAL (SELECT dlq.is_muted(p.m, (p.g).failures) AS muted) u
-         CROSS JOIN LATERAL (SELECT dlq.group_trend((p.g).queue, (p.g).fingerprint, $6) AS trend) w
+         JOIN dlq.group_trends(
+                 ARRAY(SELECT (o.g).queue FROM page o ORDER BY (o.g).queue, (o.g).fingerprint),
+                 ARRAY(SELECT (o.g).fingerprint FROM page o ORDER BY (o.g).queue, (o.g).fingerprint), $6) w
+             ON w.queue = (p.g).queue AND w.fingerprint = (p.g).fingerprint
          ORDER BY p.place DESC, (p.g).queue, (p.g).fingerprint'
         USING p_filter, v_patterns, p_after, p_limit, v_mask, p_over;
 EXCEPTION WHEN data_exception THEN
@@ -173,6 +178,19 @@ COMMENT ON FUNCTION dlq.group_names IS
     'All fingerprints that entries of a failure group can have: its own, those of the groups that its errors '
     'are in since the grouping method changed, and at most 100 of former groups that it continues.';
 
+CREATE OR REPLACE FUNCTION dlq.title_of_group(p_queue text, p_fingerprint text) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_mask constant jsonb := dlq.mask();
+BEGIN
+    RETURN (
+        SELECT CASE WHEN v_mask -> 'hidden' ? 'error_message' THEN NULL ELSE dlq.masked_text(g.title, v_mask) END
+        FROM dlq.failure_groups g WHERE g.queue = p_queue AND g.fingerprint = p_fingerprint);
+END
+$$;
+COMMENT ON FUNCTION dlq.title_of_group IS
+    'The title of a failure group as the caller may see it; null if there is no such group.';
+
 -- group_entries returns the entries that the page of a group describes: open ones, and those that
 -- closed within a month. Older months are neither read nor locked.
 CREATE OR REPLACE FUNCTION dlq.group_entries(p_queue text, p_fingerprint text, p_limit integer DEFAULT 200)
@@ -208,7 +226,9 @@ LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp S
 SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
 DECLARE
     v_ids   constant uuid[] := ARRAY(SELECT dlq.group_entries(p_queue, p_fingerprint, p_limit));
-    v_since constant timestamptz := now() - interval '31 days';
+    -- Each partition costs a probe for each entry: leave out those that can have none.
+    v_since constant timestamptz := greatest(now() - interval '31 days', dlq.closed_since(v_ids));
+    v_until constant timestamptz := now() + interval '1 hour';
 BEGIN
     RETURN QUERY EXECUTE
         'WITH details AS (
@@ -216,10 +236,14 @@ BEGIN
                     coalesce(e.error_context ->> ''version'', e.error_context ->> ''appVersion'', e.error_context ->> ''release'', e.metadata ->> ''version'', e.metadata ->> ''appVersion'', e.metadata ->> ''release'') AS version,
                     -- If the application sets no client id, River makes one of the host and the start time.
                     coalesce(e.error_context ->> ''host'', e.error_context ->> ''hostname'', e.metadata ->> ''host'', e.metadata ->> ''hostname'',
-                             (SELECT regexp_replace(j.attempted_by[array_upper(j.attempted_by, 1)], ''_[0-9]{4}_[0-9]{2}_[0-9]{2}T[0-9]{2}_[0-9]{2}_[0-9]{2}_[0-9]+$'', '''')
+                             (SELECT CASE WHEN c.id ~ ''^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$''
+                                     -- a process of dlqd, whose name is the host and the process id
+                                     THEN (SELECT split_part(p.name, ''/'', 1) FROM dlq.processes p WHERE p.id = c.id::uuid)
+                                     ELSE regexp_replace(c.id, ''_[0-9]{4}_[0-9]{2}_[0-9]{2}T[0-9]{2}_[0-9]{2}_[0-9]{2}_[0-9]+$'', '''') END
                               FROM river.river_job j
+                              CROSS JOIN LATERAL (SELECT j.attempted_by[array_upper(j.attempted_by, 1)] AS id) c
                               WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at)) AS host
-             FROM dlq.entries e WHERE e.id = ANY ($1) AND (e.closed_at IS NULL OR e.closed_at >= $2)
+             FROM dlq.entries e WHERE e.id = ANY ($1) AND (e.closed_at IS NULL OR e.closed_at >= $2 AND e.closed_at < $3)
          ), named AS (
              SELECT n.by, left(n.name, 255) AS name, count(*) AS entries
              FROM details s CROSS JOIN LATERAL (VALUES (''source'', s.source), (''version'', s.version), (''host'', s.host)) n (by, name)
@@ -227,14 +251,14 @@ BEGIN
          )
          SELECT r.by, r.name, r.entries, dlq.ratio(r.entries, cardinality($1))
          FROM (SELECT n.*, row_number() OVER (PARTITION BY n.by ORDER BY n.entries DESC, n.name) AS rank FROM named n) r
-         WHERE r.rank <= 10 ORDER BY r.by, r.entries DESC, r.name' USING v_ids, v_since;
+         WHERE r.rank <= 10 ORDER BY r.by, r.entries DESC, r.name' USING v_ids, v_since, v_until;
 END
 $$;
 COMMENT ON FUNCTION dlq.group_shares IS
     'The last entries of a failure group (dlq.group_entries) by source, version and host: the ten most frequent '
     'values of each, and their share of these entries, 0 to 1. version: version, appVersion or release of the '
     'error''s context, or of the job''s metadata. host: host or hostname, likewise, or the host of the River '
-    'client that worked the job, while River keeps the job.';
+    'client that worked the job, while River keeps the job; for a message, while dlq.processes has the process.';
 
 -- set_group changes only the marks that p_changes names.
 CREATE OR REPLACE FUNCTION dlq.set_group(p_queue text, p_fingerprint text, p_changes jsonb,

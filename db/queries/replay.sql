@@ -142,8 +142,10 @@ FROM taken t ORDER BY t.ended_at, t.entry_id;
 -- name: RunGroups :many
 -- RunGroups returns the groups of a progressive run. quiet is the number of seconds without an outcome.
 SELECT g.number, coalesce(g.queue, '')::text AS queue, coalesce(g.fingerprint, '')::text AS fingerprint,
-    coalesce(g.error_type, '')::text AS error_type, g.known, g.state, coalesce(g.reason, '')::text AS reason, g.step,
-    g.quota, g.entries, g.sent, g.skipped, g.succeeded, g.failed, g.from_succeeded, g.from_failed, g.let_go_at,
+    coalesce(g.error_type, '')::text AS error_type,
+    coalesce(dlq.title_of_group(g.queue, g.fingerprint), '')::text AS title, g.known, g.state,
+    coalesce(g.reason, '')::text AS reason, g.step, g.quota, g.entries, g.sent, g.skipped, g.succeeded, g.failed,
+    g.from_succeeded, g.from_failed, g.let_go_at,
     extract(epoch FROM clock_timestamp() - g.active_at)::float8 AS quiet
 FROM dlq.replay_run_groups g WHERE g.run_id = @id ORDER BY g.number;
 
@@ -453,7 +455,8 @@ ORDER BY p.entry_id DESC;
 SELECT t.is_total::boolean AS is_total, coalesce(t.was, '')::text AS was, t.closure::text AS closure,
     coalesce(t.what, '')::text AS what, t.entries::bigint AS entries, coalesce(t.since, 'epoch')::timestamptz AS since,
     t.median::float8 AS median, t.slowest::float8 AS slowest, coalesce(t.queue, '')::text AS queue,
-    coalesce(t.error_type, '')::text AS error_type
+    coalesce(t.error_type, '')::text AS error_type,
+    coalesce(dlq.title_of_group(t.queue, t.was), '')::text AS title
 FROM dlq.run_report(@id::uuid, @most::integer) t;
 
 -- name: DiffRuns :many

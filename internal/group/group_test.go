@@ -293,6 +293,21 @@ func TestGroup_SharesByHostAndVersion(t *testing.T) {
 	require.Equal(t, "5", b.text("SELECT count(*) FROM dlq.group_shares('payments', 'aaaa1111')"), "through psql")
 }
 
+// A message was delivered by a process of dlqd, whose River client has the id of the process.
+func TestGroup_SharesByHostOfProcesses(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	known, gone := uuid.NewString(), uuid.NewString()
+	b.exec("INSERT INTO dlq.processes (id, name, version, parts) VALUES ($1, 'app-9/4711', '1', '{process}')", known)
+	b.fail("payments", "aaaa1111", time.Now(), "{}", known)
+	b.fail("payments", "aaaa1111", time.Now(), "{}", gone)
+	b.refresh()
+	rows, err := b.store.Shares(t.Context(), &group.Group{Queue: "payments", Fingerprint: "aaaa1111"})
+	require.NoError(t, err)
+	require.Len(t, rows, 1)
+	require.Equal(t, "app-9", rows[0].Name)
+}
+
 // A failed lookup returns an error, for example when the request was cancelled; it must not panic.
 func TestGet_ReturnsErrors(t *testing.T) {
 	t.Parallel()

@@ -471,6 +471,7 @@ type RunGroup struct {
 	Queue       string `json:"queue,omitempty" doc:"Queue of its entries; absent for the group of all others."`
 	Fingerprint string `json:"fingerprint,omitempty" doc:"Failure group of its entries at the start of the run; absent for the group of all others, and for entries that had none."`
 	ErrorType   string `json:"errorType,omitempty" doc:"Error type of one of its entries."`
+	Title       string `json:"title,omitempty" doc:"Title of the failure group; absent if it has none, or if the caller may not see it."`
 	State       string `json:"state" enum:"going,held,stopped,done,ended" doc:"held or stopped: an operator decides. done: every entry was sent or skipped. ended: an operator ended it."`
 	Reason      string `json:"reason,omitempty" doc:"The last decision, with its figures."`
 	Step        int32  `json:"step" doc:"0 for the canary of five entries; 1, 2 and 3 for the steps up to 10, 50 and 100 % of its entries."`
@@ -605,9 +606,9 @@ func (r *Replayer) addGroups(ctx context.Context, run *Run) error {
 	for i := range groups {
 		g := &groups[i]
 		run.Groups = append(run.Groups, RunGroup{
-			Number: g.Number, Queue: g.Queue, Fingerprint: g.Fingerprint, ErrorType: g.ErrorType, State: g.State,
-			Reason: g.Reason, Step: g.Step, Quota: g.Quota, Entries: g.Entries, Sent: g.Sent, Succeeded: g.Succeeded,
-			Failed: g.Failed, Skipped: g.Skipped,
+			Number: g.Number, Queue: g.Queue, Fingerprint: g.Fingerprint, Title: g.Title, ErrorType: g.ErrorType,
+			State: g.State, Reason: g.Reason, Step: g.Step, Quota: g.Quota, Entries: g.Entries, Sent: g.Sent,
+			Succeeded: g.Succeeded, Failed: g.Failed, Skipped: g.Skipped,
 		})
 	}
 	decisions, err := queries.RunDecisions(ctx, dbsqlc.RunDecisionsParams{ID: run.ID, Most: maxDecisions})

@@ -68,6 +68,7 @@ type RunGroupReport struct {
 	Fingerprint string      `json:"fingerprint,omitempty" doc:"The failure group at the start of the run; absent if it is not known."`
 	Queue       string      `json:"queue,omitempty" doc:"Queue of one of the entries."`
 	ErrorType   string      `json:"errorType,omitempty" doc:"Error type of one of the entries now."`
+	Title       string      `json:"title,omitempty" doc:"Title of the failure group; absent if it has none, or if the caller may not see it."`
 	Entries     int64       `json:"entries" doc:"Number of entries."`
 	Since       *time.Time  `json:"since,omitempty" doc:"Time at which the oldest redelivery under way was sent."`
 	Median      float64     `json:"medianSeconds,omitempty" doc:"Median time from the redelivery to the recovery, in seconds."`
@@ -110,7 +111,7 @@ func (r *Replayer) Report(ctx context.Context, id uuid.UUID) (*RunReport, error)
 		if _, ok := at[row.Was]; !ok {
 			at[row.Was] = len(report.Groups)
 			report.Groups = append(report.Groups, RunGroupReport{
-				Fingerprint: row.Was, Queue: row.Queue, ErrorType: row.ErrorType,
+				Fingerprint: row.Was, Queue: row.Queue, ErrorType: row.ErrorType, Title: row.Title,
 			})
 		}
 		report.Groups[at[row.Was]].add(row)
