@@ -133,7 +133,11 @@ BEGIN
                 FROM unnest(v_words) WITH ORDINALITY u (w, i)) END
             WHEN 'rule'          THEN 'e.rule' || v_equals
             WHEN 'strategy'      THEN 'e.strategy = ANY (dlq.filter_words($1, ''strategy'')::dlq.strategy[])'
-            WHEN 'waitingFor'    THEN 'e.status = ''dlq_pending'' AND split_part(e.waiting_for, '':'', 1)' || v_equals
+            -- Conditions follow a colon. The forms for one value are those of partial indexes.
+            WHEN 'waitingFor'    THEN 'e.status = ''dlq_pending'' AND ' || CASE
+                WHEN v_words = '{condition}' THEN 'e.waiting_for LIKE ''condition: %'''
+                WHEN 'condition' = ANY (v_words) THEN 'split_part(e.waiting_for, '':'', 1)' || v_equals
+                ELSE 'e.waiting_for' || v_equals END
             WHEN 'failedIn'      THEN 'CASE WHEN jsonb_path_exists(e.replay_attempts, ''$[*] ? (@.outcome != "completed")'') THEN ''redelivery'' ELSE ''job'' END' || v_equals
             WHEN 'assignee'      THEN CASE WHEN '' = ANY (v_words) THEN 'coalesce(e.assigned_to, '''')'
                 ELSE 'e.assigned_to' END || v_equals

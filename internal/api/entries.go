@@ -43,8 +43,8 @@ const (
 	// searchBudget limits the time of one request's search for entries.
 	searchBudget = 300 * time.Millisecond
 	// countBudget limits the count that runs beside the search. A count is only a hint and must not
-	// delay the page.
-	countBudget = 150 * time.Millisecond
+	// delay the page. A count reads the first 1,000 entries of each part in any case.
+	countBudget = 40 * time.Millisecond
 	// MostCounted is the number of entries at which the count of a list stops.
 	MostCounted = 10_000
 )
@@ -147,6 +147,7 @@ type ListInput struct {
 	Cursor     string   `query:"cursor" format:"uuid" doc:"next of the previous page."`
 	Limit      int      `query:"limit" minimum:"1" maximum:"500" default:"50" doc:"Entries in a page."`
 	Count      bool     `query:"count" doc:"Count the entries, up to 10,000."`
+	CountOnly  bool     `query:"countOnly" doc:"Count the entries, and return none of them."`
 }
 
 // filter returns the filter of the parameters other than q.
@@ -368,10 +369,15 @@ func (s *service) listEntries(ctx context.Context, in *ListInput) (*EntryPage, e
 	}
 	var found *deadletter.Found
 	var count Count
-	queries := []func() error{func() (err error) {
-		found, err = s.Store.Search(ctx, page, searchBudget)
-		return err
-	}}
+	var queries []func() error
+	if in.CountOnly {
+		in.Count, found = true, &deadletter.Found{Entries: []deadletter.Summary{}}
+	} else {
+		queries = append(queries, func() (err error) {
+			found, err = s.Store.Search(ctx, page, searchBudget)
+			return err
+		})
+	}
 	if in.Count {
 		queries = append(queries, func() (err error) {
 			count.Entries, count.AtLeast, err = s.Store.CountWithin(ctx, page.Filter, MostCounted, countBudget)

@@ -91,6 +91,9 @@ func TestFilter_SelectsTheSameEntriesEverywhere(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(out), &counted))
 	require.Equal(t, 2, counted.Count.Entries)
 	require.False(t, counted.Count.AtLeast)
+	_, out = b.as(admin, "GET", "/api/dlq/entries?countOnly=true&q=queue:pay_eu", "")
+	require.Contains(t, out, `"entries":[]`)
+	require.Contains(t, out, `"count":{"entries":2}`)
 
 	// "me" is the caller.
 	var status int
