@@ -106,6 +106,9 @@ var operationVerbs = map[string]string{
 	"purge": "purged", "undo": "undid an operation on",
 }
 
+// idInText matches the ids in a text, of which pages show the beginning and the end.
+var idInText = regexp.MustCompile(`\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`)
+
 // Words says what was done.
 func (r *auditRow) Words() string {
 	reason := fmt.Sprint(deref(r.Reason))
@@ -120,7 +123,7 @@ func (r *auditRow) Words() string {
 		return text
 	}
 	if !r.Whole() {
-		return reason
+		return idInText.ReplaceAllStringFunc(reason, func(id string) string { return short(id) })
 	}
 	d := r.done()
 	verb := operationVerbs[reason]

@@ -9,8 +9,11 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/google/uuid"
+
 	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
@@ -30,8 +33,9 @@ type bulk struct {
 	Typed   bool            // the operator must type the number of entries to confirm
 	Problem *api.Problem
 	Form    url.Values
-	New     bool                 // the page is /replays/new, which begins with a filter
-	Groups  []analytics.TopGroup // suggestions for the filter
+	New     bool                              // the page is /replays/new, which begins with a filter
+	Groups  []analytics.TopGroup              // suggestions for the filter
+	Letters map[uuid.UUID]*deadletter.Summary // those of the preview's samples
 	Copies  []copyText
 }
 
@@ -39,6 +43,15 @@ type bulk struct {
 type share struct {
 	Name    string
 	Entries int64
+}
+
+// typeShares returns the shares of error types. Types of HTTP answers get the words of their status line.
+func typeShares(of map[string]int64) []share {
+	list := shares(of)
+	for i := range list {
+		list[i].Name = typeInWords(list[i].Name)
+	}
+	return list
 }
 
 func shares(of map[string]int64) []share {
@@ -163,7 +176,7 @@ func (b *bulk) actionRequest() api.BulkRequest {
 	return r
 }
 
-// Estimates returns the estimates of the preview, what to expect, and the load, as sentences.
+// Estimates returns the estimates of the preview that are above 0, what to expect, and the load, as sentences.
 func (b *bulk) Estimates() []string {
 	if b.Preview == nil {
 		return nil
@@ -171,7 +184,9 @@ func (b *bulk) Estimates() []string {
 	notes := b.Preview.Notes()
 	list := make([]string, 0, len(b.Preview.Estimates)+len(notes))
 	for _, e := range b.Preview.Estimates {
-		list = append(list, e.Text(b.Preview.Total))
+		if e.Entries > 0 || !e.Exact(b.Preview.Total) { // what none of them is says nothing
+			list = append(list, e.Text(b.Preview.Total))
+		}
 	}
 	return append(list, notes...)
 }
@@ -192,8 +207,9 @@ func (b *bulk) loadPreview(in *request) error {
 		b.Preview = answer.Preview
 		// The form sends "options" with the state of its check boxes. Before that, the default applies.
 		b.Steps = request.Progressive || b.Form.Get("options") == "" && b.Preview.Total > replay.ProgressiveAbove
-		b.Total, b.ByQueue, b.ByType, b.ByAge = b.Preview.Total, shares(b.Preview.ByQueue), shares(b.Preview.ByErrorType),
-			shares(b.Preview.ByAge)
+		b.Total, b.ByQueue, b.ByType, b.ByAge = b.Preview.Total, shares(b.Preview.ByQueue),
+			typeShares(b.Preview.ByErrorType), shares(b.Preview.ByAge)
+		b.readSamples(in)
 		b.Copies = b.copies(in, curlPost(in, api.StartReplay, input))
 	} else {
 		request := b.actionRequest()
@@ -206,12 +222,21 @@ func (b *bulk) loadPreview(in *request) error {
 		if err != nil {
 			return err
 		}
-		b.Total, b.ByQueue, b.ByType = answer.Chosen, shares(answer.ByQueue), shares(answer.ByType)
+		b.Total, b.ByQueue, b.ByType = answer.Chosen, shares(answer.ByQueue), typeShares(answer.ByType)
 		b.Copies = b.copies(in, curlPost(in, api.Bulk, input))
 	}
 	b.Typed = b.Total > in.console.Policy().Access.ExpectAbove &&
 		!slices.Contains([]string{"assign", "tag", "note"}, b.Verb.Name)
 	return nil
+}
+
+// readSamples reads the kinds and errors of the preview's samples. Without them the page shows only their ids.
+func (b *bulk) readSamples(in *request) {
+	ids := make([]string, len(b.Preview.Samples))
+	for i, s := range b.Preview.Samples {
+		ids[i] = s.ID.String()
+	}
+	b.Letters = in.summaries(ids)
 }
 
 // copies returns the equivalents of the preview. The command has --dry-run; without it the command
@@ -305,13 +330,35 @@ func (c *Console) newReplay(in *request) (*view, error) {
 	return &view{Template: "bulk", Title: "New replay run", Data: b, Section: "/replays"}, nil
 }
 
+// limitVerbs keeps the actions that the states of the selected dead letters may allow.
+func (b *bulk) limitVerbs(in *request) error {
+	var stats api.Stats
+	if err := readIfAllowed(in, api.GetStats, api.None{}, &stats)(); err != nil {
+		return err
+	}
+	has := mayHave(b.Query, &stats, in.actor())
+	if !b.All {
+		chosen := in.summaries(b.IDs)
+		has = func(status deadletter.Status) bool {
+			for _, e := range chosen {
+				if e.Status == status {
+					return true
+				}
+			}
+			return len(chosen) == 0
+		}
+	}
+	b.Verbs = slices.DeleteFunc(b.Verbs, func(v bulkVerb) bool { return !slices.ContainsFunc(v.From, has) })
+	return nil
+}
+
 func (b *bulk) page(in *request) (*view, error) {
 	v := &view{Template: "bulk", Title: "Bulk action", Data: b, Section: "/dead-letters"}
 	if b.New {
 		v.Section = "/replays"
 	}
 	if b.Verb == nil {
-		return v, nil
+		return v, b.limitVerbs(in)
 	}
 	v.Title = b.Verb.Label
 	err := b.loadPreview(in)

@@ -84,6 +84,14 @@ func headlineOf(message, errorType, code any) headline {
 	return h
 }
 
+// typeInWords returns an error type in words: "HTTP_402" is "402 Payment Required".
+func typeInWords(errorType string) string {
+	if statusType.MatchString(errorType) {
+		return headlineOf("", errorType, nil).Status
+	}
+	return errorType
+}
+
 // cutStatus splits a text that begins with the status line of an HTTP answer: "402 Payment Required: card declined".
 func cutStatus(text string) (status, rest string, ok bool) {
 	digits := text[:min(3, len(text))]

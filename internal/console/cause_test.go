@@ -157,6 +157,14 @@ func TestList_OffersWhatStatesAllow(t *testing.T) {
 		names(&list{Next: "more", Query: "status:pending"}, &api.Stats{}))
 }
 
+// TestShares_NameStatuses names the error types of HTTP answers by their status lines.
+func TestShares_NameStatuses(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, []share{{"card_error", 3}, {"402 Payment Required", 2}, {"599", 1}},
+		typeShares(map[string]int64{"HTTP_402": 2, "card_error": 3, "HTTP_599": 1}))
+	require.Equal(t, "under 1 ms", lasted(0.0))
+}
+
 // TestVisible_KeepsEmoji checks that a zero-width joiner within an emoji stays, and that any other is shown as
 // hidden.
 func TestVisible_KeepsEmoji(t *testing.T) {

@@ -88,7 +88,7 @@ func (c *countCache) read(in *request, key, query string) error {
 		at := time.Now()
 		ctx, _ := postgres.Counting(context.WithoutCancel(in.Context()))
 		alone := &request{Request: in.WithContext(ctx), console: in.console}
-		page, ok, err := callIfAllowed(alone, api.ListEntries, api.ListInput{Q: query, Limit: 1, Count: true})
+		page, ok, err := callIfAllowed(alone, api.ListEntries, api.ListInput{Q: query, CountOnly: true})
 		if err != nil || !ok || page.Count == nil {
 			return nil, err
 		}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/deadletter"
@@ -107,20 +109,14 @@ func (l *list) countedTabs(live bool) (queries []string) {
 	})
 }
 
-// possibleActs returns the actions that the states of the matching entries may allow. If the page lists all
-// matching entries, these are their states. Otherwise they are the states that the filter names. If the filter
-// names none, they are all states except the open ones that no entry has.
+// possibleActs returns the actions that the states of the matching entries may allow: their own states if the page
+// lists all of them, otherwise those of [mayHave].
 func (l *list) possibleActs(stats *api.Stats, me string) (acts []bulkVerb) {
-	has := func(status deadletter.Status) bool {
-		n, known := stats.ByStatus[string(status)]
-		return !known && !status.Open() || stats.ByStatus == nil || n > 0
-	}
+	has := mayHave(l.Query, stats, me)
 	if l.Next == "" && l.First == "" {
 		has = func(status deadletter.Status) bool {
 			return slices.ContainsFunc(l.Entries, func(e deadletter.Summary) bool { return e.Status == status })
 		}
-	} else if chosen, err := filter.Parse(l.Query, me); err == nil && len(chosen.Status) > 0 {
-		has = func(status deadletter.Status) bool { return slices.Contains(chosen.Status, string(status)) }
 	}
 	for _, verb := range l.Verbs {
 		if slices.ContainsFunc(verb.From, has) {
@@ -128,6 +124,18 @@ func (l *list) possibleActs(stats *api.Stats, me string) (acts []bulkVerb) {
 		}
 	}
 	return acts
+}
+
+// mayHave returns whether entries that match a filter may have a state: one that the filter names or, if it names
+// none, any state except the open ones that no entry has.
+func mayHave(query string, stats *api.Stats, me string) func(deadletter.Status) bool {
+	if chosen, err := filter.Parse(query, me); err == nil && len(chosen.Status) > 0 {
+		return func(status deadletter.Status) bool { return slices.Contains(chosen.Status, string(status)) }
+	}
+	return func(status deadletter.Status) bool {
+		n, known := stats.ByStatus[string(status)]
+		return !known && !status.Open() || stats.ByStatus == nil || n > 0
+	}
 }
 
 // CurrentView reports whether the list shows a saved view.
@@ -252,6 +260,26 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 	l.Acts = l.possibleActs(&stats, in.actor())
 	l.Copies = in.listCopies(l.Query, l.Order == "oldest", listPage)
 	return v, nil
+}
+
+// maxSummaries limits how many dead letters a page reads by id: a filter has at most 4,096 characters.
+const maxSummaries = 100
+
+// summaries returns dead letters by id, as far as the viewer may see them; none if there are more than maxSummaries or
+// the API refuses. The page then omits what it would say of them.
+func (in *request) summaries(ids []string) map[uuid.UUID]*deadletter.Summary {
+	found := map[uuid.UUID]*deadletter.Summary{}
+	if len(ids) == 0 || len(ids) > maxSummaries {
+		return found
+	}
+	page, err := call(in, api.ListEntries, api.ListInput{Q: "id:" + strings.Join(ids, ","), Limit: len(ids)})
+	if err != nil {
+		return found
+	}
+	for i := range page.Entries {
+		found[page.Entries[i].ID] = &page.Entries[i]
+	}
+	return found
 }
 
 // saveView saves the list as a view.

@@ -42,7 +42,7 @@ func (c *Console) exportForm(in *request) (*view, error) {
 		return nil, &api.Problem{Status: http.StatusForbidden, Detail: "a download " + e.Why}
 	}
 	v := &view{Template: "export", Title: "Download", Data: e, Section: "/dead-letters"}
-	page, err := call(in, api.ListEntries, api.ListInput{Q: e.Query, Limit: 1, Count: true})
+	page, err := call(in, api.ListEntries, api.ListInput{Q: e.Query, CountOnly: true})
 	if problem, ok := errors.AsType[*api.Problem](err); ok && problem.Status == http.StatusUnprocessableEntity {
 		e.Problem, v.Status = problem, problem.Status
 		return v, nil

@@ -3,8 +3,11 @@ package console
 import (
 	"fmt"
 
+	"github.com/google/uuid"
+
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/filter"
 )
 
@@ -13,7 +16,8 @@ type operation struct {
 	api.OperationDetail
 
 	Sentence string
-	Words    string // the filter in the filter language
+	Words    string                            // the filter in the filter language
+	Letters  map[uuid.UUID]*deadletter.Summary // those of Entries that the viewer may see
 	CanUndo  bool
 	NextPage string
 	Copies   []copyText
@@ -28,6 +32,11 @@ func (c *Console) operation(in *request) (*view, error) {
 		return nil, err
 	}
 	o := &operation{OperationDetail: *detail}
+	ids := make([]string, len(o.Entries))
+	for i := range o.Entries {
+		ids[i] = o.Entries[i].ID.String()
+	}
+	o.Letters = in.summaries(ids)
 	if f, err := filter.FromJSON(o.Filter); err == nil {
 		o.Words = f.Print()
 	}

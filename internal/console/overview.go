@@ -296,7 +296,7 @@ func (o *overview) countWaiting(in *request) error {
 	requests := make([]func() error, len(known))
 	for i := range known {
 		requests[i] = func() error {
-			page, err := call(in, api.ListEntries, api.ListInput{Q: known[i].Query, Limit: 1, Count: true})
+			page, err := call(in, api.ListEntries, api.ListInput{Q: known[i].Query, CountOnly: true})
 			if err == nil && page.Count != nil {
 				known[i].Entries, known[i].More = int64(page.Count.Entries), page.Count.AtLeast
 			}

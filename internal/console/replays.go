@@ -13,8 +13,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/replay"
 )
@@ -292,6 +295,7 @@ type runDetail struct {
 	More     bool // more entries failed than runFailures
 	Tabs     []tab
 	Entries  []replay.RunEntry
+	Letters  map[uuid.UUID]*deadletter.Summary // those of Entries that have no reason of their own
 	Next     string
 	Outcome  string
 	Before   *replayRun
@@ -340,6 +344,13 @@ func (c *Console) replayRun(in *request) (*view, error) {
 		return nil, err
 	}
 	r.Entries = page.Entries
+	var unexplained []string
+	for i := range r.Entries {
+		if e := &r.Entries[i]; e.Detail == "" && e.Outcome != "succeeded" && e.Status != "" {
+			unexplained = append(unexplained, e.ID.String())
+		}
+	}
+	r.Letters = in.summaries(unexplained)
 	if page.Next != "" {
 		r.Next = "/replays/" + id + "?" + url.Values{"outcome": {r.Outcome}, "cursor": {page.Next}}.Encode() + "#entries"
 	}
@@ -434,7 +445,7 @@ func (r *runDetail) compare(in *request) error {
 		return nil //nolint:nilerr // no later entry can match the filter, or the viewer may not count them
 	}
 	chosen.After = r.CreatedAt.Format(time.RFC3339Nano)
-	page, err := call(in, api.ListEntries, api.ListInput{Q: chosen.Print(), Limit: 1, Count: true})
+	page, err := call(in, api.ListEntries, api.ListInput{Q: chosen.Print(), CountOnly: true})
 	if err != nil {
 		return nil //nolint:nilerr // the page omits the comparison
 	}

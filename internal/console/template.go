@@ -298,6 +298,8 @@ func lasted(value any) string {
 		d = time.Duration(f * float64(time.Second))
 	}
 	switch {
+	case d < time.Millisecond:
+		return "under 1 ms"
 	case d < time.Second:
 		return strconv.FormatInt(d.Milliseconds(), 10) + " ms"
 	case d < time.Minute:
