@@ -307,7 +307,7 @@ func (s *Store) Summaries(ctx context.Context, ids []uuid.UUID, since time.Time)
 }
 
 // Part is the share of the queue that one statement reads. Each month of closed entries is a table
-// with nine indexes. A statement locks those of every month that its plan cannot exclude, in a lock
+// with a dozen indexes. A statement locks those of every month that its plan cannot exclude, in a lock
 // table that all databases of the server share. So queries over the whole history read it in parts,
 // one after another.
 type Part struct {
