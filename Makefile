@@ -46,7 +46,7 @@ test: install-postgres ## run all tests with the race detector (PACKAGES=… sel
 	@# time, tests wait for a server, so -p and -parallel run more packages and tests at once than there are
 	@# processors.
 	GORACE=atexit_sleep_ms=50 GOGC=400 $(WITH_POSTGRES) \
-		scripts/test.sh "$(PACKAGES)" $(RACE) -p 3 -parallel 3 -timeout 25m
+		scripts/test.sh "$(PACKAGES)" $(RACE) -p 3 -parallel 3 -timeout 40m
 
 .PHONY: riverdlq-matrix
 riverdlq-matrix: install-postgres ## test riverdlq with River 0.39, 0.42, 0.45 and the last four releases (needs the module proxy)

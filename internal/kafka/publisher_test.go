@@ -53,11 +53,17 @@ func TestPublisher_PublishesARecordBack(t *testing.T) {
 	acknowledged, err := b.broker(t).Publish(t.Context(),
 		source.Target{Source: "orders", Cluster: "main", Topic: "orders", Partition: 3},
 		source.Message{Key: []byte("customer"), Value: []byte{}, Time: died, Headers: []source.Header{
-			{Key: "traceparent", Value: []byte("00-1")}, {Key: "null"},
+			{Key: "traceparent", Value: []byte("00-1")},
+			{Key: "null"},
 			{Key: "kafka_dlt-original-topic", Value: []byte("orders")},
-			{Key: "kafka_exception-fqcn"}, {Key: "retry_topic-attempts"}, {Key: "__connect.errors.topic"},
-			{Key: "__streams.errors.topic"}, {Key: HeaderTimestamp, Value: []byte("1")}, {Key: "kafka_correlationId"},
-			{Key: source.HeaderEntry, Value: []byte("e")}, {Key: source.HeaderDelivery, Value: []byte("d")},
+			{Key: "kafka_exception-fqcn"},
+			{Key: "retry_topic-attempts"},
+			{Key: "__connect.errors.topic"},
+			{Key: "__streams.errors.topic"},
+			{Key: HeaderTimestamp, Value: []byte("1")},
+			{Key: "kafka_correlationId"},
+			{Key: source.HeaderEntry, Value: []byte("e")},
+			{Key: source.HeaderDelivery, Value: []byte("d")},
 		}})
 	require.NoError(t, err)
 	require.Equal(t, source.Acknowledgement{Partition: 3, Offset: 0}, acknowledged)
@@ -67,8 +73,11 @@ func TestPublisher_PublishesARecordBack(t *testing.T) {
 	require.Equal(t, int32(3), record.Partition)
 	require.WithinDuration(t, time.Now(), record.Timestamp, generous)
 	require.Equal(t, []kgo.RecordHeader{
-		{Key: "traceparent", Value: []byte("00-1")}, {Key: "null"}, {Key: "kafka_correlationId"},
-		{Key: source.HeaderEntry, Value: []byte("e")}, {Key: source.HeaderDelivery, Value: []byte("d")},
+		{Key: "traceparent", Value: []byte("00-1")},
+		{Key: "null"},
+		{Key: "kafka_correlationId"},
+		{Key: source.HeaderEntry, Value: []byte("e")},
+		{Key: source.HeaderDelivery, Value: []byte("d")},
 		{Key: HeaderTimestamp, Value: []byte("1700000000123")},
 	}, record.Headers)
 }

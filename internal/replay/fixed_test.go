@@ -235,9 +235,17 @@ func TestVersions_AreOrdered(t *testing.T) {
 		version, fixedIn string
 		has              bool
 	}{
-		{"4.2.0", "4.2.0", true}, {"v4.10.0", "4.9", true}, {"4.2.0-rc.2", "4.2.0", false}, {"4.2.0", "4.2.0-rc.10", true},
-		{"4.2.0-rc.2", "4.2.0-rc.10", false}, {"4.2.0+b7", "4.2.0+b9", true}, {"deploy-1", "deploy-2", false},
-		{"deploy-3", "deploy-2", true}, {"deploy-3", "unknown", false}, {"5.0.0", "deploy-2", false}, {"1234567", "12", false},
+		{"4.2.0", "4.2.0", true},
+		{"v4.10.0", "4.9", true},
+		{"4.2.0-rc.2", "4.2.0", false},
+		{"4.2.0", "4.2.0-rc.10", true},
+		{"4.2.0-rc.2", "4.2.0-rc.10", false},
+		{"4.2.0+b7", "4.2.0+b9", true},
+		{"deploy-1", "deploy-2", false},
+		{"deploy-3", "deploy-2", true},
+		{"deploy-3", "unknown", false},
+		{"5.0.0", "deploy-2", false},
+		{"1234567", "12", false},
 	} {
 		if i == 0 {
 			for n := 1; n <= 3; n++ {

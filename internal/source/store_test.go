@@ -208,7 +208,10 @@ func TestAppend_KeepsBytesOfAnyRecord(t *testing.T) {
 	b := setup(t)
 	secret := "pat@example.org"
 	values := [][]byte{
-		[]byte(`{"a": 1,  "b": 1e2}`), []byte("plain"), nil, {}, {0xff, 0, 1}, []byte("\x00" + secret),
+		[]byte(`{"a": 1,  "b": 1e2}`), []byte("plain"), nil,
+		{},
+		{0xff, 0, 1},
+		[]byte("\x00" + secret),
 		[]byte(`{"a": "\u0000", "email": "` + secret + `"}`), []byte(`{"email": "` + secret + `", "email": 1}`),
 		bytes.Repeat([]byte("x"), 2001), []byte(`12345678901234567890123`),
 	}

@@ -38,6 +38,18 @@ func (q *Queries) ActiveReplays(ctx context.Context) ([]uuid.UUID, error) {
 	return items, nil
 }
 
+const ApprovedForecast = `-- name: ApprovedForecast :one
+SELECT coalesce(dlq.approved_forecast(), 'null')::jsonb AS forecast
+`
+
+// ApprovedForecast returns the preview of the request that this transaction carries out; null if there is none.
+func (q *Queries) ApprovedForecast(ctx context.Context) (json.RawMessage, error) {
+	row := q.db.QueryRow(ctx, ApprovedForecast)
+	var forecast json.RawMessage
+	err := row.Scan(&forecast)
+	return forecast, err
+}
+
 const BackBeforeLookup = `-- name: BackBeforeLookup :exec
 ROLLBACK TO SAVEPOINT lookup
 `
@@ -433,6 +445,125 @@ func (q *Queries) FindIDs(ctx context.Context, arg FindIDsParams) ([]uuid.UUID, 
 	return items, nil
 }
 
+const FixEntries = `-- name: FixEntries :many
+SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, e.job_kind,
+       coalesce(e.captured_by, '')::text AS captured_by, e.max_retries, coalesce(e.rule, '')::text AS rule,
+       coalesce(e.fingerprint, '')::text AS fingerprint, coalesce(e.parked_by, '')::text AS parked_by,
+       coalesce(e.assigned_to, '')::text AS assigned_to, coalesce(r.actor, '')::text AS in_review
+FROM dlq.dead_letter_queue e
+LEFT JOIN dlq.in_review($1::uuid[]) r ON r.entry_id = e.id
+WHERE e.id = ANY ($1::uuid[]) AND e.stage IN ('open', 'failed')
+`
+
+type FixEntriesRow struct {
+	ID          uuid.UUID
+	Queue       string
+	Kind        string
+	ErrorClass  string
+	JobKind     string
+	CapturedBy  string
+	MaxRetries  int32
+	Rule        string
+	Fingerprint string
+	ParkedBy    string
+	AssignedTo  string
+	InReview    string
+}
+
+// FixEntries returns what decides whether a run that the policy starts may send an entry. in_review is the operator who
+// has it in review.
+func (q *Queries) FixEntries(ctx context.Context, ids []uuid.UUID) ([]FixEntriesRow, error) {
+	rows, err := q.db.Query(ctx, FixEntries, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []FixEntriesRow{}
+	for rows.Next() {
+		var i FixEntriesRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.Queue,
+			&i.Kind,
+			&i.ErrorClass,
+			&i.JobKind,
+			&i.CapturedBy,
+			&i.MaxRetries,
+			&i.Rule,
+			&i.Fingerprint,
+			&i.ParkedBy,
+			&i.AssignedTo,
+			&i.InReview,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const FixedGroups = `-- name: FixedGroups :many
+SELECT g.queue::text AS queue, g.fingerprint::text AS fingerprint, g.fixed_in::text AS fixed_in,
+       g.fix_deployed_at::timestamptz AS fix_deployed_at
+FROM dlq.fixed_groups($1::text[], $2::text[], $3::integer) g
+`
+
+type FixedGroupsParams struct {
+	Queues []string
+	After  []string
+	Most   int32
+}
+
+type FixedGroupsRow struct {
+	Queue         string
+	Fingerprint   string
+	FixedIn       string
+	FixDeployedAt time.Time
+}
+
+// FixedGroups returns groups whose fix runs, for which the policy has started no replay run yet.
+func (q *Queries) FixedGroups(ctx context.Context, arg FixedGroupsParams) ([]FixedGroupsRow, error) {
+	rows, err := q.db.Query(ctx, FixedGroups, arg.Queues, arg.After, arg.Most)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []FixedGroupsRow{}
+	for rows.Next() {
+		var i FixedGroupsRow
+		if err := rows.Scan(
+			&i.Queue,
+			&i.Fingerprint,
+			&i.FixedIn,
+			&i.FixDeployedAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const ForecastApproval = `-- name: ForecastApproval :exec
+SELECT dlq.forecast_approval($1::uuid, $2::jsonb)
+`
+
+type ForecastApprovalParams struct {
+	ID       uuid.UUID
+	Forecast json.RawMessage
+}
+
+func (q *Queries) ForecastApproval(ctx context.Context, arg ForecastApprovalParams) error {
+	_, err := q.db.Exec(ctx, ForecastApproval, arg.ID, arg.Forecast)
+	return err
+}
+
 const GroupOutcomes = `-- name: GroupOutcomes :many
 SELECT o.queue::text AS queue, o.fingerprint::text AS fingerprint, o.since::timestamptz AS since,
     o.recovered::bigint AS recovered, o.failed::bigint AS failed, o.recovered_before::bigint AS recovered_before,
@@ -590,7 +721,7 @@ func (q *Queries) LockProgressive(ctx context.Context, id uuid.UUID) (LockProgre
 const LockReplay = `-- name: LockReplay :one
 SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch,
        coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor, r.progressive,
-       r.skip_stale, r.skip_superseded,
+       r.skip_stale, r.skip_superseded, r.for_fix,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id
            AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
@@ -616,6 +747,7 @@ type LockReplayRow struct {
 	Progressive    bool
 	SkipStale      bool
 	SkipSuperseded bool
+	ForFix         bool
 	Ended          int64
 	Failed         int64
 }
@@ -641,6 +773,7 @@ func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, 
 		&i.Progressive,
 		&i.SkipStale,
 		&i.SkipSuperseded,
+		&i.ForFix,
 		&i.Ended,
 		&i.Failed,
 	)
@@ -1165,6 +1298,23 @@ func (q *Queries) Replayable(ctx context.Context, filter json.RawMessage) (json.
 	return filter_2, err
 }
 
+const RequestReplay = `-- name: RequestReplay :one
+SELECT dlq.request_approval('replay', $1::jsonb, $2::text, $3::text)::uuid AS id
+`
+
+type RequestReplayParams struct {
+	Request json.RawMessage
+	Note    string
+	Actor   string
+}
+
+func (q *Queries) RequestReplay(ctx context.Context, arg RequestReplayParams) (uuid.UUID, error) {
+	row := q.db.QueryRow(ctx, RequestReplay, arg.Request, arg.Note, arg.Actor)
+	var id uuid.UUID
+	err := row.Scan(&id)
+	return id, err
+}
+
 const RunDecisions = `-- name: RunDecisions :many
 SELECT a.at, a.act, a.actor,
     coalesce(dlq.masked_text(nullif(a.note, a.detail ->> 'reason'), dlq.mask(false)), '')::text AS note,
@@ -1220,7 +1370,8 @@ const RunGroups = `-- name: RunGroups :many
 SELECT g.number, coalesce(g.queue, '')::text AS queue, coalesce(g.fingerprint, '')::text AS fingerprint,
     coalesce(g.error_type, '')::text AS error_type,
     coalesce(dlq.title_of_group(g.queue, g.fingerprint), '')::text AS title, g.known, g.state,
-    coalesce(g.reason, '')::text AS reason, g.step, g.quota, g.entries, g.sent, g.skipped, g.succeeded, g.failed, g.from_succeeded, g.from_failed,
+    coalesce(g.reason, '')::text AS reason, g.step, g.quota, g.entries, g.sent, g.skipped, g.succeeded, g.failed,
+    g.from_succeeded, g.from_failed, g.let_go_at,
     extract(epoch FROM clock_timestamp() - g.active_at)::float8 AS quiet
 FROM dlq.replay_run_groups g WHERE g.run_id = $1 ORDER BY g.number
 `
@@ -1243,6 +1394,7 @@ type RunGroupsRow struct {
 	Failed        int64
 	FromSucceeded int64
 	FromFailed    int64
+	LetGoAt       *time.Time
 	Quiet         float64
 }
 
@@ -1274,6 +1426,7 @@ func (q *Queries) RunGroups(ctx context.Context, id uuid.UUID) ([]RunGroupsRow, 
 			&i.Failed,
 			&i.FromSucceeded,
 			&i.FromFailed,
+			&i.LetGoAt,
 			&i.Quiet,
 		); err != nil {
 			return nil, err
@@ -1499,6 +1652,36 @@ func (q *Queries) SaveGroup(ctx context.Context, arg SaveGroupParams) error {
 	return err
 }
 
+const SetFix = `-- name: SetFix :exec
+SELECT dlq.set_fix($1::text, $2::text, $3::uuid, $4::uuid)
+`
+
+type SetFixParams struct {
+	Queue       string
+	Fingerprint string
+	Run         *uuid.UUID
+	Request     *uuid.UUID
+}
+
+func (q *Queries) SetFix(ctx context.Context, arg SetFixParams) error {
+	_, err := q.db.Exec(ctx, SetFix,
+		arg.Queue,
+		arg.Fingerprint,
+		arg.Run,
+		arg.Request,
+	)
+	return err
+}
+
+const SetForFix = `-- name: SetForFix :exec
+UPDATE dlq.replay_runs SET for_fix = true WHERE id = $1
+`
+
+func (q *Queries) SetForFix(ctx context.Context, id uuid.UUID) error {
+	_, err := q.db.Exec(ctx, SetForFix, id)
+	return err
+}
+
 const SetForecast = `-- name: SetForecast :exec
 UPDATE dlq.replay_runs SET forecast = $1::jsonb WHERE id = $2
 `
@@ -1700,6 +1883,23 @@ func (q *Queries) Superseded(ctx context.Context, ids []uuid.UUID) ([]Superseded
 		return nil, err
 	}
 	return items, nil
+}
+
+const TakeFix = `-- name: TakeFix :one
+SELECT dlq.take_fix($1::text, $2::text, $3::timestamptz)::boolean AS taken
+`
+
+type TakeFixParams struct {
+	Queue       string
+	Fingerprint string
+	DeployedAt  time.Time
+}
+
+func (q *Queries) TakeFix(ctx context.Context, arg TakeFixParams) (bool, error) {
+	row := q.db.QueryRow(ctx, TakeFix, arg.Queue, arg.Fingerprint, arg.DeployedAt)
+	var taken bool
+	err := row.Scan(&taken)
+	return taken, err
 }
 
 const TakeOutcomes = `-- name: TakeOutcomes :many
