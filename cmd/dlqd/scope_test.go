@@ -139,7 +139,8 @@ var withoutCommand = []string{
 	"complete-filter", "get-policy", "test-policy", "examine", "get-revealed-entry",
 	"list-replay-entries", "list-tokens", "create-token", "revoke-token",
 	// TestScope_LimitsEveryOperation, in package server
-	"list-groups", "get-group", "set-group", "record-deploy", "list-views", "get-view", "save-view", "delete-view", "order-views",
+	"list-groups", "get-group", "set-group", "record-deploy",
+	"list-views", "get-view", "save-view", "delete-view", "order-views",
 	"get-operation", "undo",
 	"review-next", "list-jobs", "get-job", "cancel-job", "retry-job",
 }

@@ -238,12 +238,14 @@ BEGIN
                     coalesce(e.error_context ->> ''host'', e.error_context ->> ''hostname'', e.metadata ->> ''host'', e.metadata ->> ''hostname'',
                              (SELECT CASE WHEN c.id ~ ''^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$''
                                      -- a process of dlqd, whose name is the host and the process id
-                                     THEN (SELECT split_part(p.name, ''/'', 1) FROM dlq.processes p WHERE p.id = c.id::uuid)
+                                     THEN (SELECT split_part(p.name, ''/'', 1) FROM dlq.processes p
+                                           WHERE p.id = c.id::uuid)
                                      ELSE regexp_replace(c.id, ''_[0-9]{4}_[0-9]{2}_[0-9]{2}T[0-9]{2}_[0-9]{2}_[0-9]{2}_[0-9]+$'', '''') END
                               FROM river.river_job j
                               CROSS JOIN LATERAL (SELECT j.attempted_by[array_upper(j.attempted_by, 1)] AS id) c
                               WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at)) AS host
-             FROM dlq.entries e WHERE e.id = ANY ($1) AND (e.closed_at IS NULL OR e.closed_at >= $2 AND e.closed_at < $3)
+             FROM dlq.entries e
+             WHERE e.id = ANY ($1) AND (e.closed_at IS NULL OR e.closed_at >= $2 AND e.closed_at < $3)
          ), named AS (
              SELECT n.by, left(n.name, 255) AS name, count(*) AS entries
              FROM details s CROSS JOIN LATERAL (VALUES (''source'', s.source), (''version'', s.version), (''host'', s.host)) n (by, name)
@@ -459,13 +461,15 @@ BEGIN
                     ELSE nullif(left(concat_ws(E'\n', m.note, excluded.note), 10000), '') END,
         -- The marks that an operator set on the new group take precedence.
         (fixed_at, fixed_by, fixed_in, fix_deployed_at, muted_at, muted_by, mute_until, mute_upto, inherited_from) = (
-            SELECT x.fixed_at, x.fixed_by, x.fixed_in, x.fix_deployed_at, x.muted_at, x.muted_by, x.mute_until, x.mute_upto, x.inherited_from
-            FROM (VALUES (1, m.fixed_at, m.fixed_by, m.fixed_in, m.fix_deployed_at, m.muted_at, m.muted_by, m.mute_until,
-                          m.mute_upto, m.inherited_from),
+            SELECT x.fixed_at, x.fixed_by, x.fixed_in, x.fix_deployed_at, x.muted_at, x.muted_by, x.mute_until,
+                   x.mute_upto, x.inherited_from
+            FROM (VALUES (1, m.fixed_at, m.fixed_by, m.fixed_in, m.fix_deployed_at, m.muted_at, m.muted_by,
+                          m.mute_until, m.mute_upto, m.inherited_from),
                          (2, excluded.fixed_at, excluded.fixed_by, excluded.fixed_in, excluded.fix_deployed_at,
                           excluded.muted_at, excluded.muted_by, excluded.mute_until, excluded.mute_upto,
                           excluded.inherited_from))
-                 x (place, fixed_at, fixed_by, fixed_in, fix_deployed_at, muted_at, muted_by, mute_until, mute_upto, inherited_from)
+                 x (place, fixed_at, fixed_by, fixed_in, fix_deployed_at, muted_at, muted_by, mute_until, mute_upto,
+                    inherited_from)
             WHERE x.place = CASE WHEN m.fixed_at IS NULL AND m.muted_at IS NULL THEN 2 ELSE 1 END);
     PERFORM dlq.record_act(
         'group ' || p_queue || ' ' || p_fingerprint,

@@ -9,7 +9,8 @@ SELECT coalesce(sum(m.captured), 0)::bigint AS captured, coalesce(sum(m.resolved
 FROM (
     SELECT r.captured, r.redelivered, r.resolved, r.failed, r.archived
     FROM dlq.rollup_flow r WHERE (SELECT dlq.scope()) IS NULL AND r.step = 'minute' AND r.scope = 'all'
-        AND r.bucket >= now() - interval '24 hours' AND r.bucket < date_trunc('hour', now() - interval '23 hours', 'UTC')
+        AND r.bucket >= now() - interval '24 hours'
+        AND r.bucket < date_trunc('hour', now() - interval '23 hours', 'UTC')
     UNION ALL
     SELECT r.captured, r.redelivered, r.resolved, r.failed, r.archived
     FROM dlq.rollup_flow r WHERE (SELECT dlq.scope()) IS NULL AND r.step = 'hour' AND r.scope = 'all'

@@ -100,6 +100,12 @@ type Deploy struct {
 // DeployInput reports a deploy.
 type DeployInput struct{ Body Deploy }
 
+// Deployed is a deploy that was recorded.
+type Deployed struct {
+	Version string   `json:"version" doc:"The version." example:"4.2.0"`
+	Queues  []string `json:"queues,omitempty" doc:"The queues that it works. Absent: all."`
+}
+
 // Operations on failure groups.
 var (
 	ListGroups = Operation[GroupsInput, GroupPage]{"list-groups", http.MethodGet, "/api/dlq/groups"}
@@ -109,7 +115,7 @@ var (
 	SetGroup = Operation[SetGroupInput, GroupChanged]{
 		"set-group", http.MethodPatch, "/api/dlq/groups/{queue}/{fingerprint}",
 	}
-	RecordDeploy = Operation[DeployInput, None]{"record-deploy", http.MethodPost, "/api/deploys"}
+	RecordDeploy = Operation[DeployInput, Deployed]{"record-deploy", http.MethodPost, "/api/deploys"}
 )
 
 func (s *service) registerGroups(api huma.API) {
@@ -157,11 +163,12 @@ func (s *service) registerGroups(api huma.API) {
 			"deploy when all workers have the version. An earlier version again is a rollback.",
 		Errors: []int{400, 403, 422, 503},
 	}
-	register(s, api, RecordDeploy, deploy, func(ctx context.Context, in *DeployInput) (*None, error) {
+	example(&deploy, http.StatusOK, Deployed{Version: "4.2.0"})
+	register(s, api, RecordDeploy, deploy, func(ctx context.Context, in *DeployInput) (*Deployed, error) {
 		if err := s.Groups.RecordDeploy(ctx, in.Body.Version, in.Body.Queues, in.Body.act(ctx)); err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		return &None{}, nil
+		return &Deployed{in.Body.Version, in.Body.Queues}, nil
 	})
 }
 

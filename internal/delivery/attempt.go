@@ -19,13 +19,13 @@ import (
 // River's completer sets a job's state by the job's id, and ignores which attempt it ends, and of which job. An outcome
 // can therefore end what another process runs:
 //
-//   - A process that was paused or cut off from the database for 30 s may still run attempts of jobs that another process
-//     has rescued and runs. A late failure would end the job while the other process's attempt still runs, and that
-//     attempt's success would be lost. A process that may have been considered dead ("in doubt") checks the attempt before
-//     it sends a message and before it records outcomes.
-//   - After the promotion of an asynchronous standby, River gives ids again that the standby did not have. The outcome of
-//     a lost message would end the new message that has its id. An outcome is checked if it is recorded on another server
-//     than the one that the job was fetched from, or if one of the two is not known.
+//   - A process that was paused or cut off from the database for 30 s may still run attempts of jobs that another
+//     process has rescued and runs. A late failure would end the job while the other process's attempt still runs, and
+//     that attempt's success would be lost. A process that may have been considered dead ("in doubt") checks the attempt
+//     before it sends a message and before it records outcomes.
+//   - After the promotion of an asynchronous standby, River gives ids again that the standby did not have. The outcome
+//     of a lost message would end the new message that has its id. An outcome is checked if it is recorded on another
+//     server than the one that the job was fetched from, or if one of the two is not known.
 //
 // Other outcomes are recorded without a check.
 
@@ -69,8 +69,8 @@ type executor struct {
 	driver *driver
 }
 
-// JobSetStateIfRunningMany implements riverdriver.Executor. It skips the outcomes of attempts that no longer run, if the
-// process is in doubt or the server is not the one of the fetch. Both are asked once the connection is there.
+// JobSetStateIfRunningMany implements riverdriver.Executor. It skips the outcomes of attempts that no longer run, if
+// the process is in doubt or the server is not the one of the fetch. Both are asked once the connection is there.
 func (e *executor) JobSetStateIfRunningMany(ctx context.Context,
 	params *updates,
 ) (rows []*rivertype.JobRow, err error) {

@@ -72,8 +72,8 @@ type envelope struct {
 	headers []source.Header
 }
 
-// malformed records the first reason why the envelope does not decode.
-func (e *envelope) malformed(format string, args ...any) {
+// malformedf records the first reason why the envelope does not decode.
+func (e *envelope) malformedf(format string, args ...any) {
 	if e.Malformed == "" {
 		e.Malformed = fmt.Sprintf(format, args...)
 	}
@@ -116,7 +116,7 @@ var topicName = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,249}$`)
 func (e *envelope) topic(at int) {
 	name := string(e.headers[at].Value)
 	if !topicName.MatchString(name) {
-		e.malformed("the header %s is not the name of a topic", e.headers[at].Key)
+		e.malformedf("the header %s is not the name of a topic", e.headers[at].Key)
 		return
 	}
 	e.Original.Topic = name
@@ -135,14 +135,14 @@ func (e *envelope) number(name string, size int) int64 {
 	case size == 0:
 		var err error
 		if number, err = strconv.ParseInt(string(value), 10, 64); err != nil {
-			e.malformed("the header %s is not a number", name)
+			e.malformedf("the header %s is not a number", name)
 			return source.Unknown
 		}
 		if number == -1 { // Kafka's value for a record that is not known
 			return source.Unknown
 		}
 	case len(value) != size:
-		e.malformed("the header %s has %d bytes instead of %d", name, len(value), size)
+		e.malformedf("the header %s has %d bytes instead of %d", name, len(value), size)
 		return source.Unknown
 	case size == 4:
 		number = int64(int32(binary.BigEndian.Uint32(value)))
@@ -150,7 +150,7 @@ func (e *envelope) number(name string, size int) int64 {
 		number = int64(binary.BigEndian.Uint64(value))
 	}
 	if number < 0 {
-		e.malformed("the header %s is negative: %d", name, number)
+		e.malformedf("the header %s is negative: %d", name, number)
 		return source.Unknown
 	}
 	return number
@@ -161,7 +161,7 @@ func (e *envelope) number(name string, size int) int64 {
 func (e *envelope) place(partition, offset string, size int) {
 	number := e.number(partition, size)
 	if number != int64(int32(number)) {
-		e.malformed("the header %s is not a partition: %d", partition, number)
+		e.malformedf("the header %s is not a partition: %d", partition, number)
 		number = source.Unknown
 	}
 	e.Original.Partition = int32(number)
@@ -221,7 +221,7 @@ func (e *envelope) spring() {
 		case 4:
 			e.context("attempts", int(binary.BigEndian.Uint32(value)))
 		default:
-			e.malformed("the header %s has %d bytes instead of 4", springAttempts, len(value))
+			e.malformedf("the header %s has %d bytes instead of 4", springAttempts, len(value))
 		}
 	}
 }
@@ -276,7 +276,7 @@ func (e *envelope) streams() {
 // json reads the error from a value that is JSON, at the source's paths or at usual ones.
 func (e *envelope) json(s *policy.TopicSource, value []byte) {
 	if !json.Valid(value) {
-		e.malformed("the value is not JSON")
+		e.malformedf("the value is not JSON")
 		return
 	}
 	answer := cause.Answer{

@@ -177,8 +177,8 @@ func TestEnvelope_ReadsJSON(t *testing.T) {
 }
 
 // protobufSource returns a source whose values are DlqMessages of a pipeline.
-func protobufSource(t testing.TB) *policy.TopicSource {
-	t.Helper()
+func protobufSource(tb testing.TB) *policy.TopicSource {
+	tb.Helper()
 	type field = descriptorpb.FieldDescriptorProto
 	fieldOf := func(number int32, name string, kind descriptorpb.FieldDescriptorProto_Type, of string) *field {
 		f := &descriptorpb.FieldDescriptorProto{
@@ -205,7 +205,7 @@ func protobufSource(t testing.TB) *policy.TopicSource {
 			}},
 		},
 	}})
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	return &policy.TopicSource{Envelope: policy.EnvelopeProtobuf, Descriptor: set, MessageType: "pipeline.DlqMessage"}
 }
 

@@ -60,7 +60,7 @@ func valueType(s *policy.TopicSource) (of protoreflect.MessageDescriptor, err er
 func (e *envelope) protobuf(of protoreflect.MessageDescriptor, record *source.Record) {
 	value := dynamicpb.NewMessage(of)
 	if err := proto.Unmarshal(record.Value, value); err != nil {
-		e.malformed("the value is not a %s", of.FullName())
+		e.malformedf("the value is not a %s", of.FullName())
 		return
 	}
 	text := func(name protoreflect.Name) string {
@@ -81,7 +81,7 @@ func (e *envelope) protobuf(of protoreflect.MessageDescriptor, record *source.Re
 	if topic := text(fieldTopic); topicName.MatchString(topic) {
 		e.Original.Topic = topic
 	} else if topic != "" {
-		e.malformed("the field %s is not the name of a topic", fieldTopic)
+		e.malformedf("the field %s is not the name of a topic", fieldTopic)
 	}
 	if field := of.Fields().ByName(fieldAt); field != nil && !field.IsList() && value.Has(field) {
 		e.At = timeOf(field, value.Get(field))
@@ -93,10 +93,10 @@ func (e *envelope) protobuf(of protoreflect.MessageDescriptor, record *source.Re
 
 // timeOf returns the time in a field, or a zero time.
 func timeOf(field protoreflect.FieldDescriptor, value protoreflect.Value) time.Time {
-	switch kind := field.Kind(); {
-	case kind == protoreflect.Int64Kind, kind == protoreflect.Sint64Kind, kind == protoreflect.Sfixed64Kind:
+	switch field.Kind() { //nolint:exhaustive // no other kind holds a time
+	case protoreflect.Int64Kind, protoreflect.Sint64Kind, protoreflect.Sfixed64Kind:
 		return time.UnixMilli(value.Int())
-	case kind == protoreflect.MessageKind:
+	case protoreflect.MessageKind:
 		fields := field.Message().Fields()
 		seconds, nanos := fields.ByName("seconds"), fields.ByName("nanos")
 		if field.Message().FullName() == "google.protobuf.Timestamp" && seconds != nil && nanos != nil {

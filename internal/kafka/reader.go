@@ -122,10 +122,10 @@ func (b *Broker) read(ctx context.Context, s *policy.TopicSource, into source.Ap
 	}
 	for {
 		err := read(ctx, s, into, admin.Client, opts, every)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case !errors.Is(err, errTopics):
+		if ctx.Err() != nil {
+			return nil //nolint:nilerr // the reading was ended
+		}
+		if !errors.Is(err, errTopics) {
 			return err
 		}
 	}
@@ -333,7 +333,7 @@ func (r *reader) assign(client *kgo.Client, assigned map[string][]int32) {
 				r:  r,
 				id: source.Partition{Cluster: r.source.Cluster, Topic: name, TopicID: r.topics[name].id, Partition: number},
 			}
-			p.ctx, p.cancel = context.WithCancel(r.ctx)
+			p.ctx, p.cancel = context.WithCancel(r.ctx) //nolint:fatcontext // each partition has its own
 			r.partitions[p.place()] = p
 			r.work.Go(p.begin)
 		}

@@ -130,7 +130,6 @@ func (l *ledger) failure(topic string, partition int32) string {
 
 type bundle struct {
 	cluster *kfake.Cluster
-	client  *kgo.Client // produces
 	policy  *policy.Policy
 	source  *policy.TopicSource
 	ledger  *ledger

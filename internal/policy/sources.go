@@ -136,41 +136,7 @@ func (l *loader) checkSources() {
 	const file = "sources"
 	p := l.policy
 	for name, c := range p.Sources.Clusters {
-		c.Name = name
-		at := "clusters." + name
-		if len(c.Brokers) == 0 {
-			l.addf(file, at+".brokers", "is required")
-		}
-		for i, address := range c.Brokers {
-			if host, port, err := net.SplitHostPort(address); err != nil || host == "" || port == "" {
-				l.addf(file, fmt.Sprintf("%s.brokers[%d]", at, i), "%q is not host:port", address)
-			}
-		}
-		read := func(key, path string) (secret Secret) {
-			if path != "" {
-				secret = Secret(l.readSecret(file, at+key, path))
-			}
-			if l.source.SecretsElsewhere {
-				return ""
-			}
-			return secret
-		}
-		c.TLS.CA = read(".tls.caFile", c.TLS.CAFile)
-		c.TLS.Cert = read(".tls.certFile", c.TLS.CertFile)
-		c.TLS.Key = read(".tls.keyFile", c.TLS.KeyFile)
-		c.SASL.Password = read(".sasl.passwordFile", c.SASL.PasswordFile)
-		if (c.TLS.CertFile == "") != (c.TLS.KeyFile == "") {
-			l.addf(file, at+".tls", "certFile and keyFile belong together")
-		}
-		if !c.TLS.Enabled && (c.TLS.CAFile != "" || c.TLS.CertFile != "") {
-			l.addf(file, at+".tls.enabled", "must be true: files for TLS are named")
-		}
-		if c.SASL.Mechanism != "" && c.SASL.PasswordFile == "" {
-			l.addf(file, at+".sasl.passwordFile", "is required for %s", c.SASL.Mechanism)
-		}
-		if c.SASL.Mechanism != "" && c.SASL.Mechanism != "OAUTHBEARER" && c.SASL.Username == "" {
-			l.addf(file, at+".sasl.username", "is required for %s", c.SASL.Mechanism)
-		}
+		l.checkCluster(name, c)
 	}
 	queues := map[string]string{}
 	for _, name := range p.SourceNames() {
@@ -216,6 +182,46 @@ func (l *loader) checkSources() {
 		if p.Routing.Automatic.Queues[s.Queue] == nil {
 			p.Routing.Automatic.Queues[s.Queue] = &Switch{}
 		}
+	}
+}
+
+// checkCluster checks how a cluster is reached, and reads its secrets.
+func (l *loader) checkCluster(name string, c *Cluster) {
+	const file = "sources"
+	c.Name = name
+	at := "clusters." + name
+	if len(c.Brokers) == 0 {
+		l.addf(file, at+".brokers", "is required")
+	}
+	for i, address := range c.Brokers {
+		if host, port, err := net.SplitHostPort(address); err != nil || host == "" || port == "" {
+			l.addf(file, fmt.Sprintf("%s.brokers[%d]", at, i), "%q is not host:port", address)
+		}
+	}
+	read := func(key, path string) (secret Secret) {
+		if path != "" {
+			secret = Secret(l.readSecret(file, at+key, path))
+		}
+		if l.source.SecretsElsewhere {
+			return ""
+		}
+		return secret
+	}
+	c.TLS.CA = read(".tls.caFile", c.TLS.CAFile)
+	c.TLS.Cert = read(".tls.certFile", c.TLS.CertFile)
+	c.TLS.Key = read(".tls.keyFile", c.TLS.KeyFile)
+	c.SASL.Password = read(".sasl.passwordFile", c.SASL.PasswordFile)
+	if (c.TLS.CertFile == "") != (c.TLS.KeyFile == "") {
+		l.addf(file, at+".tls", "certFile and keyFile belong together")
+	}
+	if !c.TLS.Enabled && (c.TLS.CAFile != "" || c.TLS.CertFile != "") {
+		l.addf(file, at+".tls.enabled", "must be true: files for TLS are named")
+	}
+	if c.SASL.Mechanism != "" && c.SASL.PasswordFile == "" {
+		l.addf(file, at+".sasl.passwordFile", "is required for %s", c.SASL.Mechanism)
+	}
+	if c.SASL.Mechanism != "" && c.SASL.Mechanism != "OAUTHBEARER" && c.SASL.Username == "" {
+		l.addf(file, at+".sasl.username", "is required for %s", c.SASL.Mechanism)
 	}
 }
 

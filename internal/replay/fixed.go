@@ -118,10 +118,11 @@ func (f *Fixes) start(ctx context.Context, g *dbsqlc.FixedGroupsRow) error {
 	}
 	// Without an origin, a change of dlqd itself needs no approval.
 	ctx = deadletter.WithOrigin(ctx, "policy, replayWhenFixed of queue "+g.Queue)
-	if err := inTx(ctx, f.Replayer.Store, func(tx transaction) error { return f.mayStart(ctx, tx, g, filter) }); err != nil {
+	mayStart := func(tx transaction) error { return f.mayStart(ctx, tx, g, filter) }
+	if err := inTx(ctx, f.Replayer.Store, mayStart); err != nil {
 		return err // before the preview, which costs more
 	}
-	run, err := f.Replayer.start(ctx, request, func(tx transaction) error { return f.mayStart(ctx, tx, g, filter) })
+	run, err := f.Replayer.start(ctx, request, mayStart)
 	switch {
 	case errors.Is(err, deadletter.ErrApproval):
 		return f.request(ctx, g, request)
@@ -208,8 +209,8 @@ func (r *Runner) maySendFix(ctx context.Context, tx transaction) (bool, error) {
 	return err == nil && switches.Stopped == nil, err
 }
 
-// notForPolicy returns the entries that a run which the policy starts does not take, with the reason of each: those that
-// need an operator or that one has, those that dlqd does not redeliver automatically, and those of another failure
+// notForPolicy returns the entries that a run which the policy starts does not take, with the reason of each: those
+// that need an operator or that one has, those that dlqd does not redeliver automatically, and those of another failure
 // group, such as a former one. filter is the run's filter.
 func notForPolicy(ctx context.Context, tx transaction, p *policy.Policy, filter json.RawMessage,
 	ids []uuid.UUID,

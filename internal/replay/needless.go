@@ -18,8 +18,8 @@ import (
 const lookupTime = time.Second
 
 // needless returns the entries of a batch that the run skips because their work is out of date, a later job has done
-// it, or the run is for a fix and an operator has them, with the reason of each. Whether a later job has done the work of
-// the unknown ones is not known.
+// it, or the run is for a fix and an operator has them, with the reason of each. Whether a later job has done the work
+// of the unknown ones is not known.
 func (r *Runner) needless(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
 	ids []uuid.UUID,
 ) (reasons map[uuid.UUID]string, unknown []uuid.UUID, err error) {

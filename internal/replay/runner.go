@@ -157,22 +157,9 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 	singly := r.singly[id] > 0
 	var refused uuid.UUID
 	err = inTx(ctx, r.store, func(tx transaction) error {
-		if r.maySend != nil {
-			if may, err := r.maySend(ctx, tx); err != nil || !may {
-				return err
-			}
-		}
-		run, err := tx.LockReplay(ctx, id)
-		if errors.Is(err, pgx.ErrNoRows) {
-			return nil // another process has the run, or it is no longer running
-		}
-		if err != nil {
+		run, may, err := r.lock(ctx, tx, id)
+		if err != nil || !may {
 			return err
-		}
-		if run.ForFix {
-			if may, err := r.maySendFix(ctx, tx); err != nil || !may {
-				return err
-			}
 		}
 		size, next, err := r.capacity(ctx, tx, &run, singly)
 		if err != nil || size == 0 {
@@ -217,6 +204,26 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 		p = sent
 	}
 	return p, err
+}
+
+// lock locks a run. It returns false if another process has the run, if it is no longer running, or if nothing may be
+// sent now.
+func (r *Runner) lock(ctx context.Context, tx transaction, id uuid.UUID,
+) (run dbsqlc.LockReplayRow, may bool, err error) {
+	if r.maySend != nil {
+		if may, err := r.maySend(ctx, tx); err != nil || !may {
+			return run, false, err
+		}
+	}
+	run, err = tx.LockReplay(ctx, id)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return run, false, nil
+	}
+	if err == nil && run.ForFix {
+		may, err := r.maySendFix(ctx, tx)
+		return run, may, err
+	}
+	return run, err == nil, err
 }
 
 // nextEntries returns the next entries of a run.

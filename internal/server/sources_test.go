@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"bytes"
 	"net/url"
 	"slices"
 	"testing"
@@ -115,7 +116,7 @@ func TestPublish_SendsBytesBackAndReturns(t *testing.T) {
 	sent := broker.Records("in.pay")
 	require.Len(t, sent, 1)
 	require.Equal(t, "cus_1", string(sent[0].Key))
-	require.Equal(t, `{"amount": 1.50,  "currency":"EUR"}`, string(sent[0].Value), "byte for byte")
+	require.True(t, bytes.Equal([]byte(`{"amount": 1.50,  "currency":"EUR"}`), sent[0].Value), "byte for byte")
 	require.Equal(t, []byte{0xff, 0}, []byte(header(sent[0], "trace")))
 	require.Contains(t, sent[0].Headers, source.Header{Key: "none"}, "null is not empty")
 	require.Equal(t, id, header(sent[0], source.HeaderEntry))

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -285,9 +286,7 @@ func contextOf(batch *Batch, d *stored, context map[string]any) json.RawMessage 
 	}
 	all := map[string]any{}
 	if raw, err := json.Marshal(context); err == nil && context != nil && message.CheckJSON(raw) == nil {
-		for key, value := range context {
-			all[key] = value
-		}
+		maps.Copy(all, context)
 	}
 	all["record"] = place
 	raw, err := json.Marshal(all)
