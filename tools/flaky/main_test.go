@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -29,6 +30,7 @@ func TestReport_AcceptsOnlyTestsThatPassAlone(t *testing.T) {
 		"testmain":  `func TestMain(m *testing.M) { m.Run(); if first() { os.Exit(1) } }; func TestA(*testing.T) {}`,
 		"redundant": `func TestA(t *testing.T) { if first() { t.Error() } else { t.Skip() } }`,
 		"broken":    `func TestA(t *testing.T) { undefined() }`,
+		"cached":    `func TestA(t *testing.T) { if _, err := os.Stat(os.Getenv("DLQD_FAILS")); err == nil { t.Error() } }`,
 	} {
 		write(name+"/a_test.go", `package a
 
@@ -40,6 +42,10 @@ func first() bool { _, err := os.Stat("failed"); _ = os.WriteFile("failed", nil,
 
 `+code)
 	}
+	fails := filepath.Join(t.TempDir(), "fails") // outside of the module: go's cache ignores it
+	t.Setenv("DLQD_FAILS", fails)
+	require.NoError(t, exec.Command("go", "test", "-json", "-vet=off", "-test.run=^TestA$", "example/cached").Run())
+	write(fails, "")
 	for name, c := range map[string]struct{ packages, flaky, err string }{
 		"passes":  {packages: "./passes ./empty"},
 		"no test": {packages: "./empty", err: "no test ran"},
@@ -52,13 +58,14 @@ func first() bool { _, err := os.Stat("failed"); _ = os.WriteFile("failed", nil,
 		"ends early":       {packages: "./passes ./exits", err: "example/exits failed: its process ended early, after 0 tests"},
 		"TestMain":         {packages: "./testmain", err: "example/testmain failed outside of its tests"},
 		"skipped alone":    {packages: "./redundant", err: "example/redundant failed: TestA"},
+		"passed before":    {packages: "./cached", err: "example/cached failed: TestA"},
 		"does not compile": {packages: "./broken ./passes", err: "example/broken failed outside of its tests"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			events := filepath.Join(t.TempDir(), "events.json")
 			failed := cmd.Run("gotestsum", []string{
 				"--format=standard-quiet", "--jsonfile=" + events, "--rerun-fails=1", "--rerun-fails-run-root-test",
-				"--packages=" + c.packages, "--", "-vet=off",
+				"--packages=" + c.packages, "--", "-count=1", "-vet=off",
 			})
 			file, err := os.Open(events)
 			require.NoError(t, err)
