@@ -12,17 +12,18 @@ import (
 // serverKey is the key of a connection's server in its custom data.
 const serverKey = "dlqd.server"
 
-// serverOf returns the start time of the server that a connection goes to. No two servers have the same, and after a
-// restart a server has another, which is right: a server that crashed may have lost what it had acknowledged, too. It
-// asks once for each connection, since a connection ends with its server. It returns "" if the server does not say.
+// serverOf returns a name for the server that a connection goes to: when it started, which no two servers share, and
+// since when it has statistics, because it starts those anew after the crash of a backend, and keeps its start time. A
+// server that crashed may have lost what it had acknowledged, too. It asks once for each connection, since a connection
+// ends with its server. It returns "" if the server does not say.
 func serverOf(ctx context.Context, conn *pgx.Conn) (string, error) {
 	data := conn.PgConn().CustomData()
 	if known, has := data[serverKey].(string); has {
 		return known, nil
 	}
 	var server string
-	err := conn.QueryRow(ctx, "SELECT extract(epoch FROM pg_postmaster_start_time())::text",
-		pgx.QueryExecModeExec).Scan(&server)
+	err := conn.QueryRow(ctx, "SELECT concat_ws(' ', extract(epoch FROM pg_postmaster_start_time()), "+
+		"extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time()))", pgx.QueryExecModeExec).Scan(&server)
 	if _, refused := errors.AsType[*pgconn.PgError](err); err != nil && !refused {
 		return "", err
 	}

@@ -2,6 +2,7 @@ package postgres_test
 
 import (
 	"context"
+	"syscall"
 	"testing"
 	"time"
 
@@ -55,4 +56,22 @@ func TestDriver_DoesNotKnowEveryServer(t *testing.T) {
 	server, err = onServer(t.Context(), postgrestest.Open(t, url))
 	require.NoError(t, err)
 	require.Empty(t, server)
+}
+
+// A server that a killed backend brought down may have lost what it had acknowledged, as with synchronous_commit off.
+func TestDriver_NamesServerAnewAfterCrash(t *testing.T) {
+	t.Parallel()
+	servers := postgrestest.NewReplicated(t, false)
+	pool := postgrestest.Open(t, servers.PrimaryURL)
+	before, err := onServer(t.Context(), pool)
+	require.NoError(t, err)
+	var backend int
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT pg_backend_pid()").Scan(&backend))
+	require.NoError(t, syscall.Kill(backend, syscall.SIGKILL))
+	var after string
+	require.Eventually(t, func() bool {
+		after, err = onServer(t.Context(), pool)
+		return err == nil && after != before // until the server notices, it accepts connections
+	}, 5*time.Minute, 50*time.Millisecond)
+	require.NotEmpty(t, after)
 }
