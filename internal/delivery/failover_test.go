@@ -30,7 +30,7 @@ func (f *failedOver) fail() {
 	f.Helper()
 	f.servers.Fail()
 	require.Eventually(f, func() bool {
-		_, err := f.pool.Exec(f.Context(), "CREATE TABLE promoted ()")
+		_, err := f.pool.Exec(f.Context(), "CREATE TABLE IF NOT EXISTS promoted ()")
 		return err == nil
 	}, 5*time.Minute, 50*time.Millisecond)
 }
