@@ -7,6 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/puddle/v2"
+	"github.com/riverqueue/river/riverdriver"
 )
 
 // serverKey is the key of a connection's server in its custom data.
@@ -39,6 +41,9 @@ func (d *Driver) OnServer(ctx context.Context, fn func(db pgx.Tx, server string)
 		return fn(d.single(), "")
 	}
 	conn, err := d.pool.Acquire(ctx)
+	if errors.Is(err, puddle.ErrClosedPool) {
+		return riverdriver.ErrClosedPool // which River's completer does not retry
+	}
 	if err != nil {
 		return err
 	}

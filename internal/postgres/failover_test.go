@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/riverdriver"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -74,4 +75,14 @@ func TestDriver_NamesServerAnewAfterCrash(t *testing.T) {
 		return err == nil && after != before // until the server notices, it accepts connections
 	}, 5*time.Minute, 50*time.Millisecond)
 	require.NotEmpty(t, after)
+}
+
+// River's completer retries other errors for seconds.
+func TestDriver_SaysThatPoolIsClosed(t *testing.T) {
+	t.Parallel()
+	pool, err := postgres.Open(t.Context(), postgrestest.URL(t), 1)
+	require.NoError(t, err)
+	pool.Close()
+	_, err = onServer(t.Context(), pool)
+	require.ErrorIs(t, err, riverdriver.ErrClosedPool)
 }
