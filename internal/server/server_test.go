@@ -404,7 +404,7 @@ func TestAPI_ServesHealthAndItsDocument(t *testing.T) {
 		"presence", "server", "rescue", "circuit-breakers", "conditions", "partitions", "ordered-places", "sessions",
 		"retention", "rollups", "rollup-trimming", "metrics", "reconciler", "facts", "policy-queues", "held-messages",
 		"filing", "dlq-workers", "redeliveries", "expiry", "gates", "observed", "smart-retry", "wake-ups", "regrouping",
-		"replay-runs", "approvals", "queue-breakers", "attachment",
+		"replay-runs", "fixes", "approvals", "queue-breakers", "attachment",
 	}, names)
 	for _, path := range []string{"/livez", "/readyz"} {
 		status, _, _ := b.call("GET", path, "")
