@@ -110,10 +110,11 @@ type Appender interface {
 	// position was lost: the reader begins where the policy's source says (From), with a batch whose
 	// Start is set.
 	Position(ctx context.Context, partition Partition) (next int64, ok bool, err error)
-	// Append stores a batch and moves the position to batch.Next, in one transaction. It skips records
+	// Append stores a batch and moves the position to batch.Next, in one transaction, or in several if the
+	// database refuses a record: after an error, the reader asks for the position. It skips records
 	// below the position, which are stored already. It returns a *PositionError if the batch begins
 	// above the position, or if there is no position and batch.Start is false: then the reader reads
-	// again from there. An error of another kind stored nothing; the same batch may be sent again.
+	// again from there. After an error of another kind, the same batch may be sent again.
 	Append(ctx context.Context, batch Batch) (Stored, error)
 	// Progress records the state of a reader's partition, at most once a second. It does not wait for
 	// the database and reports no error.

@@ -78,14 +78,40 @@ func (s *Store) Append(ctx context.Context, batch Batch) (Stored, error) {
 	if err := batch.check(); err != nil {
 		return Stored{}, err
 	}
-	stored, err := s.append(ctx, p, source, &batch, false)
-	if err != nil && postgres.IsRefusal(err) {
-		// The database refuses a text of a record. Its bytes are stored all the same.
-		s.Logger.WarnContext(ctx, "the database refused a batch of records; they are stored without their texts",
-			"source", batch.Source, "topic", batch.Topic, "partition", batch.Partition, "first", batch.First, "error", err)
-		stored, err = s.append(ctx, p, source, &batch, true)
+	return s.appendInParts(ctx, p, source, &batch)
+}
+
+// appendInParts stores a batch. If the database refuses it, it halves the batch until it has the record that is
+// refused, and stores that without its texts.
+func (s *Store) appendInParts(ctx context.Context, p *policy.Policy, source *policy.TopicSource, batch *Batch) (
+	Stored, error,
+) {
+	stored, err := s.append(ctx, p, source, batch, false)
+	if err == nil || !postgres.IsRefusal(err) {
+		return stored, err
 	}
-	return stored, err
+	if len(batch.Records) <= 1 {
+		s.Logger.WarnContext(ctx, "the database refused a record; it is stored without its texts", "source", batch.Source,
+			"topic", batch.Topic, "partition", batch.Partition.Partition, "first", batch.First, "error", err)
+		return s.append(ctx, p, source, batch, true)
+	}
+	half := len(batch.Records) / 2
+	before, after := *batch, *batch
+	before.Records, after.Records = batch.Records[:half], batch.Records[half:]
+	before.Next = before.Records[half-1].Offset + 1
+	after.First, after.Start = before.Next, false
+	first, err := s.appendInParts(ctx, p, source, &before)
+	if err != nil {
+		return Stored{}, err
+	}
+	second, err := s.appendInParts(ctx, p, source, &after)
+	if err != nil {
+		return Stored{}, err
+	}
+	return Stored{
+		Next: second.Next, Entries: first.Entries + second.Entries, Returned: first.Returned + second.Returned,
+		Skipped: first.Skipped + second.Skipped,
+	}, nil
 }
 
 // check rejects batches whose offsets are not in order.
@@ -197,9 +223,10 @@ func describe(source *policy.TopicSource, batch *Batch, r *Record, plain bool) (
 	if failedAt.IsZero() {
 		failedAt = r.Time
 	}
+	failedAt = storableTime(failedAt)
 	form, payload := r.payload(source.MaxRecordBytes, plain)
 	d := stored{
-		Offset: r.Offset, At: r.Time, FailedAt: failedAt, Form: form,
+		Offset: r.Offset, At: storableTime(r.Time), FailedAt: failedAt, Form: form,
 		MessageID: fmt.Sprintf("%s/%d/%d", batch.Topic, batch.Partition.Partition, r.Offset),
 		Kind:      storable(source.KindOf(batch.Topic, f.Original.Topic)),
 		Group:     known(cmp.Or(f.Group, source.Group)), Node: known(f.Node), OriginalTopic: known(f.Original.Topic),
@@ -242,7 +269,7 @@ func describe(source *policy.TopicSource, batch *Batch, r *Record, plain bool) (
 	}
 	d.Event = json.RawMessage(args)
 	for i, a := range f.Attempts[max(len(f.Attempts)-maxAttempts, 0):] {
-		d.Errors = append(d.Errors, attemptError{a.At, i + 1, storable(a.Error), storable(a.Trace)})
+		d.Errors = append(d.Errors, attemptError{storableTime(a.At), i + 1, storable(a.Error), storable(a.Trace)})
 	}
 	failure := f.Error
 	if f.Malformed != "" {
@@ -354,6 +381,18 @@ func isText(raw []byte) bool { return utf8.Valid(raw) && bytes.IndexByte(raw, 0)
 // storable replaces what the database cannot hold in a text.
 func storable(text string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
+}
+
+// storableTime returns the nearest time that JSON and the database can hold: a record may have any.
+func storableTime(at time.Time) time.Time {
+	at = at.UTC()
+	switch year := at.Year(); {
+	case year < 1:
+		return time.Time{}
+	case year > 9999:
+		return time.Date(9999, time.December, 31, 0, 0, 0, 0, time.UTC)
+	}
+	return at
 }
 
 // known returns nil for an empty text.
