@@ -318,13 +318,14 @@ BEGIN
     FOREACH v_role IN ARRAY ARRAY['dlq_reader', 'dlq_operator', 'dlq_admin'] LOOP
         CONTINUE WHEN NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role);
         FOR v_table, v_hidden, v_masked IN VALUES
-            ('dlq.dead_letter_queue'::regclass, dlq.with_title(p_sensitive), dlq.masked_columns()),
+            -- A record has the payload, the headers, in which the error may be, and the key.
+            ('dlq.dead_letter_queue'::regclass, dlq.with_title(p_sensitive)
+                || CASE WHEN p_sensitive <> '{}' THEN '{record}'::text[] END, dlq.masked_columns()),
             -- Edited payloads, patches, filters on payloads, and error texts are in other tables,
             -- too.
             ('dlq.dead_letter_transitions', CASE WHEN 'edited_event' = ANY (p_sensitive) THEN ARRAY['detail'] END
                 || CASE WHEN 'notes' = ANY (p_sensitive) THEN ARRAY['note'] END, ARRAY['detail', 'note']),
-            ('dlq.job_facts', CASE WHEN p_sensitive && ARRAY['error_message', 'error_stack_trace', 'error_context',
-                'retry_history', 'replay_attempts', 'metadata'] THEN ARRAY['job'] END, ARRAY['job']),
+            ('dlq.job_facts', CASE WHEN p_sensitive <> '{}' THEN ARRAY['job'] END, ARRAY['job']),
             ('dlq.replay_runs', CASE WHEN p_sensitive && dlq.filtered_columns()
                 THEN ARRAY['filter', 'patch', 'merge_patch'] END, ARRAY['filter', 'patch', 'merge_patch', 'note']),
             ('dlq.ordered_jobs', NULL, ARRAY['ordering_key']),

@@ -1,0 +1,24 @@
+package source_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The bytes of a record are its payload, its headers and its key. A reader who does not see one of them sees no record.
+func TestRecord_IsHiddenFromReaders(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	sees := func(table, column string) string {
+		return b.one("SELECT has_column_privilege('dlq_reader', $1, $2, 'SELECT')::text", table, column)
+	}
+	require.Equal(t, "false", sees("dlq.dead_letter_queue", "record"), "by default")
+	for _, hidden := range []string{"original_event", "error_message", "error_stack_trace", "metadata"} {
+		b.exec("SELECT dlq.protect(ARRAY[$1])", hidden)
+		require.Equal(t, "false", sees("dlq.dead_letter_queue", "record"), hidden)
+		require.Equal(t, "false", sees("dlq.job_facts", "job"), "%s: a fact \"returned\" has the record", hidden)
+	}
+	b.exec("SELECT dlq.protect('{}')")
+	require.Equal(t, "true", sees("dlq.dead_letter_queue", "record"))
+}
