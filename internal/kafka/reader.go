@@ -472,7 +472,11 @@ func (r *reader) listTopics() (map[string]topic, error) {
 		err := kerr.ErrorForCode(t.ErrorCode)
 		r.refuse(*t.Topic, err)
 		if err == nil {
-			found[*t.Topic] = topic{id: uuid.UUID(t.TopicID), partitions: int32(len(t.Partitions))}
+			id := uuid.UUID(t.TopicID)
+			if id == uuid.Nil { // before Kafka 2.8; positions are kept by the id
+				id = uuid.NewSHA1(uuid.NameSpaceURL, []byte("kafka-topic:"+*t.Topic))
+			}
+			found[*t.Topic] = topic{id: id, partitions: int32(len(t.Partitions))}
 		}
 	}
 	return found, nil
