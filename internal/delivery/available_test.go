@@ -9,6 +9,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/riverdlq"
+	"github.com/dlqd/dlqd/internal/source"
 )
 
 // Statuses 423 (Locked) and 425 (Too Early) are about one request: the destination is available.
@@ -27,4 +28,24 @@ func TestTransportError_IsMasked(t *testing.T) {
 	hide := func(text string) string { return strings.ReplaceAll(text, "4111111111111111", "***") }
 	err := errors.New(`net/http: HTTP/1.x transport connection broken: malformed HTTP response "card 4111111111111111"`)
 	require.NotContains(t, transportError(t.Context(), &policy.Destination{}, err, hide).Error(), "4111")
+}
+
+// A cluster that refuses a record answers, so that its breaker stays closed for the others.
+func TestAvailable_FollowsTheClassOfAPublishError(t *testing.T) {
+	t.Parallel()
+	destination := &policy.Destination{Name: "orders", URL: "kafka://main"}
+	for class, want := range map[riverdlq.Class]bool{
+		riverdlq.ClassValidation: true, riverdlq.ClassNotFound: true, riverdlq.ClassUnauthorized: true,
+		riverdlq.ClassOutage: false, riverdlq.ClassTransient: false, "": false,
+	} {
+		err := publishError(t.Context(), destination, "in", &riverdlq.Error{Class: class, Message: "secret text"},
+			func(text string) string { return strings.ReplaceAll(text, "secret", "***") })
+		require.Equal(t, want, isAvailable(err), class)
+		require.EqualError(t, err, "*** text")
+		require.Equal(t, "in", err.(*riverdlq.Error).Context["topic"])
+		require.Equal(t, "orders", err.(*riverdlq.Error).Context["destination"])
+	}
+	none := func(text string) string { return text }
+	require.False(t, isAvailable(publishError(t.Context(), destination, "in", errNoClient, none)))
+	require.True(t, isAvailable(publishError(t.Context(), destination, "in", source.ErrUnpublishable, none)))
 }

@@ -358,6 +358,9 @@ func isAvailable(err error) bool {
 	if status, called := structured.Context["grpcStatus"].(string); called {
 		return !slices.Contains(unavailable, status)
 	}
+	if structured.Context[contextTopic] != nil { // the cluster refused the record, or there was no answer
+		return !slices.Contains([]riverdlq.Class{"", riverdlq.ClassTransient, riverdlq.ClassOutage}, structured.Class)
+	}
 	status, answered := structured.Context["status"].(int)
 	if status == http.StatusLocked || status == http.StatusTooEarly {
 		return true // a problem with this one request: the destination is available

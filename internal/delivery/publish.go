@@ -1,10 +1,12 @@
 package delivery
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -18,6 +20,9 @@ import (
 
 // TypePublish is the error type of a record that could not be published.
 const TypePublish = "PUBLISH_ERROR"
+
+// contextTopic is the key of the topic in the context of the error of a record that could not be published.
+const contextTopic = "topic"
 
 // errNoClient is the error of a process that was started without a client for sources.
 var errNoClient = errors.New("this process has no client for sources")
@@ -114,13 +119,18 @@ func publishError(ctx context.Context, destination *policy.Destination, topic st
 	hide func(string) string,
 ) error {
 	if structured, ok := errors.AsType[*riverdlq.Error](err); ok {
-		return structured
+		failure := *structured
+		failure.Message = excerpt(hide(cmp.Or(failure.Message, err.Error())))
+		failure.Context = contextOf(destination)
+		maps.Copy(failure.Context, structured.Context)
+		failure.Context[contextTopic] = topic
+		return &failure
 	}
 	failure := &riverdlq.Error{
 		Type: TypePublish, Class: riverdlq.ClassTransient, Message: excerpt(hide(err.Error())),
 		Context: contextOf(destination),
 	}
-	failure.Context["topic"] = topic
+	failure.Context[contextTopic] = topic
 	switch {
 	case errors.Is(err, source.ErrUnpublishable):
 		failure.Type, failure.Class = TypeRequest, riverdlq.ClassValidation
