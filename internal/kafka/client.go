@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/sasl"
 	"github.com/twmb/franz-go/pkg/sasl/oauth"
@@ -33,7 +34,24 @@ type Broker struct {
 	policy *policy.Policy
 
 	mu      sync.Mutex
-	clients map[string]*client // by the cluster's name
+	clients map[string]*client    // by the cluster's name
+	old     map[string]partitions // by the source's name: what there was when reading began
+}
+
+// partitions counts the partitions of topics.
+type partitions map[uuid.UUID]int32
+
+// partitionsBefore returns the partitions that a source had when this broker first read it.
+func (b *Broker) partitionsBefore(name string, found map[string]topic) partitions {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.old[name] == nil {
+		b.old[name] = partitions{}
+		for _, t := range found {
+			b.old[name][t.id] = t.partitions
+		}
+	}
+	return b.old[name]
 }
 
 // client publishes to a cluster and looks its topics up. Each reader fetches with a client of its own.
@@ -50,7 +68,7 @@ func Open(p *policy.Policy) (source.Broker, error) {
 			return nil, fmt.Errorf("cluster %s: %w", name, err)
 		}
 	}
-	return &Broker{policy: p, clients: map[string]*client{}}, nil
+	return &Broker{policy: p, clients: map[string]*client{}, old: map[string]partitions{}}, nil
 }
 
 // Close disconnects.

@@ -98,7 +98,7 @@ func (p *partition) position() (next, end int64, err error) {
 	switch {
 	case err != nil:
 		return 0, 0, err
-	case !known && p.r.source.From == policy.FromLatest:
+	case !known && p.r.source.From == policy.FromLatest && p.id.Partition < p.r.old[p.id.TopicID]:
 		next, err = p.append(source.Batch{First: end, Next: end, Start: true})
 	case !known:
 		next, err = p.append(source.Batch{First: start, Next: start, Start: true})

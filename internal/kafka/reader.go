@@ -82,6 +82,7 @@ type reader struct {
 	admin  *kgo.Client // looks topics and offsets up
 	client *kgo.Client // fetches
 	every  time.Duration
+	old    partitions // which "from: latest" is about
 	// valueType is the type of the records' values; nil unless the envelope is protobuf.
 	valueType protoreflect.MessageDescriptor
 
@@ -121,7 +122,7 @@ func (b *Broker) read(ctx context.Context, s *policy.TopicSource, into source.Ap
 		return err
 	}
 	for {
-		err := read(ctx, s, into, admin.Client, opts, every)
+		err := b.readTopics(ctx, s, into, admin.Client, opts, every)
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // the reading was ended
 		}
@@ -131,8 +132,8 @@ func (b *Broker) read(ctx context.Context, s *policy.TopicSource, into source.Ap
 	}
 }
 
-// read runs one client.
-func read(
+// readTopics runs one client.
+func (b *Broker) readTopics(
 	ctx context.Context, s *policy.TopicSource, into source.Appender, admin *kgo.Client, opts []kgo.Opt,
 	every time.Duration,
 ) error {
@@ -173,6 +174,7 @@ func read(
 		return err
 	}
 	r.report(source.Partition{Partition: source.Unknown}, nil)
+	r.old = b.partitionsBefore(s.Name, found)
 	client, err := kgo.NewClient(opts...)
 	if err != nil {
 		return fmt.Errorf("cluster %s: %w", s.Cluster, err)
