@@ -71,6 +71,9 @@ func (p *partition) begin() {
 			p.r.mu.Lock()
 			p.next, p.fetched, p.end, p.failure, p.working = next, next, end, nil, false
 			p.r.begun = append(p.r.begun, p)
+			if p.r.source.ConsumerGroup != "" { // the member that had the partition may not have written it
+				set(p.r.commits, p.place(), kgo.EpochOffset{Epoch: -1, Offset: next})
+			}
 			if p.r.stopPoll != nil {
 				p.r.stopPoll()
 			}
