@@ -82,6 +82,8 @@ func valueOf(record *dbsqlc.RecordOfJobRow, edited json.RawMessage) ([]byte, err
 	switch {
 	case record.Form == source.FormAbsent:
 		return nil, errors.New("the record is larger than maxRecordBytes: its value lies in its topic alone")
+	case !record.Edited && record.Value == nil && record.Form != source.FormNull: // null would delete the key's record
+		return nil, errors.New("the record's value is erased")
 	case !record.Edited:
 		return record.Value, nil
 	case record.Form == source.FormJSON || record.Form == source.FormNull:
