@@ -122,9 +122,26 @@ COMMENT ON FUNCTION dlq.take_fix IS
     'Locks the marks of a group whose fix runs, for the process that starts its replay run; false if another process '
     'has them, or has started it.';
 
-CREATE OR REPLACE FUNCTION dlq.set_fix(p_queue text, p_fingerprint text, p_run uuid, p_request uuid) RETURNS void
-LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+-- A request for approval may name any group (forFix): only the one that the policy made for the group counts.
+CREATE OR REPLACE FUNCTION dlq.set_fix(p_queue text, p_fingerprint text, p_run uuid, p_request uuid) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
     UPDATE dlq.group_marks m SET fix_run = coalesce(p_run, m.fix_run), fix_request = coalesce(p_request, m.fix_request)
     WHERE m.queue = p_queue AND m.fingerprint = p_fingerprint AND m.fixed_in IS NOT NULL
+        AND m.fix_deployed_at IS NOT NULL AND m.fix_run IS NULL
+        AND (dlq.approved() IS NULL OR m.fix_request = dlq.approved());
+    RETURN FOUND;
+END
 $$;
-COMMENT ON FUNCTION dlq.set_fix IS 'Records the replay run, or the request for approval, for a group whose fix runs.';
+COMMENT ON FUNCTION dlq.set_fix IS
+    'Records the replay run, or the request for approval, for a group whose fix runs. False if the fix does not run, or '
+    'the approved request is not the one for this group.';
+
+CREATE OR REPLACE FUNCTION dlq.fix_runs(p_run uuid) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+    SELECT EXISTS (SELECT FROM dlq.replay_runs r
+        JOIN dlq.group_marks m ON m.queue = r.filter -> 'queue' ->> 0 AND m.fingerprint = r.filter -> 'fingerprint' ->> 0
+        WHERE r.id = p_run AND m.fix_run = r.id AND m.fixed_in IS NOT NULL AND m.fix_deployed_at IS NOT NULL)
+$$;
+COMMENT ON FUNCTION dlq.fix_runs IS
+    'Whether the fix for which the policy started a replay run still runs: no rollback, no other mark since.';

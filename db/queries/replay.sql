@@ -507,8 +507,11 @@ FROM dlq.fixed_groups(@queues::text[], sqlc.narg('after')::text[], @most::intege
 -- name: TakeFix :one
 SELECT dlq.take_fix(@queue::text, @fingerprint::text, @deployed_at::timestamptz)::boolean AS taken;
 
--- name: SetFix :exec
-SELECT dlq.set_fix(@queue::text, @fingerprint::text, sqlc.narg('run')::uuid, sqlc.narg('request')::uuid);
+-- name: SetFix :one
+SELECT dlq.set_fix(@queue::text, @fingerprint::text, sqlc.narg('run')::uuid, sqlc.narg('request')::uuid)::boolean AS is_set;
+
+-- name: FixRuns :one
+SELECT dlq.fix_runs(@id::uuid)::boolean AS runs;
 
 -- name: SetForFix :exec
 UPDATE dlq.replay_runs SET for_fix = true WHERE id = @id;

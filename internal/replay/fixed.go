@@ -43,7 +43,14 @@ func (g *FixedGroup) record(ctx context.Context, tx transaction, run uuid.UUID) 
 	if err := tx.SetForFix(ctx, run); err != nil {
 		return err
 	}
-	return tx.SetFix(ctx, dbsqlc.SetFixParams{Queue: g.Queue, Fingerprint: g.Fingerprint, Run: &run})
+	isSet, err := tx.SetFix(ctx, dbsqlc.SetFixParams{Queue: g.Queue, Fingerprint: g.Fingerprint, Run: &run})
+	if err == nil && !isSet {
+		return &deadletter.MoveError{
+			Kind: deadletter.ErrNotAllowed, Detail: "replay run not started: the fix for which it was requested does not run",
+			Hint: "The version was rolled back, the group was marked again, or the request is not the policy's.",
+		}
+	}
+	return err
 }
 
 // Fixes starts progressive replay runs of failure groups that are fixed in a version, once a version with the fix runs,
@@ -157,7 +164,8 @@ func (f *Fixes) request(ctx context.Context, g *dbsqlc.FixedGroupsRow, request *
 		}
 		f.Logger.Info("replay run of a fixed failure group requested", "approval", id, "queue", g.Queue,
 			"fingerprint", g.Fingerprint, "fixed_in", g.FixedIn)
-		return tx.SetFix(ctx, dbsqlc.SetFixParams{Queue: g.Queue, Fingerprint: g.Fingerprint, Request: &id})
+		_, err = tx.SetFix(ctx, dbsqlc.SetFixParams{Queue: g.Queue, Fingerprint: g.Fingerprint, Request: &id})
+		return err
 	})
 }
 
@@ -200,8 +208,15 @@ func (f *Fixes) mayStart(ctx context.Context, tx transaction, g *dbsqlc.FixedGro
 }
 
 // maySendFix reports whether a run that the policy started may send: not while automatic redelivery is stopped, or is
-// being switched.
-func (r *Runner) maySendFix(ctx context.Context, tx transaction) (bool, error) {
+// being switched. If the fix no longer runs, it ends the run.
+func (r *Runner) maySendFix(ctx context.Context, tx transaction, run uuid.UUID) (bool, error) {
+	if runs, err := tx.FixRuns(ctx, run); err != nil {
+		return false, err
+	} else if !runs {
+		const reason = "the fix no longer runs: its version was rolled back, or the group was marked again"
+		r.logger.Warn("replay run of a fixed failure group ended", "run", run, "reason", reason)
+		return false, tx.EndReplay(ctx, dbsqlc.EndReplayParams{ID: run, Status: "cancelled", Reason: reason})
+	}
 	if locked, err := automatic.TryLock(ctx, tx.DB); err != nil || !locked {
 		return false, err
 	}

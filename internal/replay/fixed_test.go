@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/approval"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 	"github.com/dlqd/dlqd/internal/replay"
@@ -226,6 +227,70 @@ func TestFixes_RequestApproval(t *testing.T) {
 	require.EqualValues(t, 2, b.get(run).Replayed)
 	require.EqualValues(t, 1, b.get(run).Skipped, "an approved run leaves what an operator has, too")
 	require.Equal(t, 1, b.count("SELECT count(*)::integer FROM dlq.group_marks WHERE fix_run = $1", run.ID))
+}
+
+// TestFixes_EndWithTheFix rolls the version back while the run goes, and before a request for it is carried out.
+func TestFixes_EndWithTheFix(t *testing.T) {
+	t.Parallel()
+	b := setupFixes(t)
+	b.die(20, "a", fixedGroup, "order.paid", "bug")
+	b.fixedIn("a", fixedGroup, "4.2.0")
+	b.deploy("4.2.0")
+	b.look(1)
+	b.deploy("4.1.0")
+	b.turn()
+	require.Zero(t, b.count("SELECT count(*)::integer FROM river_job WHERE state = 'available'"))
+	runs, err := b.replayer.List(t.Context(), 10)
+	require.NoError(t, err)
+	require.Len(t, runs, 1)
+	require.Equal(t, "cancelled", runs[0].Status)
+	require.Contains(t, runs[0].Reason, "the fix no longer runs")
+
+	b.askForApproval()
+	b.deploy("4.2.0")
+	b.look(1)
+	id := b.approveAll()
+	b.deploy("4.1.0")
+	b.refuseToCarryOut(id, "does not run")
+	b.deploy("4.2.0")
+	b.look(1)
+	b.carryOut(b.approveAll())
+	require.Equal(t, 2, b.runs(), "the fix runs again")
+}
+
+// TestFixes_RequestsForOtherGroupsDoNotCount lets a client name a group of its choice in a request for approval.
+func TestFixes_RequestsForOtherGroupsDoNotCount(t *testing.T) {
+	t.Parallel()
+	b := setupFixes(t)
+	b.die(3, "a", fixedGroup, "order.paid", "bug")
+	b.die(3, "b", fixedGroup, "mail.sent", "bug")
+	b.fixedIn("a", fixedGroup, "4.2.0")
+	b.deploy("4.2.0")
+	b.exec(`SELECT dlq.request_approval('replay', jsonb_build_object('filter', '{"queue": "b"}'::jsonb, 'forFix',
+		jsonb_build_object('queue', 'a', 'fingerprint', $1::text)), 'x', 'eve')`, fixedGroup)
+	b.refuseToCarryOut(b.approveAll(), "is not the policy's")
+	b.look(1)
+	require.Equal(t, 1, b.runs())
+}
+
+// approveAll approves the request that waits, and returns its id.
+func (b *bundle) approveAll() (id uuid.UUID) {
+	b.Helper()
+	require.NoError(b, b.pool.QueryRow(b.Context(), "SELECT id FROM dlq.approvals WHERE state = 'requested'").Scan(&id))
+	b.exec("SELECT dlq.approve($1, 1000, p_actor => 'lee')", id)
+	return id
+}
+
+// refuseToCarryOut carries out an approved request, which fails.
+func (b *bundle) refuseToCarryOut(id uuid.UUID, problem string) {
+	b.Helper()
+	runner := &approval.Runner{Store: b.store, Replayer: b.replayer, Logger: slog.New(slog.DiscardHandler)}
+	_, err := runner.RunOnce(b.Context())
+	require.NoError(b, err)
+	a, err := (&approval.Store{Store: b.store}).Get(b.Context(), id)
+	require.NoError(b, err)
+	require.Equal(b, "failed", a.State)
+	require.Contains(b, a.Problem, problem)
 }
 
 func TestVersions_AreOrdered(t *testing.T) {

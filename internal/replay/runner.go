@@ -220,7 +220,7 @@ func (r *Runner) lock(ctx context.Context, tx transaction, id uuid.UUID,
 		return run, false, nil
 	}
 	if err == nil && run.ForFix {
-		may, err := r.maySendFix(ctx, tx)
+		may, err := r.maySendFix(ctx, tx, run.ID)
 		return run, may, err
 	}
 	return run, err == nil, err

@@ -505,6 +505,17 @@ func (q *Queries) FixEntries(ctx context.Context, ids []uuid.UUID) ([]FixEntries
 	return items, nil
 }
 
+const FixRuns = `-- name: FixRuns :one
+SELECT dlq.fix_runs($1::uuid)::boolean AS runs
+`
+
+func (q *Queries) FixRuns(ctx context.Context, id uuid.UUID) (bool, error) {
+	row := q.db.QueryRow(ctx, FixRuns, id)
+	var runs bool
+	err := row.Scan(&runs)
+	return runs, err
+}
+
 const FixedGroups = `-- name: FixedGroups :many
 SELECT g.queue::text AS queue, g.fingerprint::text AS fingerprint, g.fixed_in::text AS fixed_in,
        g.fix_deployed_at::timestamptz AS fix_deployed_at
@@ -1652,8 +1663,8 @@ func (q *Queries) SaveGroup(ctx context.Context, arg SaveGroupParams) error {
 	return err
 }
 
-const SetFix = `-- name: SetFix :exec
-SELECT dlq.set_fix($1::text, $2::text, $3::uuid, $4::uuid)
+const SetFix = `-- name: SetFix :one
+SELECT dlq.set_fix($1::text, $2::text, $3::uuid, $4::uuid)::boolean AS is_set
 `
 
 type SetFixParams struct {
@@ -1663,14 +1674,16 @@ type SetFixParams struct {
 	Request     *uuid.UUID
 }
 
-func (q *Queries) SetFix(ctx context.Context, arg SetFixParams) error {
-	_, err := q.db.Exec(ctx, SetFix,
+func (q *Queries) SetFix(ctx context.Context, arg SetFixParams) (bool, error) {
+	row := q.db.QueryRow(ctx, SetFix,
 		arg.Queue,
 		arg.Fingerprint,
 		arg.Run,
 		arg.Request,
 	)
-	return err
+	var is_set bool
+	err := row.Scan(&is_set)
+	return is_set, err
 }
 
 const SetForFix = `-- name: SetForFix :exec
