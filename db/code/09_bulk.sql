@@ -791,7 +791,9 @@ DECLARE
     v_approved float8; -- the rate that the request for approval named; null without a limit
 BEGIN
     PERFORM dlq.check_rate(p_rate);
-    SELECT CASE WHEN a.id IS NULL THEN r.rate ELSE (a.request ->> 'rate')::float8 END INTO v_approved
+    SELECT CASE WHEN a.id IS NULL THEN r.rate ELSE (
+        SELECT min(nullif(k.value::text::float8, 0)) FROM jsonb_each(a.request) k -- dlqd reads keys in any case
+        WHERE lower(k.key) = 'rate' AND jsonb_typeof(k.value) = 'number') END INTO v_approved
     FROM dlq.replay_runs r LEFT JOIN dlq.approvals a ON a.id = r.approval
     WHERE r.id = p_run AND r.approval IS NOT NULL AND dlq.scope_within(r.scope, dlq.scope());
     IF coalesce(p_rate, 'infinity') > v_approved THEN

@@ -90,4 +90,12 @@ func TestApproved_RefusesAGreaterRate(t *testing.T) {
 		require.ErrorIs(t, err, deadletter.ErrNotAllowed)
 		require.ErrorContains(t, err, "approved for 5 a second")
 	}
+	for request, mayRise := range map[string]bool{
+		`{"all": true, "filter": {"kind": "*"}, "rate": 0}`:  true,  // no limit
+		`{"all": true, "filter": {"queue": "a"}, "Rate": 5}`: false, // Go reads keys in any case
+	} {
+		b.exec("SELECT dlq.request_approval('replay', $1::jsonb, 'x', 'eve')", request)
+		run := b.carryOut(b.approveAll())
+		require.Equal(t, mayRise, b.setRate(run.ID, 50) == nil, request)
+	}
 }
