@@ -250,7 +250,7 @@ func (s *service) fix(ctx context.Context, g *group.Group) (*group.Fix, error) {
 	}
 	waiting := filter.Filter{
 		Status: []string{string(deadletter.Pending), string(deadletter.Manual), string(deadletter.Failed)},
-		Queue:  []string{g.Queue}, Fingerprint: []string{g.Fingerprint}, Before: fix.DeployedAt.UTC().Format(time.RFC3339),
+		Queue:  []string{g.Queue}, Fingerprint: []string{g.Fingerprint}, Before: fix.DeployedAt.UTC().Format(time.RFC3339Nano),
 	}
 	n, _, err := s.Store.CountWithin(ctx, waiting, MostCounted, countBudget)
 	fix.Waiting, fix.Query = int64(n), waiting.Print()

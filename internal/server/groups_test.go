@@ -134,4 +134,7 @@ func TestGroups_PolicyReplaysFixedGroup(t *testing.T) {
 	require.Equal(t, "4.2.0", fix["fixedIn"])
 	require.Equal(t, "4.3.1", fix["deployed"])
 	require.NotEmpty(t, fix["run"])
+	deployed, err := time.Parse(time.RFC3339Nano, fix["deployedAt"].(string))
+	require.NoError(t, err)
+	require.Contains(t, fix["query"], "before:"+deployed.UTC().Format(time.RFC3339Nano), "to the microsecond")
 }
