@@ -85,7 +85,7 @@ COMMENT ON FUNCTION dlq.actor IS
 CREATE OR REPLACE FUNCTION dlq.is_person(p_actor text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN p_actor NOT LIKE 'worker:%' AND p_actor NOT IN ('capture', 'source', 'reconciler', 'sweep', 'retention',
-    'backfill');
+    'backfill', 'policy');
 COMMENT ON FUNCTION dlq.is_person IS 'Whether an actor is a user or a program of one, not dlqd itself.';
 
 -- The setting dlq.origin, in which the API describes its caller, counts only if the caller owns the

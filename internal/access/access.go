@@ -281,7 +281,7 @@ func checkName(name string) error {
 	case !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }):
 		return fmt.Errorf("the name %q has characters that cannot be printed", name)
 	case strings.HasPrefix(name, "worker:") ||
-		slices.Contains([]string{"capture", "reconciler", "sweep", "retention", "backfill"}, name):
+		slices.Contains([]string{"capture", "source", "reconciler", "sweep", "retention", "backfill", "policy"}, name):
 		return fmt.Errorf("the name %s is reserved: dlqd itself acts as %[1]s, and audits of people leave it out", name)
 	}
 	return nil
