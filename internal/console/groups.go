@@ -264,6 +264,9 @@ func (c *Console) setGroup(in *request) (*done, error) {
 			change.FixedIn = strings.TrimSpace(in.PostFormValue("version"))
 		}
 		text = map[string]string{"fixed": "Marked as fixed. The next failure marks it as regressed.", "open": "Reopened."}[do]
+		if change.FixedIn != "" {
+			text = "Marked as fixed in version " + change.FixedIn + ". Failures from when it is deployed mark it as regressed."
+		}
 	case "mute":
 		change.Status = group.Muted
 		if failures := strings.TrimSpace(in.PostFormValue("failures")); failures != "" {
