@@ -110,17 +110,21 @@ COMMENT ON FUNCTION dlq.fixed_groups IS
     'Failure groups of these queues whose fix has run for at most seven days, that have not failed since, and for '
     'which the policy has started no replay run yet.';
 
-CREATE OR REPLACE FUNCTION dlq.take_fix(p_queue text, p_fingerprint text, p_deployed_at timestamptz) RETURNS boolean
+-- A process of an earlier version would send all entries of the run: it does not know those that the run leaves.
+CREATE OR REPLACE FUNCTION dlq.take_fix(p_queue text, p_fingerprint text, p_deployed_at timestamptz,
+    p_program text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     PERFORM FROM dlq.group_marks m WHERE m.queue = p_queue AND m.fingerprint = p_fingerprint
+        AND NOT EXISTS (SELECT FROM dlq.processes p WHERE p.version <> p_program AND p.stopped_at IS NULL
+            AND p.seen_at > now() - interval '1 minute' AND 'dlq-workers' = ANY (p.parts))
         AND m.fix_deployed_at = p_deployed_at AND m.fix_run IS NULL AND m.fix_request IS NULL FOR UPDATE SKIP LOCKED;
     RETURN FOUND;
 END
 $$;
 COMMENT ON FUNCTION dlq.take_fix IS
     'Locks the marks of a group whose fix runs, for the process that starts its replay run; false if another process '
-    'has them, or has started it.';
+    'has them, or has started it, or if dlqd runs in several versions.';
 
 -- A request for approval may name any group (forFix): only the one that the policy made for the group counts.
 CREATE OR REPLACE FUNCTION dlq.set_fix(p_queue text, p_fingerprint text, p_run uuid, p_request uuid) RETURNS boolean

@@ -505,7 +505,7 @@ SELECT g.queue::text AS queue, g.fingerprint::text AS fingerprint, g.fixed_in::t
 FROM dlq.fixed_groups(@queues::text[], sqlc.narg('after')::text[], @most::integer) g;
 
 -- name: TakeFix :one
-SELECT dlq.take_fix(@queue::text, @fingerprint::text, @deployed_at::timestamptz)::boolean AS taken;
+SELECT dlq.take_fix(@queue::text, @fingerprint::text, @deployed_at::timestamptz, @program::text)::boolean AS taken;
 
 -- name: SetFix :one
 SELECT dlq.set_fix(@queue::text, @fingerprint::text, sqlc.narg('run')::uuid, sqlc.narg('request')::uuid)::boolean AS is_set;

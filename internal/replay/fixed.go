@@ -16,6 +16,7 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/version"
 )
 
 const (
@@ -170,7 +171,8 @@ func (f *Fixes) request(ctx context.Context, g *dbsqlc.FixedGroupsRow, request *
 }
 
 // mayStart locks the marks of a group and returns errNotNow if another process has them, the run was started already,
-// automatic redelivery is stopped or being switched, or of its oldest entries none is free.
+// dlqd runs in several versions, automatic redelivery is stopped or being switched, or of its oldest entries none is
+// free.
 func (f *Fixes) mayStart(ctx context.Context, tx transaction, g *dbsqlc.FixedGroupsRow, filter json.RawMessage) error {
 	for _, may := range []func() (bool, error){
 		func() (bool, error) {
@@ -182,7 +184,7 @@ func (f *Fixes) mayStart(ctx context.Context, tx transaction, g *dbsqlc.FixedGro
 		func() (bool, error) { return automatic.TryLock(ctx, tx.DB) },
 		func() (bool, error) {
 			return tx.TakeFix(ctx, dbsqlc.TakeFixParams{
-				Queue: g.Queue, Fingerprint: g.Fingerprint, DeployedAt: g.FixDeployedAt,
+				Queue: g.Queue, Fingerprint: g.Fingerprint, DeployedAt: g.FixDeployedAt, Program: version.String(),
 			})
 		},
 		func() (bool, error) {

@@ -258,6 +258,22 @@ func TestFixes_EndWithTheFix(t *testing.T) {
 	require.Equal(t, 2, b.runs(), "the fix runs again")
 }
 
+// TestFixes_WaitForTheEndOfAnUpgrade: a process of an earlier version would also send what the run leaves.
+func TestFixes_WaitForTheEndOfAnUpgrade(t *testing.T) {
+	t.Parallel()
+	b := setupFixes(t)
+	b.die(3, "a", fixedGroup, "order.paid", "bug")
+	b.fixedIn("a", fixedGroup, "4.2.0")
+	b.deploy("4.2.0")
+	b.exec(`INSERT INTO dlq.processes (id, name, version, parts, seen_at)
+		VALUES (gen_random_uuid(), 'host/1', 'earlier', '{dlq-workers}', now() + interval '1 hour')`)
+	b.look(1)
+	require.Zero(t, b.runs())
+	b.exec("UPDATE dlq.processes SET stopped_at = now()")
+	b.look(1)
+	require.Equal(t, 1, b.runs())
+}
+
 // TestFixes_RequestsForOtherGroupsDoNotCount lets a client name a group of its choice in a request for approval.
 func TestFixes_RequestsForOtherGroupsDoNotCount(t *testing.T) {
 	t.Parallel()

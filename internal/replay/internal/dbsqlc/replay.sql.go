@@ -1899,17 +1899,23 @@ func (q *Queries) Superseded(ctx context.Context, ids []uuid.UUID) ([]Superseded
 }
 
 const TakeFix = `-- name: TakeFix :one
-SELECT dlq.take_fix($1::text, $2::text, $3::timestamptz)::boolean AS taken
+SELECT dlq.take_fix($1::text, $2::text, $3::timestamptz, $4::text)::boolean AS taken
 `
 
 type TakeFixParams struct {
 	Queue       string
 	Fingerprint string
 	DeployedAt  time.Time
+	Program     string
 }
 
 func (q *Queries) TakeFix(ctx context.Context, arg TakeFixParams) (bool, error) {
-	row := q.db.QueryRow(ctx, TakeFix, arg.Queue, arg.Fingerprint, arg.DeployedAt)
+	row := q.db.QueryRow(ctx, TakeFix,
+		arg.Queue,
+		arg.Fingerprint,
+		arg.DeployedAt,
+		arg.Program,
+	)
 	var taken bool
 	err := row.Scan(&taken)
 	return taken, err
