@@ -267,7 +267,8 @@ func TestErase_TracesFindWhatStays(t *testing.T) {
 // an operator's note: they have names of queues, policies and users, states, hashes, and texts of dlqd. The
 // runbook's table lists the columns that do have such text.
 var ownColumns = map[string]string{
-	"approvals":               "operation by_queue state actor on_behalf_of token_by origin scope decided_by",
+	"approvals": "operation by_queue state actor on_behalf_of token_by origin scope decided_by " +
+		"forecast",
 	"acts":                    "actor db_user origin config_version",
 	"archived_partitions":     "partition_name archive",
 	"automatic_changes":       "scope name include actor db_user origin",
@@ -279,13 +280,14 @@ var ownColumns = map[string]string{
 		"resolved_by config_version move captured_by",
 	"dead_letter_transitions": "actor db_user rule queue error_class config_version from_class left_group joined_group " +
 		"origin",
+	"deploys":             "queue version actor",
 	"duties":              "name",
 	"entry_jobs":          "destination",
 	"erasures":            "actor db_user origin filter_sha256 fields archive",
 	"failure_groups":      "queue fingerprint error_class",
 	"gates":               "name state",
 	"group_aliases":       "queue former fingerprint",
-	"group_marks":         "queue fingerprint fixed_by muted_by updated_by inherited_from",
+	"group_marks":         "queue fingerprint fixed_by fixed_in muted_by updated_by inherited_from",
 	"job_facts":           "fact db_user",
 	"metrics_sample":      "sample",
 	"operation_unchanged": "reason",
@@ -311,6 +313,9 @@ var ownColumns = map[string]string{
 	"saved_views":         "owner columns sort scope",
 	"sessions":            "name via issuer subject groups address agent",
 	"settings":            "key value",
+	"source_deliveries":   "queue cluster topic",
+	"source_positions":    "cluster topic source queue",
+	"source_progress":     "source cluster topic queue state error",
 	"tokens":              "name role queues kinds sources created_by revoked_by",
 }
 
