@@ -144,7 +144,8 @@ COMMENT ON FUNCTION dlq.set_fix IS
 CREATE OR REPLACE FUNCTION dlq.fix_runs(p_run uuid) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     SELECT EXISTS (SELECT FROM dlq.replay_runs r
-        JOIN dlq.group_marks m ON m.queue = r.filter -> 'queue' ->> 0 AND m.fingerprint = r.filter -> 'fingerprint' ->> 0
+        JOIN dlq.group_marks m
+          ON m.queue = r.filter -> 'queue' ->> 0 AND m.fingerprint = r.filter -> 'fingerprint' ->> 0
         WHERE r.id = p_run AND m.fix_run = r.id AND m.fixed_in IS NOT NULL AND m.fix_deployed_at IS NOT NULL)
 $$;
 COMMENT ON FUNCTION dlq.fix_runs IS

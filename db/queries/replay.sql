@@ -508,7 +508,8 @@ FROM dlq.fixed_groups(@queues::text[], sqlc.narg('after')::text[], @most::intege
 SELECT dlq.take_fix(@queue::text, @fingerprint::text, @deployed_at::timestamptz, @program::text)::boolean AS taken;
 
 -- name: SetFix :one
-SELECT dlq.set_fix(@queue::text, @fingerprint::text, sqlc.narg('run')::uuid, sqlc.narg('request')::uuid)::boolean AS is_set;
+SELECT dlq.set_fix(@queue::text, @fingerprint::text, sqlc.narg('run')::uuid,
+    sqlc.narg('request')::uuid)::boolean AS is_set;
 
 -- name: FixRuns :one
 SELECT dlq.fix_runs(@id::uuid)::boolean AS runs;

@@ -42,8 +42,10 @@ func TestAvailable_FollowsTheClassOfAPublishError(t *testing.T) {
 			func(text string) string { return strings.ReplaceAll(text, "secret", "***") })
 		require.Equal(t, want, isAvailable(err), class)
 		require.EqualError(t, err, "*** text")
-		require.Equal(t, "in", err.(*riverdlq.Error).Context["topic"])
-		require.Equal(t, "orders", err.(*riverdlq.Error).Context["destination"])
+		failure, ok := errors.AsType[*riverdlq.Error](err)
+		require.True(t, ok)
+		require.Equal(t, "in", failure.Context["topic"])
+		require.Equal(t, "orders", failure.Context["destination"])
 	}
 	none := func(text string) string { return text }
 	require.False(t, isAvailable(publishError(t.Context(), destination, "in", errNoClient, none)))

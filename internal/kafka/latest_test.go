@@ -37,6 +37,7 @@ func TestReader_ReadsNewTopicsFromTheirStart(t *testing.T) {
 		require.NoError(t, b.cluster.DeleteTopic("dlq.a"))
 		require.NoError(t, b.cluster.CreateTopic("dlq.a", 1, nil))
 		produce(t, b.producer(t), numbered("dlq.a", 0, 0, 4)...)
-		eventually(t, func() bool { return len(b.ledger.offsets("dlq.a", 0)) == 4 }, "the topic that was made again is not read")
+		eventually(t, func() bool { return len(b.ledger.offsets("dlq.a", 0)) == 4 },
+			"the topic that was made again is not read")
 	}
 }

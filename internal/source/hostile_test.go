@@ -16,7 +16,8 @@ func TestAppend_TakesAnyTime(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for i, at := range []time.Time{
-		time.UnixMilli(-1), time.UnixMilli(math.MaxInt64), time.UnixMilli(math.MinInt64), time.UnixMilli(0), {},
+		time.UnixMilli(-1), time.UnixMilli(math.MaxInt64), time.UnixMilli(math.MinInt64), time.UnixMilli(0),
+		{},
 		time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC),
 		time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC),
 	} {
@@ -60,8 +61,10 @@ func TestAppend_TakesHugeTexts(t *testing.T) {
 	r := &batch.Records[0]
 	batch.Start, batch.Topic = true, strings.Repeat("t", 249)
 	r.Key = []byte(huge)
-	r.Failure = source.Failure{Kind: huge, Group: huge, Node: huge, Trace: huge,
-		Original: source.Origin{Topic: huge, Partition: math.MaxInt32, Offset: math.MaxInt64}}
+	r.Failure = source.Failure{
+		Kind: huge, Group: huge, Node: huge, Trace: huge,
+		Original: source.Origin{Topic: huge, Partition: math.MaxInt32, Offset: math.MaxInt64},
+	}
 	r.Failure.Error.Type, r.Failure.Error.Code, r.Failure.Error.Title, r.Failure.Error.Message = huge, huge, huge, huge
 	for range 200 {
 		r.Headers = append(r.Headers, source.Header{Key: huge[:1000], Value: []byte(huge[:10000])})

@@ -1664,7 +1664,8 @@ func (q *Queries) SaveGroup(ctx context.Context, arg SaveGroupParams) error {
 }
 
 const SetFix = `-- name: SetFix :one
-SELECT dlq.set_fix($1::text, $2::text, $3::uuid, $4::uuid)::boolean AS is_set
+SELECT dlq.set_fix($1::text, $2::text, $3::uuid,
+    $4::uuid)::boolean AS is_set
 `
 
 type SetFixParams struct {
