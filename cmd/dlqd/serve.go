@@ -15,7 +15,6 @@ import (
 
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/door"
-	"github.com/dlqd/dlqd/internal/kafka"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/server"
@@ -25,7 +24,7 @@ import (
 
 func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // one flag after the other
 	var database databaseFlags
-	config := server.Config{OpenSources: kafka.Open}
+	config := server.Config{OpenSources: openSources}
 	var source policyFlags
 	var archive archiveFlag
 	var replica replicaFlags

@@ -130,7 +130,7 @@ func Open(ctx context.Context, at string) (*Archive, error) {
 			"no_tmp_dir=true&metadata=skip"
 	}
 	if scheme, _, _ := strings.Cut(at, "://"); scheme == "s3" && !blob.DefaultURLMux().ValidBucketScheme(scheme) {
-		return nil, fmt.Errorf("archive %s: this program has no object stores: use dlqd-s3 of the same release",
+		return nil, fmt.Errorf("archive %s: this program has no object stores: use dlqd-full of the same release",
 			withoutCredentials(at))
 	}
 	bucket, err := blob.OpenBucket(ctx, url)

@@ -49,7 +49,7 @@ type values = map[string]any
 
 // installations are the values that tests render, by name.
 func installations() map[string]values {
-	image := values{"repository": "registry.example.com/dlqd-s3"}
+	image := values{"repository": "registry.example.com/dlqd-full"}
 	return map[string]values{
 		"plain": {
 			"image": image, "archive": "s3://dlqd-archive?region=eu-central-1", "serviceMonitor": values{"enabled": true},

@@ -14,10 +14,9 @@ import (
 )
 
 // variants are the programs of a release, with the tags of their builds. The first is built for
-// every platform, the others for Linux only. An archive of closed entries in an object store needs
-// the libraries of a cloud, which are a fifth of the program: they are in dlqd-s3, which has an
-// archive and an image of its own.
-var variants = []struct{ name, tags string }{{"dlqd", "nos3"}, {"dlqd-s3", ""}}
+// every platform, the others for Linux only. dlqd-full also has the libraries of object stores and
+// Kafka, a quarter of the program, and an archive and an image of its own.
+var variants = []struct{ name, tags string }{{"dlqd", "nos3,nokafka"}, {"dlqd-full", ""}}
 
 // program is a variant of dlqd for a platform.
 type program struct {
@@ -123,9 +122,12 @@ func (r *release) name(p *program) string {
 func (r *release) goBuild(ctx context.Context, path, tags string, settings ...string) error {
 	// -s and -w leave out the tables of debuggers; panics still name file and line. On amd64, the linker would align each
 	// of the 40,000 functions to 32 bytes; with 8 bytes the program has 0.5 MB less. Packages api, console and main have
-	// huma's generic code once for each operation, and 0.7 MB less of it without inlining.
+	// huma's generic code once for each operation, and 0.7 MB less of it without inlining. No message passes the others.
 	args := []string{"build", "-trimpath", "-buildvcs=true", "-tags=" + tags, "-ldflags=-s -w -funcalign=8"}
-	for _, pkg := range []string{"internal/api", "internal/console", "cmd/dlqd"} {
+	for _, pkg := range []string{
+		"internal/api", "internal/console", "cmd/dlqd", "internal/approval", "internal/doctor", "internal/group",
+		"internal/policy", "internal/replay", "internal/source",
+	} {
 		args = append(args, "-gcflags=github.com/dlqd/dlqd/"+pkg+"=-l")
 	}
 	_, err := output(ctx, r.src(), append(os.Environ(), append([]string{

@@ -366,7 +366,7 @@ func (b *trial) rpm(t *testing.T) {
 
 // image runs the program of each image in a root with nothing else.
 func (b *trial) image(t *testing.T) {
-	for _, variant := range []string{"dlqd", "dlqd-s3"} {
+	for _, variant := range []string{"dlqd", "dlqd-full"} {
 		all := images(t, b.files[variant+"_0.2.0_oci.tar"])
 		image := all["linux/"+runtime.GOARCH]
 		require.NotNil(t, image, variant)
@@ -384,14 +384,14 @@ func (b *trial) image(t *testing.T) {
 			"AWS_MAX_ATTEMPTS=1")
 		out, err := list.CombinedOutput()
 		require.Error(t, err)
-		require.Equal(t, variant == "dlqd", strings.Contains(string(out), "use dlqd-s3 of the same release"), "%s", out)
+		require.Equal(t, variant == "dlqd", strings.Contains(string(out), "use dlqd-full of the same release"), "%s", out)
 	}
 }
 
 // archive checks the size of dlqd, and that each archive has its licences and its manual page.
 func (b *trial) archive(t *testing.T) {
 	const maxSize = 40_000_000
-	for _, variant := range []string{"dlqd", "dlqd-s3"} {
+	for _, variant := range []string{"dlqd", "dlqd-full"} {
 		name := variant + "_0.2.0_linux_" + runtime.GOARCH
 		began := time.Now()
 		packed, err := gzip.NewReader(strings.NewReader(b.files[name+".tar.gz"]))

@@ -1,0 +1,18 @@
+//go:build nokafka
+
+// The build tag nokafka leaves out Kafka. In a release, the program dlqd is built with this tag, and dlqd-full without
+// it.
+
+package main
+
+import (
+	"errors"
+
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/source"
+)
+
+// openSources says which program can connect to the clusters of sources.
+func openSources(*policy.Policy) (source.Broker, error) {
+	return nil, errors.New("sources.yaml: this program has no Kafka: use dlqd-full of the same release")
+}
