@@ -59,7 +59,7 @@ func TestPreview_PrintsWhatToExpect(t *testing.T) {
 		"c0ffee in a: 7 of 9 recovered since 2026-11-21 10:00 UTC, 0 of 30 before; of 22, about 17 (12 to 21) will\n",
 		"3: never tried: no earlier replay run has outcomes of their failure groups\n",
 		"no worker seems to know kind sync: inferred from 3 of 4 last attempts, with the latest of them\n",
-		"a, to destination psp: 25, at most 12.5 per second; in the last hour, 0 redeliveries and 7 failures\n",
+		"a, to destination psp: 25, at most 12.5 per second; in the last hour, 0 redelivered and 7 failed\n",
 	} {
 		require.Contains(t, out.String(), line)
 	}

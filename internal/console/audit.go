@@ -91,6 +91,9 @@ func (r *auditRow) done() (d operationDone) {
 	return d
 }
 
+// Entries returns the number of entries of the operation.
+func (r *auditRow) Entries() int64 { return r.done().Entries }
+
 // FilterText returns the filter of the operation as it is typed, or "".
 func (r *auditRow) FilterText() string {
 	if f, err := filter.FromJSON(r.done().Filter); err == nil {

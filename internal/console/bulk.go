@@ -185,10 +185,13 @@ func (b *bulk) Estimates() []string {
 	list := make([]string, 0, len(b.Preview.Estimates)+len(notes))
 	for _, e := range b.Preview.Estimates {
 		if e.Entries > 0 || !e.Exact(b.Preview.Total) { // what none of them is says nothing
-			list = append(list, e.Text(b.Preview.Total))
+			list = append(list, separated(e.Text(b.Preview.Total)))
 		}
 	}
-	return append(list, notes...)
+	for _, note := range notes {
+		list = append(list, separated(note))
+	}
+	return list
 }
 
 // loadPreview asks the API for a preview.

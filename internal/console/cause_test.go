@@ -12,6 +12,7 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/message"
+	"github.com/dlqd/dlqd/internal/reconcile"
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
@@ -177,6 +178,25 @@ func TestVisible_KeepsEmoji(t *testing.T) {
 // letters exceeds.
 func TestWarnings_SayLimits(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, "100\u202f387 dead letters (limit 1\u202f000), oldest 3h",
-		reasonsInWords([]string{"size 100387 exceeds 1000", "oldest 3h"}))
+	require.Equal(t, "100\u202f387 dead letters (limit 1\u202f000), the oldest is open for 26 h (limit 24 h), other",
+		reasonsInWords([]string{
+			"size 100387 exceeds 1000", "the oldest is open for 26h3m5s, which exceeds 24h0m0s", "other",
+		}))
+}
+
+// TestSeparated_LeavesNames checks that only numbers that stand alone get separators.
+func TestSeparated_LeavesNames(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "orders-2000: 12\u202f345, at most 10\u202f000 per second (1\u202f000 to 2\u202f000) since 2026-11-28 10:00",
+		separated("orders-2000: 12345, at most 10000 per second (1000 to 2000) since 2026-11-28 10:00"))
+}
+
+// TestCaptureLimit_IsADuration checks how the System page shows the limit of capture, an interval of Postgres.
+func TestCaptureLimit_IsADuration(t *testing.T) {
+	t.Parallel()
+	for limit, want := range map[string]string{
+		"00:00:00.25": "250 ms", "00:00:01.5": "1.5s", "00:01:00": "1 min", "1 day 00:00:00": "1 day 00:00:00",
+	} {
+		require.Equal(t, want, (&system{Capture: &reconcile.Capture{Limit: limit}}).CaptureLimit(), limit)
+	}
 }

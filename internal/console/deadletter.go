@@ -223,7 +223,7 @@ func sentenceOf(e *deadletter.Entry) string {
 		}[fmt.Sprint(deref(e.ResolutionStrategy))]
 		add("resolved: " + cmp.Or(how, "its work is done"))
 	case deadletter.Failed:
-		add(fmt.Sprintf("failed: dlqd has made all %d redeliveries", e.DLQRetryCount))
+		add("failed: dlqd made " + plural(e.DLQRetryCount, "redelivery", "redeliveries") + ", the maximum")
 	case deadletter.Archived:
 		how := "its retention ended"
 		switch fmt.Sprint(deref(e.ResolutionStrategy)) {

@@ -293,8 +293,11 @@ func warningsOf(health *api.Health) (list []warning) {
 	return list
 }
 
-// sizeReason matches the API's reason for a queue with too many dead letters.
-var sizeReason = regexp.MustCompile(`^size (\d+) exceeds (\d+)$`)
+// sizeReason and ageReason match the API's reasons for a queue with too many dead letters, or with too old ones.
+var (
+	sizeReason = regexp.MustCompile(`^size (\d+) exceeds (\d+)$`)
+	ageReason  = regexp.MustCompile(`^the oldest is open for (\S+), which exceeds (\S+)$`)
+)
 
 // reasonsInWords describes why a queue is down: "100,387 dead letters (limit 1,000)".
 func reasonsInWords(reasons []string) string {
@@ -303,6 +306,12 @@ func reasonsInWords(reasons []string) string {
 		words[i] = reason
 		if found := sizeReason.FindStringSubmatch(reason); found != nil {
 			words[i] = plural(found[1], "dead letter") + " (limit " + number(found[2]) + ")"
+		} else if found := ageReason.FindStringSubmatch(reason); found != nil {
+			age, wrong := time.ParseDuration(found[1])
+			limit, err := time.ParseDuration(found[2])
+			if wrong == nil && err == nil {
+				words[i] = "the oldest is open for " + lasted(age) + " (limit " + lasted(limit) + ")"
+			}
 		}
 	}
 	return strings.Join(words, ", ")

@@ -47,6 +47,22 @@ func newPart(p api.Part) part {
 	return part{p, nil}
 }
 
+// CaptureLimit returns how long capture may work in one statement, as a duration.
+func (s *system) CaptureLimit() string {
+	parts := strings.Split(s.Capture.Limit, ":")
+	if len(parts) != 3 {
+		return s.Capture.Limit // an interval with days
+	}
+	limit, err := time.ParseDuration(parts[0] + "h" + parts[1] + "m" + parts[2] + "s")
+	switch {
+	case err != nil:
+		return s.Capture.Limit
+	case limit > time.Second && limit%time.Second != 0:
+		return limit.String()
+	}
+	return lasted(limit)
+}
+
 func (c *Console) system(in *request) (*view, error) {
 	s := &system{
 		WhyAutomatic: missingRoleIn(in.me(), access.Operator, ""), WhyChecks: missingRoleIn(in.me(), access.Admin, ""),

@@ -33,7 +33,7 @@ func (l *Load) Text() string {
 	if l.Destination != "" {
 		where += ", to destination " + l.Destination
 	}
-	return fmt.Sprintf("%s: %d, at most %s per second; in the last hour, %d redeliveries and %d failures", where,
+	return fmt.Sprintf("%s: %d, at most %s per second; in the last hour, %d redelivered and %d failed", where,
 		l.Entries, strconv.FormatFloat(math.Round(100*slices.Max(l.PerSecond))/100, 'f', -1, 64), l.Redelivered, l.Failures)
 }
 
