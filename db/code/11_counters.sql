@@ -161,12 +161,16 @@ COMMENT ON FUNCTION dlq.trim_counters IS
 --     queue, and each range gets an equal share of p_most. So a large muted group does not use up
 --     the share of the other groups.
 --
--- Bitmap scans are off, because they read all index entries of a class before the first row.
+-- Bitmap scans are off, because they read all index entries of a class before the first row. The
+-- time is a variable, because clock_timestamp() is volatile and cannot bound an index scan: the sum
+-- of what was parked would read all minutes of three days.
 CREATE OR REPLACE FUNCTION dlq.needs_person(p_after interval DEFAULT '15 minutes', p_queues text[] DEFAULT '{}',
     p_afters interval[] DEFAULT '{}', p_most integer DEFAULT 5000)
 RETURNS TABLE (queue text, error_class text, entries bigint)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+DECLARE
+    v_now constant timestamptz := clock_timestamp();
 BEGIN
     PERFORM dlq.require_everything('needs_person');
     RETURN QUERY
@@ -181,16 +185,19 @@ BEGIN
         SELECT b.queue, b.error_class, b.manual, coalesce(a.after, p_after) AS after,
                p_most / count(*) OVER () + 1 AS share
         FROM dlq.rollup_backlog b LEFT JOIN afters a ON a.queue = b.queue WHERE b.manual > 0
+    ), parked AS MATERIALIZED (
+        SELECT f.queue, f.error_class, w.after, sum(f.parked) AS parked
+        FROM (SELECT DISTINCT d.after FROM waiting d) w
+        JOIN dlq.rollup_flow f ON f.step = dlq.step_for(w.after) AND f.scope = 'queue_class'
+            AND f.bucket >= date_trunc(dlq.step_for(w.after)::text, v_now - w.after, 'UTC')
+        GROUP BY 1, 2, 3
     ), manual AS (
         SELECT w.queue, w.error_class, CASE WHEN l.looked < w.share THEN l.found ELSE greatest(l.found, w.manual
             - coalesce((SELECT sum(u.open) FROM muted u WHERE u.queue = w.queue AND u.error_class = w.error_class), 0)
-            - coalesce((SELECT sum(f.parked) FROM dlq.rollup_flow f
-                        WHERE f.step = dlq.step_for(w.after) AND f.scope = 'queue_class'
-                          AND f.queue = w.queue AND f.error_class = w.error_class
-                          AND f.bucket >= date_trunc(dlq.step_for(w.after)::text, clock_timestamp() - w.after, 'UTC')),
-                       0)) END AS entries
+            - coalesce((SELECT p.parked FROM parked p WHERE p.queue = w.queue AND p.error_class = w.error_class
+                          AND p.after = w.after), 0)) END AS entries
         FROM waiting w CROSS JOIN LATERAL (
-            SELECT count(*) AS looked, count(*) FILTER (WHERE e.updated_at <= clock_timestamp() - w.after
+            SELECT count(*) AS looked, count(*) FILTER (WHERE e.updated_at <= v_now - w.after
                 AND NOT EXISTS (
                     SELECT FROM muted u WHERE u.queue = w.queue AND u.fingerprint = e.fingerprint)) AS found
             FROM ((SELECT o.updated_at, o.fingerprint FROM dlq.dead_letter_open o
@@ -226,7 +233,7 @@ BEGIN
              FROM (SELECT f.error_class, f.closed_at, f.fingerprint FROM dlq.dead_letter_failed f
                    WHERE r.above = '' AND f.queue = r.queue LIMIT r.share) o
              WHERE o.fingerprint IS NULL)) e
-        WHERE e.closed_at <= clock_timestamp() - r.after GROUP BY 1, 2
+        WHERE e.closed_at <= v_now - r.after GROUP BY 1, 2
     )
     SELECT n.queue, n.error_class, sum(n.entries)::bigint
     FROM (SELECT m.queue, m.error_class, m.entries FROM manual m

@@ -190,3 +190,27 @@ func TestSampler_CountsEntriesThatNeedPerson(t *testing.T) {
 		"dlqd_needs_person{error_class=validation,queue=q}": 5, "dlqd_needs_person{error_class=business,queue=other}": 7,
 	})
 }
+
+// TestNeedsPerson_ReadsRecentMinutes checks that, of the rollups of what was parked, only those of the time after which
+// entries count are read.
+func TestNeedsPerson_ReadsRecentMinutes(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(2, "q", "e", time.Hour)
+	b.exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', error_class = 'validation', strategy = 'manual',
+		move = '{"actor": "worker:1", "reason": "decided"}' WHERE stage = 'open'`)
+	b.exec(postgrestest.RefreshRollups)
+	b.exec(`INSERT INTO dlq.rollup_flow (step, scope, bucket, queue, error_class, parked)
+		SELECT 'minute', 'queue_class', date_trunc('minute', now()) - make_interval(mins => m), q, 'validation', 1
+		FROM unnest('{q,a,b,c,d,e,f,g,h,i}'::text[]) q, generate_series(20, 3 * 24 * 60) m`)
+	b.exec("ANALYZE dlq.rollup_flow")
+	var explained []struct {
+		Plan struct {
+			Hit  int `json:"Shared Hit Blocks"`
+			Read int `json:"Shared Read Blocks"`
+		}
+	}
+	require.NoError(t, b.pool.QueryRow(t.Context(), `EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT json)
+		SELECT * FROM dlq.needs_person('15 minutes', p_most => 1)`).Scan(&explained))
+	require.Less(t, explained[0].Plan.Hit+explained[0].Plan.Read, 1000)
+}
