@@ -4,10 +4,12 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"sort"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -29,6 +31,7 @@ type bulk struct {
 	ByType  []share
 	ByAge   []share
 	Preview *replay.Preview // of a replay
+	Notes   []string        // of Preview
 	Steps   bool            // a replay is progressive
 	Typed   bool            // the operator must type the number of entries to confirm
 	Problem *api.Problem
@@ -176,22 +179,40 @@ func (b *bulk) actionRequest() api.BulkRequest {
 	return r
 }
 
-// Estimates returns the estimates of the preview that are above 0, what to expect, and the load, as sentences.
-func (b *bulk) Estimates() []string {
-	if b.Preview == nil {
-		return nil
-	}
-	notes := b.Preview.Notes()
-	list := make([]string, 0, len(b.Preview.Estimates)+len(notes))
-	for _, e := range b.Preview.Estimates {
-		if e.Entries > 0 || !e.Exact(b.Preview.Total) { // what none of them is says nothing
-			list = append(list, separated(e.Text(b.Preview.Total)))
+// estimates returns the estimates of a preview that are above 0, what to expect, and the load, as sentences.
+func estimates(in *request, p *replay.Preview) []string {
+	notes := p.Notes()
+	list := make([]string, 0, len(p.Estimates)+len(notes))
+	for _, e := range p.Estimates {
+		if e.Entries > 0 || !e.Exact(p.Total) { // what none of them is says nothing
+			list = append(list, in.noteInWords(e.Text(p.Total)))
 		}
 	}
 	for _, note := range notes {
-		list = append(list, separated(note))
+		list = append(list, in.noteInWords(note))
 	}
 	return list
+}
+
+const noteLayout = "2006-01-02 15:04 UTC"
+
+// timeInNote and groupInNote match the times and the fingerprints in the notes of a preview, which are the same on the
+// command line.
+var (
+	timeInNote  = regexp.MustCompile(`\b\d{4}-\d\d-\d\d \d\d:\d\d UTC\b`)
+	groupInNote = regexp.MustCompile(`\b[0-9a-f]{20}\b`)
+)
+
+// noteInWords returns a note of a preview with times and numbers as pages show them, and with short fingerprints.
+func (in *request) noteInWords(note string) string {
+	note = timeInNote.ReplaceAllStringFunc(note, func(text string) string {
+		at, err := time.Parse(noteLayout, text)
+		if err != nil {
+			return text
+		}
+		return in.clock(at)
+	})
+	return separated(groupInNote.ReplaceAllStringFunc(note, func(text string) string { return "group " + short(text) }))
 }
 
 // loadPreview asks the API for a preview.
@@ -207,7 +228,7 @@ func (b *bulk) loadPreview(in *request) error {
 		if err != nil {
 			return err
 		}
-		b.Preview = answer.Preview
+		b.Preview, b.Notes = answer.Preview, estimates(in, answer.Preview)
 		// The form sends "options" with the state of its check boxes. Before that, the default applies.
 		b.Steps = request.Progressive || b.Form.Get("options") == "" && b.Preview.Total > replay.ProgressiveAbove
 		b.Total, b.ByQueue, b.ByType, b.ByAge = b.Preview.Total, shares(b.Preview.ByQueue),

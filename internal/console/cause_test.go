@@ -1,6 +1,8 @@
 package console
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -187,8 +189,19 @@ func TestWarnings_SayLimits(t *testing.T) {
 // TestSeparated_LeavesNames checks that only numbers that stand alone get separators.
 func TestSeparated_LeavesNames(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, "orders-2000: 12\u202f345, at most 10\u202f000 per second (1\u202f000 to 2\u202f000) since 2026-11-28 10:00",
-		separated("orders-2000: 12345, at most 10000 per second (1000 to 2000) since 2026-11-28 10:00"))
+	require.Equal(t, "orders-2000: 12\u202f345, 10\u202f000 per second (1\u202f000 to 2\u202f000) since 2026-11-28 10:00",
+		separated("orders-2000: 12345, 10000 per second (1000 to 2000) since 2026-11-28 10:00"))
+}
+
+// TestNotes_AreInThePagesWords checks that times in the notes of a preview are in the viewer's zone, and fingerprints
+// short.
+func TestNotes_AreInThePagesWords(t *testing.T) {
+	t.Parallel()
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
+	r.AddCookie(&http.Cookie{Name: zoneCookie, Value: "Asia/Tokyo"})
+	require.Equal(t, "group 01234567…234567 in payments: 5 of 6\u202f000 recovered since 28 Nov 19:05 JST",
+		(&request{Request: r}).noteInWords(
+			"01234567890123234567 in payments: 5 of 6000 recovered since 2026-11-28 10:05 UTC"))
 }
 
 // TestCaptureLimit_IsADuration checks how the System page shows the limit of capture, an interval of Postgres.
