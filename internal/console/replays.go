@@ -461,7 +461,8 @@ func (c *Console) controlRun(in *request) (*done, error) {
 	text := map[string]string{
 		"pause": "Paused. Redeliveries under way continue.", "resume": "Resumed.",
 		"cancel": "Cancelled. Redeliveries under way continue.", "rate": "Rate changed.",
-		"go-on": "Goes on.", "back": "Goes on with a smaller step.", "end": "Ended. The other dead letters are skipped.",
+		"go-on": "The group continues.", "back": "The group continues with a smaller step.",
+		"end": "Ended. The other dead letters are skipped.",
 	}[verb]
 	if text == "" {
 		return nil, &api.Problem{
