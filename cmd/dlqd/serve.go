@@ -120,6 +120,11 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // one fl
 			if err := source.check(cmd, config.Policy); err != nil {
 				return err
 			}
+			if config.Process || config.DLQWorkers {
+				if err := checkSources(config.Policy); err != nil {
+					return err
+				}
+			}
 			systemd := newSupervisor(config.Logger)
 			s, err := server.Start(cmd.Context(), config)
 			if err != nil {

@@ -404,6 +404,11 @@ func (b *trial) archive(t *testing.T) {
 		t.Logf("%s: %d bytes", name, len(program))
 		if variant == "dlqd" {
 			require.LessOrEqual(t, len(program), maxSize)
+			policy := t.TempDir()
+			require.NoError(t, os.WriteFile(filepath.Join(policy, "sources.yaml"), []byte(
+				"clusters: {main: {brokers: ['127.0.0.1:1']}}\nsources: {orders: {cluster: main, topics: [dead]}}\n"), 0o600))
+			_, err := output(t.Context(), dir, nil, filepath.Join(dir, name, "dlqd"), "serve", "--config-dir", policy)
+			require.ErrorContains(t, err, "this program has no Kafka: use dlqd-full of the same release")
 		}
 		here, err := os.Getwd()
 		require.NoError(t, err)
