@@ -213,3 +213,13 @@ func TestCaptureLimit_IsADuration(t *testing.T) {
 		require.Equal(t, want, (&system{Capture: &reconcile.Capture{Limit: limit}}).CaptureLimit(), limit)
 	}
 }
+
+// TestNoticed_SplitsAtTimes checks that the times in notices become times of the page.
+func TestNoticed_SplitsAtTimes(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
+	require.Equal(t, []piece{{Text: "kim resolved it "}, {At: at}, {Text: "."}},
+		noticed("kim resolved it at 2026-11-22T10:00:00Z."))
+	require.Equal(t, []piece{{Text: "no turn has succeeded since "}, {At: at}, {Text: "; retrying"}},
+		noticed("no turn has succeeded since 2026-11-22T10:00:00Z; retrying"))
+}

@@ -447,7 +447,7 @@ func (c *Console) renderLive(ctx context.Context, from *http.Request, address st
 	c.mux.ServeHTTP(w, r.WithContext(context.WithValue(ctx, liveKey{}, w)))
 	if w.status >= http.StatusBadRequest {
 		if ctx.Err() != nil {
-			return rendering{every: maxInterval}, fmt.Errorf("the page took longer than %s", renderTimeout)
+			return rendering{every: maxInterval}, fmt.Errorf("the page took longer than %s", lasted(renderTimeout))
 		}
 		return rendering{every: maxInterval}, fmt.Errorf("the page responds with status %d", w.status)
 	}

@@ -469,8 +469,9 @@ func visible(value any) []run {
 	return runs
 }
 
-// moveTime matches the time in the error of a refused move: "kim resolved it at 2026-11-22T10:00:00Z".
-var moveTime = regexp.MustCompile(`\bat (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)`)
+// noticeTime matches the time in the error of a refused move, "kim resolved it at 2026-11-22T10:00:00Z", and in the
+// problem of a loop, "no turn has succeeded since 2026-11-22T10:00:00Z".
+var noticeTime = regexp.MustCompile(`(?:\bat |\b(since ))(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)`)
 
 // piece is a piece of a notice: text, or a time that is shown relative to now.
 type piece struct {
@@ -478,15 +479,15 @@ type piece struct {
 	At   time.Time
 }
 
-// noticed splits a notice at the times of moves.
+// noticed splits a notice at its times.
 func noticed(text string) (pieces []piece) {
 	for {
-		found := moveTime.FindStringSubmatchIndex(text)
+		found := noticeTime.FindStringSubmatchIndex(text)
 		if found == nil {
 			return append(pieces, piece{Text: text})
 		}
-		pieces = append(pieces, piece{Text: text[:found[0]]})
-		if at, err := time.Parse(time.RFC3339, text[found[2]:found[3]]); err == nil {
+		pieces = append(pieces, piece{Text: text[:max(found[0], found[3])]}) // "since" stays, "at" goes
+		if at, err := time.Parse(time.RFC3339, text[found[4]:found[5]]); err == nil {
 			pieces = append(pieces, piece{At: at})
 		} else {
 			pieces = append(pieces, piece{Text: text[found[0]:found[1]]})
