@@ -276,10 +276,14 @@ func readSidebar(in *request, before *sidebar) *sidebar {
 	return &s
 }
 
+// inTime replaces the error of Go's contexts in the state of a part.
+var inTime = strings.NewReplacer("timeout: context deadline exceeded", "no answer in time",
+	"context deadline exceeded", "no answer in time")
+
 func warningsOf(health *api.Health) (list []warning) {
 	for _, part := range health.Parts {
 		if !part.OK {
-			list = append(list, warning{part.Name + ": " + part.Detail, "/system"})
+			list = append(list, warning{part.Name + ": " + inTime.Replace(part.Detail), "/system"})
 		}
 	}
 	for i := range health.Queues {

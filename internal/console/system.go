@@ -37,6 +37,7 @@ type part struct {
 }
 
 func newPart(p api.Part) part {
+	p.Detail = inTime.Replace(p.Detail)
 	text, rest, _ := strings.Cut(p.Detail, "; ")
 	if stamp, is := strings.CutPrefix(text, "last success "); is {
 		if at, err := time.Parse(time.RFC3339, stamp); err == nil {
