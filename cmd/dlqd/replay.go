@@ -143,7 +143,7 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 	var many api.ReplayRequest
 	var filter filterFlags
 	var payload, patch, mergePatch string
-	var detach, newest, resume, fromStart, allAtOnce bool
+	var detach, newest, resume, fromStart, allAtOnce, skipStale, skipDone bool
 	var deadline time.Duration
 	cmd := &cobra.Command{
 		Use:   "replay [ID | FILTER]",
@@ -209,6 +209,12 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 					return err
 				}
 			}
+			if cmd.Flags().Changed("skip-stale") {
+				many.SkipStale = &skipStale
+			}
+			if cmd.Flags().Changed("skip-superseded") {
+				many.SkipDone = &skipDone
+			}
 			if cmd.Flags().Changed("step-deadline") {
 				many.Deadline = deadline.Seconds()
 			}
@@ -269,8 +275,10 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 	flags.BoolVar(&allAtOnce, "all-at-once", false, "send all dead letters without steps")
 	flags.DurationVar(&deadline, "step-deadline", replay.DefaultStepDeadline, "with --progressive: hold a group without "+
 		"an outcome for this time")
-	flags.BoolVar(&many.SkipStale, "skip-stale", false, "skip dead letters whose work is out of date")
-	flags.BoolVar(&many.SkipDone, "skip-superseded", false, "skip dead letters whose work a later job has done")
+	flags.BoolVar(&skipStale, "skip-stale", false, "skip dead letters whose work is out of date (default: as the policy "+
+		"says)")
+	flags.BoolVar(&skipDone, "skip-superseded", false, "skip dead letters whose work a later job has done (default: as "+
+		"the policy says)")
 	flags.BoolVar(&detach, "detach", false, "start the run without following it")
 	return cmd
 }
@@ -499,6 +507,9 @@ func printRun(cmd *cobra.Command, run *replay.Run) error {
 			printSafef(cmd.OutOrStdout(), "since the request: %s\n", change)
 		}
 	}
+	for _, text := range replay.SkipTexts(run.Skips) {
+		printSafef(cmd.OutOrStdout(), "%s\n", text)
+	}
 	if run.NotKnown > 0 {
 		printSafef(cmd.OutOrStdout(), "%d were sent although it is not known whether a later job has done their work\n",
 			run.NotKnown)
@@ -529,12 +540,17 @@ func (c *client) report(cmd *cobra.Command, id string) error {
 		"%d in an unknown way; %d were skipped, %d taken over by a person, %d expired; %s\n", report.Entries,
 		report.Counts.Recovered, report.Counts.FailedSame, report.Counts.FailedNew, report.Counts.Failed,
 		report.Counts.Skipped, report.Counts.TakenOver, report.Counts.Expired, complete)
+	printSafef(cmd.OutOrStdout(), "it cost %d redeliveries, which worked %s\n", report.Requests,
+		time.Duration(report.Worked*float64(time.Second)).Round(time.Millisecond))
+	for _, figure := range report.Figures {
+		printSafef(cmd.OutOrStdout(), "%s\n", figure.Text())
+	}
 	w, row := table(cmd, "FAILURE GROUP\tENTRIES\tRECOVERED\tSAME\tNEW\tUNKNOWN\tSKIPPED\tTAKEN\tEXPIRED\tUNDER WAY"+
-		"\tMEDIAN\tQUEUE")
+		"\tMEDIAN\tWORKED\tQUEUE")
 	for i := range report.Groups {
 		g := &report.Groups[i]
 		row(cmp.Or(g.Fingerprint, "-"), g.Entries, g.Recovered, g.FailedSame, g.FailedNew, g.Failed, g.Skipped, g.TakenOver,
-			g.Expired, underWay(g), seconds(g.Median), cmp.Or(g.Queue, "-"))
+			g.Expired, underWay(g), seconds(g.Median), seconds(g.Worked), cmp.Or(g.Queue, "-"))
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -616,6 +632,15 @@ func printCalibration(cmd *cobra.Command, c *replay.Calibration) error {
 	if unjudged := c.Groups - c.Judged; unjudged > 0 {
 		_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%d are not judged, because some of their dead letters were not redelivered\n",
 			unjudged)
+	}
+	if len(c.Figures) > 0 {
+		w, row := table(cmd, "FIGURE\tRUNS\tHELD\tFORECAST\tACTUAL\tMEAN DIFFERENCE")
+		for _, f := range c.Figures {
+			row(f.What, f.Runs, f.Held, f.Forecast, f.Actual, f.Off)
+		}
+		if err := w.Flush(); err != nil {
+			return err
+		}
 	}
 	if len(c.Latest) == 0 {
 		return nil

@@ -287,13 +287,17 @@ COMMENT ON FUNCTION dlq.record_act IS 'Writes an audit row for an act on an obje
 
 -- Each process publishes the policy that it loads, at startup and whenever its files change. An
 -- audit row says that the policy came into force, but only if another version was published before.
-CREATE OR REPLACE FUNCTION dlq.publish_policy(p_version text, p_approvals text, p_actor text) RETURNS void
+-- A process of an earlier version passes no skips, and leaves those that were published.
+CREATE OR REPLACE FUNCTION dlq.publish_policy(p_version text, p_approvals text, p_actor text, p_skips text DEFAULT NULL)
+    RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_before text;
 BEGIN
     SELECT s.value INTO v_before FROM dlq.settings s WHERE s.key = 'policy_version' FOR UPDATE;
-    INSERT INTO dlq.settings AS s (key, value) VALUES ('policy_version', p_version), ('approvals', p_approvals)
+    INSERT INTO dlq.settings AS s (key, value) SELECT k.key, k.value
+    FROM (VALUES ('policy_version', p_version), ('approvals', p_approvals), ('replay_skips', p_skips)) k (key, value)
+    WHERE k.value IS NOT NULL
     ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value;
     IF v_before <> p_version THEN
         PERFORM dlq.record_act('policy', 'came into force', p_actor, NULL, jsonb_build_object('before', v_before));
@@ -301,8 +305,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.publish_policy IS
-    'Publishes the version of the policy in force and the operations that need a second person. A '
-    'changed version leaves an audit row (dlq.policy_changes).';
+    'Publishes the version of the policy in force, the operations that need a second person, and what replay runs '
+    'skip by default (dlq.skip_defaults). A changed version leaves an audit row (dlq.policy_changes).';
 
 -- on_move checks a move and writes its audit row. It is a BEFORE trigger because AFTER UPDATE
 -- triggers do not fire on a row that changes its partition, as every closing entry does. An entry

@@ -488,6 +488,25 @@ END
 $$;
 COMMENT ON FUNCTION dlq.check_rate IS 'Raises an error if a replay run cannot have this rate.';
 
+-- An approved run skips what the policy said when it was requested.
+CREATE OR REPLACE FUNCTION dlq.skip_defaults(p_skip_stale boolean, p_skip_superseded boolean) RETURNS jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_skips jsonb;
+BEGIN
+    IF dlq.approved() IS NOT NULL THEN
+        SELECT a.skips INTO v_skips FROM dlq.approvals a WHERE a.id = dlq.approved();
+    ELSE
+        SELECT s.value::jsonb INTO v_skips FROM dlq.settings s WHERE s.key = 'replay_skips';
+    END IF;
+    RETURN nullif(coalesce(v_skips, '{}') - CASE WHEN p_skip_stale IS NULL THEN '{}' ELSE '{stale}' END::text[]
+        - CASE WHEN p_skip_superseded IS NULL THEN '{}' ELSE '{superseded}' END::text[], '{}');
+END
+$$;
+COMMENT ON FUNCTION dlq.skip_defaults IS
+    'What a replay run skips because the policy says so (skipStale and skipSuperseded of queues and kinds), where its '
+    'request says nothing (null); null for nothing.';
+
 CREATE OR REPLACE FUNCTION dlq.replay_start(p_filter jsonb, p_actor text DEFAULT session_user, p_note text DEFAULT NULL,
     p_all boolean DEFAULT false,
     p_newest_first boolean DEFAULT false, p_batch_size integer DEFAULT 100, p_rate float8 DEFAULT NULL,
@@ -496,8 +515,8 @@ CREATE OR REPLACE FUNCTION dlq.replay_start(p_filter jsonb, p_actor text DEFAULT
     p_force boolean DEFAULT false,
     p_stop_at float8 DEFAULT 50, p_stop_of integer DEFAULT 50, p_destination text DEFAULT NULL,
     p_checkpoint text DEFAULT NULL, p_progressive boolean DEFAULT false,
-    p_step_deadline interval DEFAULT '15 minutes', p_skip_stale boolean DEFAULT false,
-    p_skip_superseded boolean DEFAULT false) RETURNS uuid
+    p_step_deadline interval DEFAULT '15 minutes', p_skip_stale boolean DEFAULT NULL,
+    p_skip_superseded boolean DEFAULT NULL) RETURNS uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_id       uuid := dlq.uuid_v7();
@@ -509,13 +528,12 @@ DECLARE
     v_groups   jsonb;
     v_number   text := 'NULL::integer'; -- an expression: the group of an entry e
     v_join     text := '';
+    v_skips    constant jsonb := dlq.skip_defaults(p_skip_stale, p_skip_superseded);
     v_total    bigint;
     v_ordered  bigint;
 BEGIN
     p_progressive := coalesce(p_progressive, false);
     p_step_deadline := coalesce(p_step_deadline, '15 minutes');
-    p_skip_stale := coalesce(p_skip_stale, false);
-    p_skip_superseded := coalesce(p_skip_superseded, false);
     IF dlq.chooses_all(p_filter) AND NOT p_all THEN
         RAISE EXCEPTION 'replay: an empty filter matches every entry' USING ERRCODE = 'DLQ04',
             HINT = 'To select all entries, pass p_all => true.';
@@ -561,7 +579,7 @@ BEGIN
             'newestFirst', nullif(p_newest_first, false), 'batchSize', nullif(p_batch_size, 100), 'stopAt',
             nullif(p_stop_at, 50), 'checkpoint', p_checkpoint, 'progressive', nullif(p_progressive, false),
             'stepDeadline', CASE WHEN p_progressive THEN nullif(extract(epoch FROM p_step_deadline)::float8, 900) END,
-            'skipStale', nullif(p_skip_stale, false), 'skipSuperseded', nullif(p_skip_superseded, false)))
+            'skipStale', p_skip_stale, 'skipSuperseded', p_skip_superseded))
                 || CASE WHEN p_patch IS NOT NULL THEN jsonb_build_object('patch', p_patch) ELSE '{}' END
             || CASE WHEN p_merge_patch IS NOT NULL THEN jsonb_build_object('mergePatch', p_merge_patch) ELSE '{}' END
             || CASE WHEN p_all THEN '{"all": true}' ELSE '{}' END::jsonb);
@@ -591,11 +609,11 @@ BEGIN
     v_total := v_total + v_ordered;
     INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue,
         destination, force, stop_at, stop_of, note, actor, total, origin, scope, checkpoint, progressive, step_deadline,
-        skip_stale, skip_superseded, unsettled, approval)
+        skip_stale, skip_superseded, skips, unsettled, approval)
     VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue,
         p_destination, p_force, p_stop_at, p_stop_of, p_note, dlq.actor(p_actor), v_total,
         dlq.origin(dlq.actor(p_actor), p_actor), dlq.scope(), p_checkpoint, p_progressive, p_step_deadline,
-        p_skip_stale, p_skip_superseded, true, dlq.approved());
+        coalesce(p_skip_stale, false), coalesce(p_skip_superseded, false), v_skips, true, dlq.approved());
     IF p_progressive THEN
         PERFORM dlq.replay_plan(v_id, v_groups);
     END IF;
@@ -613,7 +631,8 @@ COMMENT ON FUNCTION dlq.replay_start IS
     'manual and failed ones). A dlqd that runs DLQ workers carries it out. p_checkpoint says whether resumable '
     'River jobs continue after their last step (resume) or repeat all steps (discard); a patch requires it for '
     'such jobs. With p_progressive, the run goes step by step, by failure group (dlq.replay_run_groups). '
-    'p_skip_stale skips work that is out of date, p_skip_superseded work that a later job has done (dlq.superseded). '
+    'p_skip_stale skips work that is out of date, p_skip_superseded work that a later job has done (dlq.superseded); '
+    'null for what the policy says. '
     'Returns the run''s id in dlq.replay_runs.';
 
 -- After a success, or if the entry has been closed, the next entry of the ordering key may go. Otherwise all
@@ -691,7 +710,7 @@ $$;
 COMMENT ON FUNCTION dlq.replay_move IS 'Moves a replay run to another state, if its current state is one of p_from.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_step(p_run uuid, p_ids uuid[], p_skipped uuid[] DEFAULT '{}',
-    p_why text[] DEFAULT '{}') RETURNS void
+    p_why text[] DEFAULT '{}', p_reasons text[] DEFAULT '{}') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_run      dlq.replay_runs;
@@ -700,8 +719,9 @@ DECLARE
 BEGIN
     SELECT * INTO STRICT v_run FROM dlq.replay_runs r WHERE r.id = p_run;
     -- Entries behind one of their ordering key that did not succeed: see dlq.on_replay_ended.
-    SELECT p_skipped || coalesce(array_agg(r.entry_id), '{}'), p_why || coalesce(array_agg(r.detail), '{}')
-    INTO p_skipped, p_why
+    SELECT p_skipped || coalesce(array_agg(r.entry_id), '{}'), p_why || coalesce(array_agg(r.detail), '{}'),
+        p_reasons || coalesce(array_agg('ordering_key'::text), '{}')
+    INTO p_skipped, p_why, p_reasons
     FROM dlq.replay_run_entries r
     WHERE r.run_id = p_run AND r.entry_id = ANY (p_ids) AND r.outcome IS NULL AND r.job_id IS NULL
         AND r.detail IS NOT NULL AND r.entry_id <> ALL (p_skipped);
@@ -729,6 +749,7 @@ BEGIN
             behind = NULL,
             outcome = CASE WHEN w.job_id IS NULL THEN 'skipped' END,
             detail = CASE WHEN w.job_id IS NULL THEN w.why END,
+            reason = CASE WHEN w.job_id IS NULL THEN w.reason END,
             ended_at = CASE WHEN w.job_id IS NULL THEN now() END,
             sent_at = CASE WHEN w.job_id IS NOT NULL THEN clock_timestamp() END,
             closed_as = CASE WHEN w.moved THEN (SELECT e.resolution_strategy FROM dlq.dead_letter_queue e
@@ -748,10 +769,13 @@ BEGIN
                        WHEN 'busy' THEN 'another transaction had locked its job ' || s.job_id
                            || ' or the job''s unique key'
                        WHEN 'resolved' THEN 'job ' || s.job_id || ' had completed' END,
-                           'the entry had moved meanwhile') AS why
+                           'the entry had moved meanwhile') AS why,
+                   CASE WHEN k.id IS NOT NULL THEN k.reason ELSE CASE s.verdict WHEN 'live' THEN 'live_job'
+                       WHEN 'done' THEN 'done_job' WHEN 'open' THEN 'open_entry' WHEN 'busy' THEN 'busy'
+                       WHEN 'resolved' THEN 'resolved' ELSE 'moved' END END AS reason
             FROM unnest(p_ids) i (id)
             LEFT JOIN sent s ON s.entry_id = i.id
-            LEFT JOIN unnest(p_skipped, p_why) k (id, why) ON k.id = i.id
+            LEFT JOIN unnest(p_skipped, p_why, p_reasons) k (id, why, reason) ON k.id = i.id
             WHERE s.verdict IS DISTINCT FROM 'alone'
         ) w
         WHERE r.run_id = p_run AND r.entry_id = w.id AND r.job_id IS NULL AND r.outcome IS NULL
@@ -768,7 +792,7 @@ $$;
 COMMENT ON FUNCTION dlq.replay_step IS
     'Advances a replay run by the entries p_ids, in their order: redelivers them, except p_skipped and '
     'those behind an entry of their ordering key that did not succeed, records the result of each, and moves the '
-    'run''s cursor.';
+    'run''s cursor. p_why are the texts of p_skipped, p_reasons their identifiers (replay_run_entries.reason).';
 
 CREATE OR REPLACE FUNCTION dlq.replay_pause(p_run uuid, p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE sql AS $$ SELECT dlq.replay_move(p_run, '{running}', 'paused', 'paused by ' || dlq.actor(p_actor));

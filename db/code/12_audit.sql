@@ -72,7 +72,9 @@ BEGIN
         v_where := v_where || ' AND ' || CASE v_key
             WHEN 'actor'         THEN 't.actor = $1 ->> ''actor'''
                 || CASE WHEN dlq.origin(p_filter ->> 'actor') IS NULL THEN '' ELSE ' AND t.origin IS NOT NULL' END
-            WHEN 'people'        THEN CASE WHEN (p_filter ->> 'people')::boolean THEN 't.origin IS NOT NULL'
+            -- A run or a request of the policy has an origin, so that it needs the approvals of a person.
+            WHEN 'people'        THEN CASE WHEN (p_filter ->> 'people')::boolean
+                THEN 't.origin IS NOT NULL AND NOT (t.actor = ''policy'' AND starts_with(t.origin, ''policy, ''))'
                 ELSE 'true' END
             WHEN 'dbUser'        THEN 't.db_user = $1 ->> ''dbUser'''
             WHEN 'origin'        THEN 'position($1 ->> ''origin'' IN t.origin) > 0'

@@ -81,6 +81,10 @@ BEGIN
         ON CONFLICT (queue, version) DO UPDATE SET last_at = clock_timestamp(), actor = excluded.actor;
         DELETE FROM dlq.deploys d WHERE d.queue = v_queue AND d.version IN (
             SELECT o.version FROM dlq.deploys o WHERE o.queue = v_queue ORDER BY o.last_at DESC OFFSET 1000);
+        -- A caller who is limited to some queues may name any number that match a pattern.
+        DELETE FROM dlq.deploys d WHERE dlq.queue_scope() IS NOT NULL AND (d.queue, d.version) IN (
+            SELECT o.queue, o.version FROM dlq.deploys o WHERE o.actor = dlq.actor(p_actor)
+            ORDER BY o.last_at DESC, o.number DESC OFFSET 10000);
         PERFORM dlq.settle_fixes(v_queue);
         PERFORM dlq.record_act(CASE v_queue WHEN '' THEN 'deploy' ELSE 'queue ' || v_queue END,
             'deployed ' || p_version, p_actor, p_note, NULL);
@@ -89,7 +93,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.record_deploy IS
     'Records that a version works these queues from now on (null: all queues), for failure groups that are fixed in a '
-    'version. An earlier version again is a rollback.';
+    'version. An earlier version again is a rollback. Of a queue, the last 1,000 versions are kept; of an actor who is '
+    'limited to some queues, the last 10,000 reports.';
 
 -- Of several processes, one starts the run: the others skip the locked row, and find it done later.
 CREATE OR REPLACE FUNCTION dlq.fixed_groups(p_queues text[], p_after text[], p_limit integer)

@@ -146,8 +146,8 @@ SELECT dlq.chooses_all(@filter::jsonb)::boolean AS everything;
 
 -- name: PublishPolicy :exec
 -- PublishPolicy publishes the version of the policy in force, which audit rows contain, and the
--- operations that need approval, which dlq.require_approval reads.
-SELECT dlq.publish_policy(@version::text, @approvals::text, @actor::text);
+-- operations that need approval, which dlq.require_approval reads, and what replay runs skip by default.
+SELECT dlq.publish_policy(@version::text, @approvals::text, @actor::text, @skips::text);
 
 -- name: RecordAct :exec
 SELECT dlq.record_act(@subject::text, @act::text, @actor::text, nullif(@note::text, ''));

@@ -7,7 +7,7 @@ SELECT id FROM dlq.replay_runs WHERE status = 'running' AND NOT (SELECT dlq.is_r
 -- ended and failed count the outcomes of the run's last redeliveries.
 SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch,
        coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor, r.progressive,
-       r.skip_stale, r.skip_superseded, r.for_fix,
+       r.skip_stale, r.skip_superseded, coalesce(r.skips, '{}')::jsonb AS skips, r.for_fix,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id
            AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
@@ -174,7 +174,7 @@ WITH next AS MATERIALIZED (
     WHERE g.run_id = @id AND g.state = 'ended'
 ), skipped AS (
     UPDATE dlq.replay_run_entries r SET outcome = 'skipped', ended_at = clock_timestamp(), behind = NULL,
-        detail = 'its group was ended: ' || n.reason
+        detail = 'its group was ended: ' || n.reason, reason = 'group_ended'
     FROM next n WHERE r.run_id = @id AND r.entry_id = n.entry_id
     RETURNING r.entry_id
 ), counted AS (
@@ -196,7 +196,9 @@ SELECT (r.unsettled AND (r.status IN ('running', 'paused', 'stopped')
 FROM dlq.replay_runs r WHERE r.id = @id;
 
 -- name: Settle :exec
-UPDATE dlq.replay_runs SET unsettled = false, result = dlq.replay_result(@id::uuid) WHERE id = @id;
+UPDATE dlq.replay_runs SET unsettled = false, result = dlq.replay_result(@id::uuid),
+    figures = dlq.replay_figures(@id::uuid)
+WHERE id = @id;
 
 -- name: ReleaseFailed :many
 -- ReleaseFailed makes entries due that failed in a run, or in a group of it (0: in any), or that it did
@@ -245,14 +247,6 @@ SELECT o.queue::text AS queue, o.fingerprint::text AS fingerprint, o.since::time
     o.failed_before::bigint AS failed_before
 FROM dlq.group_outcomes(@queues::text[], @fingerprints::text[]) o;
 
--- name: InRuns :one
--- InRuns counts the entries that a run has not sent yet, or holds because they failed in it.
-SELECT count(DISTINCT e.entry_id)
-FROM dlq.replay_runs r
-JOIN dlq.replay_run_entries e ON e.run_id = r.id AND e.entry_id = ANY (@ids::uuid[])
-    AND (e.outcome IS NULL AND e.job_id IS NULL OR r.progressive AND e.outcome = 'failed')
-WHERE r.unsettled AND r.status IN ('running', 'paused', 'stopped');
-
 -- name: NeedsApproval :one
 -- NeedsApproval returns why a run needs a second person; empty if it does not.
 SELECT dlq.needs_approval(@operations::text[], jsonb_build_object('filter', @filter::jsonb)
@@ -289,25 +283,30 @@ SELECT dlq.masked_event(@event::jsonb, @job_kind::text, m.mask)::jsonb AS event,
        dlq.masked_detail(jsonb_build_object('changes', @changes::jsonb), m.mask)::jsonb AS details
 FROM (SELECT dlq.mask(false) AS mask) m;
 
+-- name: Places :many
+SELECT e.id, e.queue, e.kind FROM dlq.dead_letter_queue e
+WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('inbox', 'open', 'failed')
+    AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(@ids::uuid[]));
+
 -- name: Expiries :many
 SELECT e.id::uuid AS id, e.queue::text AS queue, e.kind::text AS kind, e.due_at::timestamptz AS due_at,
     e.expires_at::text AS expires_at
 FROM dlq.expiries(@ids::uuid[]) e;
 
--- name: RanBefore :one
--- RanBefore counts entries by what they may have done before they failed. Their last attempt is that of
--- the last redelivery, or else of the job. Errors of rescued jobs have no duration.
-SELECT count(*) FILTER (WHERE a.seconds > @long_seconds::integer) AS ran_long,
-    count(*) FILTER (WHERE a.seconds IS NULL) AS ran_not_known,
-    count(*) FILTER (WHERE a.attempts > 1) AS repeated, count(*) FILTER (WHERE a.checkpoint) AS steps_done
-FROM (SELECT CASE jsonb_typeof(l.last -> 'processingDuration') WHEN 'number'
-          THEN (l.last ->> 'processingDuration')::numeric END AS seconds, -- any client can write 1e400
-          e.retry_count + jsonb_array_length(e.replay_attempts) AS attempts,
-          dlq.has_checkpoint(e.metadata) AS checkpoint
-      FROM dlq.dead_letter_queue e CROSS JOIN LATERAL (
-          SELECT coalesce(e.replay_attempts -> -1, e.retry_history -> -1) AS last) l
-      WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('inbox', 'open', 'failed')
-          AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(@ids::uuid[]))) a;
+-- name: BeforeReplay :many
+-- BeforeReplay returns what is known of entries before a replay. seconds is -1 if it is not known how long the last
+-- attempt ran.
+SELECT b.entry_id::uuid AS entry_id, coalesce(b.seconds, -1)::float8 AS seconds, b.attempts::bigint AS attempts,
+    b.checkpoint::boolean AS checkpoint, b.other_run::boolean AS other_run, b.live_job::boolean AS live_job,
+    b.behind::boolean AS behind, b.assigned_to::text AS assigned_to, b.parked_by::text AS parked_by,
+    b.in_review::text AS in_review
+FROM dlq.before_replay(@ids::uuid[]) b;
+
+-- name: ReplayEnds :one
+SELECT coalesce(e.earliest, 0)::float8 AS earliest, coalesce(e.latest, 0)::float8 AS latest,
+    coalesce(e.not_known, '')::text AS not_known
+FROM dlq.replay_ends(@entries::bigint, @seconds::float8[], @rate::float8, @concurrency::float8,
+    nullif(@workers::float8, 0), @progressive::boolean) e;
 
 -- name: Superseded :many
 -- Superseded returns the entries that later work has superseded, and those of which that is not known.
@@ -364,7 +363,7 @@ WHERE e.id = d.id AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(@i
 -- name: ReplayStep :exec
 -- ReplayStep redelivers a batch of a run; the entries in @skipped are skipped, each for its own
 -- reason.
-SELECT dlq.replay_step(@id::uuid, @ids::uuid[], @skipped::uuid[], @why::text[]);
+SELECT dlq.replay_step(@id::uuid, @ids::uuid[], @skipped::uuid[], @why::text[], @reasons::text[]);
 
 -- name: EndReplay :exec
 SELECT dlq.replay_move(@id::uuid, '{running}', (@status::text)::dlq.replay_status, @reason::text);
@@ -409,7 +408,7 @@ SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_
        coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at,
        r.finished_at, coalesce(r.origin, '')::text AS origin, coalesce(r.forecast, 'null')::jsonb AS forecast,
        r.progressive, extract(epoch FROM r.step_deadline)::float8 AS step_deadline, r.skip_stale, r.skip_superseded,
-       r.not_known,
+       r.not_known, coalesce(r.skips, '{}')::jsonb AS skips, coalesce(r.figures, '[]')::jsonb AS figures,
        CASE WHEN r.id = ANY (@known::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
            WHERE e.run_id = r.id AND e.outcome = 'succeeded') END::bigint AS succeeded,
        CASE WHEN r.id = ANY (@known::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
@@ -456,7 +455,8 @@ SELECT t.is_total::boolean AS is_total, coalesce(t.was, '')::text AS was, t.clos
     coalesce(t.what, '')::text AS what, t.entries::bigint AS entries, coalesce(t.since, 'epoch')::timestamptz AS since,
     t.median::float8 AS median, t.slowest::float8 AS slowest, coalesce(t.queue, '')::text AS queue,
     coalesce(t.error_type, '')::text AS error_type,
-    coalesce(dlq.title_of_group(t.queue, t.was), '')::text AS title
+    coalesce(dlq.title_of_group(t.queue, t.was), '')::text AS title, coalesce(t.reason, '')::text AS reason,
+    t.requests::bigint AS requests, t.worked::float8 AS worked
 FROM dlq.run_report(@id::uuid, @most::integer) t;
 
 -- name: DiffRuns :many
@@ -470,6 +470,11 @@ SELECT c.run_id::uuid AS run_id, c.queue::text AS queue, c.fingerprint::text AS 
     c.entries::bigint AS entries, c.recover::bigint AS recover, c.low::bigint AS low, c.high::bigint AS high,
     c.recovered::bigint AS recovered, c.failed::bigint AS failed, c.judged::boolean AS judged, c.held::boolean AS held
 FROM dlq.replay_calibration() c;
+
+-- name: FigureCalibration :many
+SELECT c.what::text AS what, c.runs::bigint AS runs, c.held::bigint AS held, c.forecast::float8 AS forecast,
+    c.actual::float8 AS actual, c.off::float8 AS off
+FROM dlq.replay_figure_calibration() c;
 
 -- name: Replayable :one
 SELECT dlq.replayable(@filter::jsonb)::jsonb AS filter;
@@ -486,8 +491,8 @@ SELECT dlq.replay_start(@filter::jsonb, @actor::text, nullif(@note::text, ''), @
     nullif(@rate::float8, 0), nullif(@concurrency::integer, 0), sqlc.narg('patch')::jsonb,
     sqlc.narg('merge_patch')::jsonb, nullif(@queue::text, ''), @force::boolean,
     @stop_at::float8, @stop_of::integer, nullif(@destination::text, ''), nullif(@checkpoint::text, ''),
-    @progressive::boolean, make_interval(secs => @step_deadline::float8), @skip_stale::boolean,
-    @skip_superseded::boolean)::uuid AS id;
+    @progressive::boolean, make_interval(secs => @step_deadline::float8), sqlc.narg('skip_stale')::boolean,
+    sqlc.narg('skip_superseded')::boolean)::uuid AS id;
 
 -- name: MoveReplay :exec
 SELECT CASE @verb::text
@@ -513,6 +518,10 @@ SELECT dlq.set_fix(@queue::text, @fingerprint::text, sqlc.narg('run')::uuid,
 
 -- name: FixRuns :one
 SELECT dlq.fix_runs(@id::uuid)::boolean AS runs;
+
+-- name: SkipDefaults :one
+-- SkipDefaults returns what a run skips because the policy says so, where its request says nothing.
+SELECT coalesce(dlq.skip_defaults(sqlc.narg('stale')::boolean, sqlc.narg('superseded')::boolean), '{}')::jsonb AS skips;
 
 -- name: SetForFix :exec
 UPDATE dlq.replay_runs SET for_fix = true WHERE id = @id;

@@ -44,8 +44,8 @@ type ReplayRequest struct {
 	Force       bool              `json:"force,omitempty" doc:"Start although a destination is unhealthy, and replay entries although an equal job is live."`
 	StopAt      float64           `json:"stopAt,omitempty" minimum:"1" maximum:"100" doc:"Percentage of failures among the last 50 redeliveries at which the run stops; 50 if absent. A progressive run judges each failure group instead."`
 	Progressive bool              `json:"progressive,omitempty" doc:"Send each failure group in steps: 5 entries, then 10, 50 and 100 %. A group that does not recover is held or stopped alone."`
-	SkipStale   bool              `json:"skipStale,omitempty" doc:"Skip entries whose work is out of date: past the message's expiresAt or the job's metadata dlqd:expires_at, or older than staleAfter of the policy."`
-	SkipDone    bool              `json:"skipSuperseded,omitempty" doc:"Skip entries whose work a later job has done: one with the same unique key or ordering key, or of the same kind with equal args or payload, that has completed, among the jobs that River keeps."`
+	SkipStale   *bool             `json:"skipStale,omitempty" doc:"Skip entries whose work is out of date: past the message's expiresAt or the job's metadata dlqd:expires_at, or older than staleAfter of the policy. Absent: what the policy says of each queue and kind."`
+	SkipDone    *bool             `json:"skipSuperseded,omitempty" doc:"Skip entries whose work a later job has done: one with the same unique key or ordering key, or of the same kind with equal args or payload, that has completed, among the jobs that River keeps. Absent: what the policy says of each queue and kind."`
 	Deadline    float64           `json:"stepDeadline,omitempty" minimum:"1" maximum:"2592000" doc:"Seconds without an outcome after which a group of a progressive run is held while redeliveries are under way; 900 if absent."`
 }
 

@@ -137,13 +137,21 @@ func (b *bulk) number(name string) (float64, error) {
 	return n, nil
 }
 
+// choice parses a field of the form that is yes or no; nil if the policy decides.
+func (b *bulk) choice(name string) *bool {
+	if text := b.Form.Get(name); text != "" {
+		return new(text != "no")
+	}
+	return nil
+}
+
 // replayRequest returns the API's request for a replay run of the selection.
 func (b *bulk) replayRequest() (r api.ReplayRequest, err error) {
 	r = api.ReplayRequest{
 		Action: api.Action{Note: b.Form.Get("note")}, Filter: b.filter(), All: b.everything(),
 		Order: b.Form.Get("order"), Destination: b.Form.Get("destination"), Force: b.Form.Get("force") != "",
-		Progressive: b.Form.Get("progressive") != "", SkipStale: b.Form.Get("skipStale") != "",
-		SkipDone: b.Form.Get("skipSuperseded") != "",
+		Progressive: b.Form.Get("progressive") != "", SkipStale: b.choice("skipStale"),
+		SkipDone: b.choice("skipSuperseded"),
 	}
 	if r.Rate, err = b.number("rate"); err != nil {
 		return r, err
@@ -303,11 +311,14 @@ func (b *bulk) copies(in *request, curl string) []copyText {
 	if b.Steps {
 		command += " --progressive"
 	}
-	if b.Form.Get("skipStale") != "" {
-		command += " --skip-stale"
-	}
-	if b.Form.Get("skipSuperseded") != "" {
-		command += " --skip-superseded"
+	for _, flag := range []struct{ name, field string }{{"skip-stale", "skipStale"}, {"skip-superseded", "skipSuperseded"}} {
+		switch skips := b.choice(flag.field); {
+		case skips == nil:
+		case *skips:
+			command += " --" + flag.name
+		default:
+			command += " --" + flag.name + "=false"
+		}
 	}
 	if b.Verb.Name == "note" {
 		command = "" // no command of dlqd adds a note to many entries

@@ -170,6 +170,17 @@ func (r replayRun) Expected() *replay.Expectation {
 	return r.Forecast.Expect
 }
 
+// Ends returns when the forecast expects the run to have ended; nil if it could not tell.
+func (r replayRun) Ends() *replay.Ending {
+	if r.Forecast == nil {
+		return nil
+	}
+	return r.Forecast.Ends
+}
+
+// SkipTexts describes what the run skips because the policy says so.
+func (r replayRun) SkipTexts() []string { return replay.SkipTexts(r.Skips) }
+
 // Sentence summarizes the progress or the result of the run.
 func (r replayRun) Sentence() string {
 	reason := upper(r.Reason)

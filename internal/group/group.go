@@ -193,9 +193,11 @@ func (s *Store) Fix(ctx context.Context, g *Group) (*Fix, error) {
 		return nil, deadletter.AsMoveError(err)
 	}
 	r := &rows[0]
-	return &Fix{
-		FixedIn: r.FixedIn, Deployed: r.DeployedVersion, DeployedAt: r.FixDeployedAt, Run: r.FixRun, Request: r.FixRequest,
-	}, nil
+	f := &Fix{FixedIn: r.FixedIn, Deployed: r.DeployedVersion, DeployedAt: r.FixDeployedAt}
+	if f.DeployedAt != nil { // after a rollback, the run was for a version that no longer runs
+		f.Run, f.Request = r.FixRun, r.FixRequest
+	}
+	return f, nil
 }
 
 // RecordDeploy records that a version works queues from now on; nil for all queues.

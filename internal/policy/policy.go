@@ -292,6 +292,9 @@ type QueueRouting struct {
 	StaleAfter time.Duration  `json:"staleAfter" jsonschema:"description=Age from which the work of a dead letter is out of date. A replay run that skips stale work skips it; 0: never."`
 	// ExpireStale of the queue or of the kind is enough.
 	ExpireStale bool `json:"expireStale" jsonschema:"description=dlqd expires dead letters whose work is out of date\\, in place of redelivering them. Default: false."`
+	// SkipStale and SkipSuperseded are what a replay run does whose request does not say: see [Skips].
+	SkipStale      bool `json:"skipStale"      jsonschema:"description=Replay runs skip work that is out of date\\, unless their request says otherwise. Default: false."`
+	SkipSuperseded bool `json:"skipSuperseded" jsonschema:"description=Replay runs skip work that a later job has done\\, unless their request says otherwise. Default: false."`
 	// ReplayWhenFixed starts replay runs, which [Policy.ReplaysWhenFixed] lists.
 	ReplayWhenFixed bool `json:"replayWhenFixed" jsonschema:"description=dlqd starts a progressive replay run of a failure group that is fixed in a version\\, once that version is deployed. It takes no dead letter that an operator has\\, and none that dlqd only observes. Default: false."`
 }
@@ -303,7 +306,10 @@ type KindRouting struct {
 	MaxRetries int            `json:"maxRetries" jsonschema:"minimum=0,maximum=1000,description=Maximum redeliveries for every class of this kind; 0 keeps the value of the plan."`
 	StaleAfter time.Duration  `json:"staleAfter" jsonschema:"description=Age from which the work of a dead letter is out of date\\, in place of the queue's; 0 keeps the queue's."`
 	// ExpireStale of the queue or of the kind is enough.
-	ExpireStale bool `json:"expireStale" jsonschema:"description=dlqd expires dead letters whose work is out of date\\, in place of redelivering them\\, also if the queue does not say so. Default: false."`
+	ExpireStale bool  `json:"expireStale" jsonschema:"description=dlqd expires dead letters whose work is out of date\\, in place of redelivering them\\, also if the queue does not say so. Default: false."`
+	SkipStale   *bool `json:"skipStale"      jsonschema:"description=Whether replay runs skip work that is out of date\\, in place of the queue's setting."`
+	// SkipSuperseded is nil to keep the queue's setting, as SkipStale is.
+	SkipSuperseded *bool `json:"skipSuperseded" jsonschema:"description=Whether replay runs skip work that a later job has done\\, in place of the queue's setting."`
 }
 
 // Automatic configures what dlqd redelivers without an operator. If several switches match, one
@@ -483,12 +489,15 @@ func (p *Policy) PaceOf(queue string) Pace {
 }
 
 // KindRouting returns the routing of the longest pattern that matches a kind, or nil.
-func (p *Policy) KindRouting(kind string) *KindRouting {
-	longest, found := "", (*KindRouting)(nil)
-	for pattern, k := range p.Routing.Kinds {
+func (p *Policy) KindRouting(kind string) *KindRouting { return ofKind(p.Routing.Kinds, kind) }
+
+// ofKind returns the value of the longest pattern that matches a kind, or nil.
+func ofKind[V any](patterns map[string]*V, kind string) *V {
+	longest, found, matches := "", (*V)(nil), false
+	for pattern, v := range patterns {
 		longer := len(pattern) > len(longest) || len(pattern) == len(longest) && pattern < longest
-		if (found == nil || longer) && MatchPattern(pattern, kind) {
-			longest, found = pattern, k
+		if (!matches || longer) && MatchPattern(pattern, kind) {
+			longest, found, matches = pattern, v, true
 		}
 	}
 	return found
@@ -522,6 +531,82 @@ func (p *Policy) OutOfDate(queue, kind, expiresAt string, dueAt, now time.Time) 
 func (p *Policy) Expires(queue, kind string) bool {
 	q, k := p.Routing.Queues[queue], p.KindRouting(kind)
 	return q != nil && q.ExpireStale || k != nil && k.ExpireStale
+}
+
+// Skips are the work that replay runs skip unless their request says otherwise: what is out of date, and what a later
+// job has done. A run keeps those of its start, or of its request for approval.
+type Skips struct {
+	Stale      *Skip `json:"stale,omitempty"`
+	Superseded *Skip `json:"superseded,omitempty"`
+}
+
+// Skip says for which queues and kinds a replay run skips work. A kind's value comes first; nil stands for the queue's.
+type Skip struct {
+	Queues []string         `json:"queues,omitempty"`
+	Kinds  map[string]*bool `json:"kinds,omitempty"`
+}
+
+// Of reports whether work of a queue and kind is skipped. A nil Skip skips nothing.
+func (s *Skip) Of(queue, kind string) bool {
+	if s == nil {
+		return false
+	}
+	if is := ofKind(s.Kinds, kind); is != nil {
+		return *is
+	}
+	return slices.Contains(s.Queues, queue)
+}
+
+// Text names the queues and kinds.
+func (s *Skip) Text() string {
+	var parts, kinds, not []string
+	for _, pattern := range slices.Sorted(maps.Keys(s.Kinds)) {
+		switch is := s.Kinds[pattern]; {
+		case is == nil:
+		case *is:
+			kinds = append(kinds, pattern)
+		default:
+			not = append(not, pattern)
+		}
+	}
+	for _, part := range []struct {
+		name string
+		of   []string
+	}{{"queues ", s.Queues}, {"kinds ", kinds}, {"not kinds ", not}} {
+		if len(part.of) > 0 {
+			parts = append(parts, part.name+strings.Join(part.of, ", "))
+		}
+	}
+	return strings.Join(parts, "; ")
+}
+
+// Skips returns what replay runs skip by default. The field of a setting that no queue and no kind switches on is nil.
+func (p *Policy) Skips() Skips {
+	skip := func(queue func(*QueueRouting) bool, kind func(*KindRouting) *bool) *Skip {
+		s, any := &Skip{}, false
+		for _, name := range slices.Sorted(maps.Keys(p.Routing.Queues)) {
+			if queue(p.Routing.Queues[name]) {
+				s.Queues, any = append(s.Queues, name), true
+			}
+		}
+		for pattern, k := range p.Routing.Kinds {
+			is := kind(k)
+			if any = any || is != nil && *is; s.Kinds == nil {
+				s.Kinds = map[string]*bool{}
+			}
+			s.Kinds[pattern] = is
+		}
+		if !any {
+			return nil
+		}
+		return s
+	}
+	return Skips{
+		Stale: skip(func(q *QueueRouting) bool { return q.SkipStale },
+			func(k *KindRouting) *bool { return k.SkipStale }),
+		Superseded: skip(func(q *QueueRouting) bool { return q.SkipSuperseded },
+			func(k *KindRouting) *bool { return k.SkipSuperseded }),
+	}
 }
 
 // ReplaysWhenFixed returns the queues with ReplayWhenFixed.

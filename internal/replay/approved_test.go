@@ -66,6 +66,7 @@ func TestApproved_ShowsWhatChangedSinceTheRequest(t *testing.T) {
 	require.Equal(t, []replay.ForecastChange{
 		{What: "entries", Before: 30, Now: 26},
 		{What: "queue:b", Before: 10, Now: 6},
+		{What: "estimate:goes", Before: 30, Now: 26},
 		{What: "estimate:ran_not_known", Before: 30, Now: 26},
 	}, run.Forecast.Changes, "queue a and the duration in seconds are as before")
 	report, err := b.replayer.Report(t.Context(), run.ID)

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -37,11 +38,29 @@ const (
 	estimateRanUnknown = "ran_not_known"
 	estimateRepeated   = "repeated"
 	estimateStepsDone  = "steps_done"
+	// Who goes, who does not, and whom an operator has. What is skipped has the identifier of its reason.
+	estimateGoes     = "goes"
+	estimateSkipped  = "skipped_"
+	estimateLiveJob  = "live_job"
+	estimateBehind   = "behind"
+	estimateAssigned = "assigned"
+	estimateParked   = "parked"
+	estimateInReview = "in_review"
+)
+
+// Reasons why an entry is skipped: identifiers of replay_run_entries.reason, which do not change.
+const (
+	reasonStale      = "stale"
+	reasonSuperseded = "superseded"
+	reasonHeld       = "held"
+	reasonPatch      = "patch"
+	reasonCheckpoint = "checkpoint"
+	reasonRejected   = "rejected"
 )
 
 // Estimate is a number of entries, estimated from a sample.
 type Estimate struct {
-	What    string `json:"what" enum:"stale,superseded,superseded_not_known,other_run,patch_fails,ran_long,ran_not_known,repeated,steps_done" doc:"What is counted. stale: the work is out of date. superseded: a later job has done the work. superseded_not_known: whether one has is not known. other_run: another replay run has not sent the entry yet, or holds it. patch_fails: the patch does not apply. ran_long: its last attempt ran for more than 5 s. ran_not_known: it is not known how long its last attempt ran. repeated: it was attempted more than once, redeliveries included. steps_done: its resumable job has completed a step."`
+	What    string `json:"what" enum:"goes,skipped_stale,skipped_superseded,skipped_held,live_job,behind,assigned,parked,in_review,stale,superseded,superseded_not_known,other_run,patch_fails,ran_long,ran_not_known,repeated,steps_done" doc:"What is counted. goes: the run sends it, if nothing changes and the patch applies. skipped_stale, skipped_superseded: the run skips it as out of date, or because a later job has done the work. skipped_held: the policy starts the run, and an operator has the entry. live_job: skipped unless force, because another job has its unique key. behind: another message of its ordering key is before it, so that it goes only after that one's success. assigned, parked, in_review: an operator has it; it goes all the same. stale: the work is out of date. superseded: a later job has done the work. superseded_not_known: whether one has is not known. other_run: another replay run has not sent the entry yet, or holds it. patch_fails: the patch does not apply. ran_long: its last attempt ran for more than 5 s. ran_not_known: it is not known how long its last attempt ran. repeated: it was attempted more than once, redeliveries included. steps_done: its resumable job has completed a step."`
 	Entries int64  `json:"entries" doc:"Estimated number of entries."`
 	Low     int64  `json:"low" doc:"Lower end of the 95 % interval (Clopper-Pearson)."`
 	High    int64  `json:"high" doc:"Upper end of the 95 % interval."`
@@ -51,19 +70,31 @@ type Estimate struct {
 // Exact reports whether every one of total entries was looked at.
 func (e Estimate) Exact(total int64) bool { return e.Sampled >= total }
 
+// estimateWords are what estimates count, in words.
+var estimateWords = map[string]string{
+	estimateStale:                      "out of date",
+	estimateSuperseded:                 "done by a later job",
+	estimateNotKnown:                   "perhaps done by a later job: no index of River answers",
+	estimateOtherRun:                   "also in another replay run, which skips them once this one has sent them",
+	estimatePatchFails:                 "skipped, because the patch does not apply",
+	estimateRanLong:                    "ran for more than " + longAttempt.String() + " before they failed: they may have done something",
+	estimateRanUnknown:                 "it is not known how long the last attempt ran",
+	estimateRepeated:                   "attempted more than once",
+	estimateStepsDone:                  "completed a step of their resumable jobs",
+	estimateGoes:                       "go",
+	estimateSkipped + reasonStale:      "skipped, because their work is out of date",
+	estimateSkipped + reasonSuperseded: "skipped, because a later job has done their work",
+	estimateSkipped + reasonHeld:       "skipped, because an operator has them, or dlqd does not redeliver them automatically",
+	estimateLiveJob:                    "skipped unless forced, because another job has their unique key",
+	estimateBehind:                     "behind another message of their ordering key: they go only after its success",
+	estimateAssigned:                   "assigned to an operator; they go all the same",
+	estimateParked:                     "parked by an operator; they go all the same",
+	estimateInReview:                   "in review by an operator; they go all the same",
+}
+
 // Text describes the estimate, of total entries.
 func (e Estimate) Text(total int64) string {
-	of := map[string]string{
-		estimateStale:      "out of date",
-		estimateSuperseded: "done by a later job",
-		estimateNotKnown:   "perhaps done by a later job: no index of River answers",
-		estimateOtherRun:   "also in another replay run, which skips them once this one has sent them",
-		estimatePatchFails: "skipped, because the patch does not apply",
-		estimateRanLong:    "ran for more than " + longAttempt.String() + " before they failed: they may have done something",
-		estimateRanUnknown: "it is not known how long the last attempt ran",
-		estimateRepeated:   "attempted more than once",
-		estimateStepsDone:  "completed a step of their resumable jobs",
-	}[e.What]
+	of := estimateWords[e.What]
 	if e.Exact(total) {
 		return fmt.Sprintf("%d: %s", e.Entries, of)
 	}
@@ -102,6 +133,19 @@ func spread(ids []uuid.UUID, n int) []uuid.UUID {
 
 // addEstimates adds what is estimated from a sample of the entries, which is in the order of their groups.
 func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request, ids []uuid.UUID, p *Preview) error {
+	skips := skipping{stale: in.SkipStale != nil && *in.SkipStale, superseded: in.SkipSuperseded != nil && *in.SkipSuperseded}
+	raw, err := tx.SkipDefaults(ctx, dbsqlc.SkipDefaultsParams{Stale: in.SkipStale, Superseded: in.SkipSuperseded})
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(raw, &skips.Skips); err != nil {
+		return err
+	}
+	p.Skips = skips.Skips
+	places, err := placesOf(ctx, tx, ids)
+	if err != nil {
+		return err
+	}
 	outOfDate, err := stale(ctx, tx.Queries, r.Planner().Policy(), ids, time.Now())
 	if err != nil {
 		return err
@@ -110,37 +154,66 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 	if err != nil {
 		return err
 	}
-	elsewhere, err := tx.InRuns(ctx, ids)
+	held := map[uuid.UUID]string{}
+	if in.ForFix != nil {
+		if held, err = notForPolicy(ctx, tx, r.Planner().Policy(), in.Filter, ids); err != nil {
+			return err
+		}
+	}
+	rows, err := tx.BeforeReplay(ctx, ids)
 	if err != nil {
 		return err
 	}
+	counts := map[string]int{}
+	var seconds []float64
+	for i := range rows {
+		row := &rows[i]
+		_, isStale := outOfDate[row.EntryID]
+		_, isDone := done[row.EntryID]
+		place := places[row.EntryID]
+		switch { // in the order of Runner.needless
+		case held[row.EntryID] != "":
+			counts[estimateSkipped+reasonHeld]++
+		case isStale && skips.skipsStale(place):
+			counts[estimateSkipped+reasonStale]++
+		case isDone && skips.skipsSuperseded(place):
+			counts[estimateSkipped+reasonSuperseded]++
+		case row.LiveJob && !in.Force:
+			counts[estimateLiveJob]++
+		default:
+			counts[estimateGoes]++
+		}
+		for what, is := range map[string]bool{
+			estimateStale: isStale, estimateSuperseded: isDone, estimateOtherRun: row.OtherRun, estimateBehind: row.Behind,
+			estimateAssigned: row.AssignedTo != "", estimateParked: row.ParkedBy != "", estimateInReview: row.InReview != "",
+			estimateRanLong: row.Seconds > longAttempt.Seconds(), estimateRanUnknown: row.Seconds < 0,
+			estimateRepeated: row.Attempts > 1, estimateStepsDone: row.Checkpoint,
+		} {
+			if is {
+				counts[what]++
+			}
+		}
+		if row.Seconds >= 0 {
+			seconds = append(seconds, row.Seconds)
+		}
+	}
+	counts[estimateNotKnown] = len(unknown)
 	add := func(what string, hits, sampled int) {
 		p.Estimates = append(p.Estimates, estimate(what, int64(hits), int64(sampled), p.Total))
 	}
-	add(estimateStale, len(outOfDate), len(ids))
-	add(estimateSuperseded, len(done), len(ids))
-	if len(unknown) > 0 {
-		add(estimateNotKnown, len(unknown), len(ids))
-	}
-	if elsewhere > 0 {
-		add(estimateOtherRun, int(elsewhere), len(ids))
-	}
-	ran, err := tx.RanBefore(ctx, dbsqlc.RanBeforeParams{Ids: ids, LongSeconds: int32(longAttempt / time.Second)})
-	if err != nil {
-		return err
-	}
-	for _, count := range []struct {
-		what string
-		hits int64
-	}{
-		{estimateRanLong, ran.RanLong},
-		{estimateRanUnknown, ran.RanNotKnown},
-		{estimateRepeated, ran.Repeated},
-		{estimateStepsDone, ran.StepsDone},
+	for _, what := range []string{
+		estimateGoes, estimateSkipped + reasonHeld, estimateSkipped + reasonStale, estimateSkipped + reasonSuperseded,
+		estimateLiveJob, estimateBehind, estimateStale, estimateSuperseded, estimateNotKnown, estimateOtherRun,
+		estimateAssigned, estimateParked, estimateInReview, estimateRanLong, estimateRanUnknown, estimateRepeated,
+		estimateStepsDone,
 	} {
-		if count.hits > 0 {
-			add(count.what, int(count.hits), len(ids))
+		always := what == estimateGoes || what == estimateStale || what == estimateSuperseded
+		if counts[what] > 0 || always {
+			add(what, counts[what], len(ids))
 		}
+	}
+	if err := r.addEnding(ctx, tx, in, seconds, p); err != nil {
+		return err
 	}
 	if in.JSONPatch == nil && in.MergePatch == nil {
 		return nil
@@ -200,4 +273,40 @@ func needsApproval(ctx context.Context, tx transaction, in *Request, filter json
 	}
 	why, err := tx.NeedsApproval(ctx, dbsqlc.NeedsApprovalParams{Operations: operations, Filter: filter, Queue: in.Queue})
 	return strings.TrimPrefix(why, "replay: "), err
+}
+
+// addEnding adds when the run will have ended. seconds are durations of the sample's last attempts.
+func (r *Replayer) addEnding(ctx context.Context, tx transaction, in *Request, seconds []float64, p *Preview) error {
+	end, err := tx.ReplayEnds(ctx, dbsqlc.ReplayEndsParams{
+		Entries: p.Total, Seconds: seconds, Rate: in.Rate, Concurrency: float64(in.Concurrency),
+		Workers: r.workers(in, p), Progressive: in.Progressive,
+	})
+	if p.EndsUnknown = end.NotKnown; err != nil || p.EndsUnknown != "" {
+		return err
+	}
+	after := func(s float64) time.Time { return time.Now().Add(time.Duration(s * float64(time.Second))) }
+	p.Ends = &Ending{
+		Earliest: end.Earliest, Latest: end.Latest, EndsFrom: after(end.Earliest), EndsBy: after(end.Latest),
+	}
+	return nil
+}
+
+// workers returns how many redeliveries of the run are worked at a time, by one process of dlqd; 0 if an application
+// works any of them. It is that of the queue which takes longest, as a share of all entries.
+func (r *Replayer) workers(in *Request, p *Preview) float64 {
+	known := r.Planner().Policy()
+	longest := 0.0
+	for queue, entries := range p.ByQueue {
+		if queue = cmp.Or(in.Queue, queue); known.Queues[queue] == nil {
+			return 0
+		}
+		if in.Queue != "" {
+			entries = p.Total
+		}
+		longest = max(longest, float64(entries)/float64(known.Concurrency(queue)))
+	}
+	if longest == 0 {
+		return 0
+	}
+	return float64(p.Total) / longest
 }

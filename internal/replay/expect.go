@@ -162,13 +162,25 @@ func expect(ctx context.Context, tx transaction, cells []dbsqlc.CountGroupsRow) 
 
 // Calibration says how often the 80 % intervals of forecasts held.
 type Calibration struct {
-	Runs      int64              `json:"runs" doc:"Number of ended runs whose forecast had failure groups."`
-	Groups    int64              `json:"groups" doc:"Number of failure groups in their forecasts."`
-	Judged    int64              `json:"judged" doc:"Number of these groups of which each entry has recovered or failed. Of the others, some were skipped or not sent."`
-	Held      int64              `json:"held" doc:"Number of judged groups whose recoveries were in the 80 % interval."`
-	Expected  int64              `json:"expected" doc:"Expected recoveries of the judged groups."`
-	Recovered int64              `json:"recovered" doc:"Their recoveries."`
-	Latest    []CalibrationGroup `json:"latest" doc:"The groups of the latest runs, at most 100."`
+	Runs      int64               `json:"runs" doc:"Number of ended runs whose forecast had failure groups."`
+	Groups    int64               `json:"groups" doc:"Number of failure groups in their forecasts."`
+	Judged    int64               `json:"judged" doc:"Number of these groups of which each entry has recovered or failed. Of the others, some were skipped or not sent."`
+	Held      int64               `json:"held" doc:"Number of judged groups whose recoveries were in the 80 % interval."`
+	Expected  int64               `json:"expected" doc:"Expected recoveries of the judged groups."`
+	Recovered int64               `json:"recovered" doc:"Their recoveries."`
+	Figures   []FigureCalibration `json:"figures" doc:"How far off each figure of the forecasts was."`
+	Latest    []CalibrationGroup  `json:"latest" doc:"The groups of the latest runs, at most 100."`
+}
+
+// FigureCalibration says how far off a figure of forecasts was. The intervals of estimates are of 95 %; that of recover is
+// of 80 %.
+type FigureCalibration struct {
+	What     string  `json:"what" doc:"The figure: see figures of the report of a run."`
+	Runs     int64   `json:"runs" doc:"Number of runs in which it was measured."`
+	Held     int64   `json:"held" doc:"Number of these runs in which it was in its interval."`
+	Forecast float64 `json:"forecast" doc:"Sum of the forecasts."`
+	Actual   float64 `json:"actual" doc:"Sum of what happened."`
+	Off      float64 `json:"off" doc:"Mean difference between forecast and what happened."`
 }
 
 // CalibrationGroup is a failure group in the forecast of a run, beside what happened.
@@ -204,7 +216,14 @@ func (r *Replayer) Calibration(ctx context.Context) (*Calibration, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Calibration{Groups: int64(len(rows)), Latest: []CalibrationGroup{}}
+	figures, err := dbsqlc.New(r.Store.DB()).FigureCalibration(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c := &Calibration{Groups: int64(len(rows)), Latest: []CalibrationGroup{}, Figures: []FigureCalibration{}}
+	for i := range figures {
+		c.Figures = append(c.Figures, FigureCalibration(figures[i]))
+	}
 	for i := range rows {
 		row := &rows[i]
 		if i == 0 || rows[i-1].RunID != row.RunID {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -26,6 +28,9 @@ const (
 	fixesAtOnce = 100
 	// fixSample is the number of a group's oldest entries of which one must be free for a run to start.
 	fixSample = 1000
+	// maxFixWait is the longest time after which a refused run is tried again. The first is fixesInterval, and each one is
+	// twice as long as the one before: a try costs a preview.
+	maxFixWait = 15 * time.Minute
 	// policyActor is the actor of runs that the policy starts.
 	policyActor = "policy"
 )
@@ -63,7 +68,15 @@ type Fixes struct {
 	// MaySend, if not nil, is called in the transaction that starts a run (restored.Guard.MaySend).
 	MaySend func(ctx context.Context, tx postgres.DB) (bool, error)
 
-	after []string // queue and fingerprint of the last group of the look before, if it did not see all
+	after   []string // queue and fingerprint of the last group of the look before, if it did not see all
+	refused map[FixedGroup]refusal
+}
+
+// refusal is why the run of a group did not start.
+type refusal struct {
+	reason string
+	wait   time.Duration // since the last try
+	until  time.Time     // the next try
 }
 
 // Loop returns the loop that starts runs.
@@ -76,7 +89,7 @@ func (f *Fixes) Loop() *background.Loop {
 }
 
 // RunOnce starts the runs, or requests their approval, of the groups whose fix runs. What one group refuses, such as an
-// open breaker, is logged, and the next look tries again.
+// open breaker, is logged once, and tried again after ever longer times.
 func (f *Fixes) RunOnce(ctx context.Context) error {
 	queues := f.Replayer.Planner().Policy().ReplaysWhenFixed()
 	if len(queues) == 0 {
@@ -88,6 +101,13 @@ func (f *Fixes) RunOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if f.after == nil && len(groups) < fixesAtOnce { // all of them
+		maps.DeleteFunc(f.refused, func(g FixedGroup, _ refusal) bool {
+			return !slices.ContainsFunc(groups, func(row dbsqlc.FixedGroupsRow) bool {
+				return g == FixedGroup{row.Queue, row.Fingerprint}
+			})
+		})
+	}
 	f.after = nil
 	if len(groups) == fixesAtOnce {
 		last := &groups[fixesAtOnce-1]
@@ -96,17 +116,39 @@ func (f *Fixes) RunOnce(ctx context.Context) error {
 	var errs []error
 	for i := range groups {
 		g := &groups[i]
+		if time.Now().Before(f.refused[FixedGroup{g.Queue, g.Fingerprint}].until) {
+			continue
+		}
 		err := f.start(ctx, g)
 		if refused, ok := errors.AsType[*deadletter.MoveError](err); ok {
-			f.Logger.Warn("replay run of a fixed failure group not started", "queue", g.Queue, "fingerprint", g.Fingerprint,
-				"reason", refused.Error())
+			f.refuse(g, refused.Error())
 			continue
+		}
+		if err == nil {
+			delete(f.refused, FixedGroup{g.Queue, g.Fingerprint})
 		}
 		if err != nil && !errors.Is(err, errNotNow) && !postgres.IsLocked(err) && !postgres.IsCollision(err) {
 			errs = append(errs, fmt.Errorf("failure group %s of queue %s: %w", g.Fingerprint, g.Queue, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// refuse logs why the run of a group did not start, if that has changed, and delays the next try.
+func (f *Fixes) refuse(g *dbsqlc.FixedGroupsRow, reason string) {
+	if f.refused == nil {
+		f.refused = map[FixedGroup]refusal{}
+	}
+	group := FixedGroup{g.Queue, g.Fingerprint}
+	last, known := f.refused[group]
+	next := refusal{reason: reason, wait: min(max(2*last.wait, fixesInterval), maxFixWait)}
+	next.until = time.Now().Add(next.wait)
+	f.refused[group] = next
+	if known && last.reason == reason {
+		return
+	}
+	f.Logger.Warn("replay run of a fixed failure group not started", "queue", g.Queue, "fingerprint", g.Fingerprint,
+		"reason", reason)
 }
 
 // errNotNow reports that a run must not start now, or that another process has started it.
@@ -124,8 +166,10 @@ func (f *Fixes) start(ctx context.Context, g *dbsqlc.FixedGroupsRow) error {
 		Filter: filter, Progressive: true, ForFix: &FixedGroup{g.Queue, g.Fingerprint},
 		Act: deadletter.Act{Actor: policyActor, Note: "fixed in " + g.FixedIn + ", which is deployed"},
 	}
-	// Without an origin, a change of dlqd itself needs no approval.
+	// Without an origin, a change of dlqd itself needs no approval. With the scope of the queue, its operators see the run,
+	// and may approve it.
 	ctx = deadletter.WithOrigin(ctx, "policy, replayWhenFixed of queue "+g.Queue)
+	ctx = postgres.WithScope(ctx, fixScope(g.Queue))
 	mayStart := func(tx transaction) error { return f.mayStart(ctx, tx, g, filter) }
 	if err := inTx(ctx, f.Replayer.Store, mayStart); err != nil {
 		return err // before the preview, which costs more
@@ -168,6 +212,12 @@ func (f *Fixes) request(ctx context.Context, g *dbsqlc.FixedGroupsRow, request *
 		_, err = tx.SetFix(ctx, dbsqlc.SetFixParams{Queue: g.Queue, Fingerprint: g.Fingerprint, Request: &id})
 		return err
 	})
+}
+
+// fixScope returns the scope of one queue (dlq.scope).
+func fixScope(queue string) string {
+	scope, _ := json.Marshal([]map[string][]string{{"queues": {queue}, "kinds": {}}}) // cannot fail
+	return string(scope)
 }
 
 // mayStart locks the marks of a group and returns errNotNow if another process has them, the run was started already,

@@ -41,11 +41,11 @@ func (l *Load) Text() string {
 func (p *Preview) addLoad(ctx context.Context, tx transaction, in *Request, rate float64, known *policy.Policy,
 	cells []dbsqlc.CountGroupsRow,
 ) error {
-	type place struct {
+	type sampled struct {
 		id    uuid.UUID
 		queue string
 	}
-	var sample []place
+	var sample []sampled
 	loads := map[string]*Load{}
 	var queues []string
 	for i := range cells {
@@ -59,10 +59,10 @@ func (p *Preview) addLoad(ctx context.Context, tx transaction, in *Request, rate
 		}
 		loads[queue].Entries += cells[i].Entries
 		for _, id := range cells[i].Sample {
-			sample = append(sample, place{id, queue})
+			sample = append(sample, sampled{id, queue})
 		}
 	}
-	slices.SortFunc(sample, func(a, b place) int { return slices.Compare(a.id[:], b.id[:]) })
+	slices.SortFunc(sample, func(a, b sampled) int { return slices.Compare(a.id[:], b.id[:]) })
 	if in.NewestFirst {
 		slices.Reverse(sample)
 	}
@@ -89,10 +89,28 @@ func (p *Preview) addLoad(ctx context.Context, tx transaction, in *Request, rate
 	return nil
 }
 
-// Notes describes kinds that no worker seems to know, what to expect, and the load of the queues that get most entries.
+// SkipTexts describes what a run skips because the policy says so.
+func SkipTexts(s policy.Skips) []string {
+	var texts []string
+	for _, skip := range []struct {
+		what string
+		of   *policy.Skip
+	}{{"work that is out of date", s.Stale}, {"work that a later job has done", s.Superseded}} {
+		if skip.of != nil {
+			texts = append(texts, "the policy skips "+skip.what+", of "+skip.of.Text())
+		}
+	}
+	return texts
+}
+
+// Notes describes when the run will have ended, what the policy skips, kinds that no worker seems to know, what to expect, and the load of the queues that get most entries.
 func (p *Preview) Notes() []string {
 	expect := p.Expect.Texts()
-	notes := make([]string, 0, len(p.Unworked)+len(expect)+len(p.Load))
+	notes := make([]string, 0, 3+len(p.Unworked)+len(expect)+len(p.Load))
+	if text := p.endText(); text != "" {
+		notes = append(notes, text)
+	}
+	notes = append(notes, SkipTexts(p.Skips)...)
 	for i := range p.Unworked[:min(len(p.Unworked), toldGroups)] {
 		notes = append(notes, p.Unworked[i].Text())
 	}

@@ -2,7 +2,9 @@ package replay
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -17,17 +19,57 @@ import (
 // sent.
 const lookupTime = time.Second
 
+// skipping says which work a run skips: by its request, or by default.
+type skipping struct {
+	policy.Skips
+
+	stale, superseded bool // of any queue and kind
+}
+
+// place is the queue and the kind of an entry.
+type place struct{ queue, kind string }
+
+func (s *skipping) skipsStale(p place) bool { return s.stale || s.Stale.Of(p.queue, p.kind) }
+func (s *skipping) skipsSuperseded(p place) bool {
+	return s.superseded || s.Superseded.Of(p.queue, p.kind)
+}
+
+// looksForLaterWork reports whether any entry may be skipped because a later job has done its work.
+func (s *skipping) looksForLaterWork() bool { return s.superseded || s.Superseded != nil }
+
+// skippingOf returns what a run skips.
+func skippingOf(run *dbsqlc.LockReplayRow) (*skipping, error) {
+	s := &skipping{stale: run.SkipStale, superseded: run.SkipSuperseded}
+	return s, json.Unmarshal(run.Skips, &s.Skips)
+}
+
+// placesOf returns the queues and kinds of entries.
+func placesOf(ctx context.Context, tx transaction, ids []uuid.UUID) (map[uuid.UUID]place, error) {
+	rows, err := tx.Places(ctx, ids)
+	places := make(map[uuid.UUID]place, len(rows))
+	for i := range rows {
+		places[rows[i].ID] = place{rows[i].Queue, rows[i].Kind}
+	}
+	return places, err
+}
+
+// skip is why an entry is skipped.
+type skip struct {
+	reason string // an identifier, such as reasonStale
+	why    string
+}
+
 // needless returns the entries of a batch that the run skips because their work is out of date, a later job has done
 // it, or the run is for a fix and an operator has them, with the reason of each. Whether a later job has done the work
 // of the unknown ones is not known.
 func (r *Runner) needless(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
 	ids []uuid.UUID,
-) (reasons map[uuid.UUID]string, unknown []uuid.UUID, err error) {
-	reasons = map[uuid.UUID]string{}
-	add := func(more map[uuid.UUID]string) {
-		for id, reason := range more {
-			if reasons[id] == "" {
-				reasons[id] = reason
+) (skips map[uuid.UUID]skip, unknown []uuid.UUID, err error) {
+	skips = map[uuid.UUID]skip{}
+	add := func(reason string, more map[uuid.UUID]string) {
+		for id, why := range more {
+			if _, ok := skips[id]; !ok {
+				skips[id] = skip{reason, why}
 			}
 		}
 	}
@@ -36,24 +78,45 @@ func (r *Runner) needless(ctx context.Context, tx transaction, run *dbsqlc.LockR
 		if err != nil {
 			return nil, nil, err
 		}
-		add(held)
+		add(reasonHeld, held)
 	}
-	if run.SkipStale {
-		outOfDate, err := stale(ctx, tx.Queries, r.planner().Policy(), ids, time.Now())
+	skipping, err := skippingOf(run)
+	if err != nil {
+		return nil, nil, err
+	}
+	// Only entries of which the run may skip any are looked at.
+	among := func(all bool, of *policy.Skip) ([]uuid.UUID, error) {
+		if all {
+			return ids, nil
+		}
+		if of == nil {
+			return nil, nil
+		}
+		places, err := placesOf(ctx, tx, ids)
+		return slices.DeleteFunc(slices.Clone(ids), func(id uuid.UUID) bool {
+			return !of.Of(places[id].queue, places[id].kind)
+		}), err
+	}
+	if some, err := among(skipping.stale, skipping.Stale); err != nil {
+		return nil, nil, err
+	} else if len(some) > 0 {
+		outOfDate, err := stale(ctx, tx.Queries, r.planner().Policy(), some, time.Now())
 		if err != nil {
 			return nil, nil, err
 		}
-		add(outOfDate)
+		add(reasonStale, outOfDate)
 	}
-	if run.SkipSuperseded {
-		done, notKnown, err := superseded(ctx, tx.Queries, ids)
+	if some, err := among(skipping.superseded, skipping.Superseded); err != nil {
+		return nil, nil, err
+	} else if len(some) > 0 {
+		done, notKnown, err := superseded(ctx, tx.Queries, some)
 		if err != nil {
 			return nil, nil, err
 		}
-		add(done)
+		add(reasonSuperseded, done)
 		unknown = notKnown
 	}
-	return reasons, unknown, nil
+	return skips, unknown, nil
 }
 
 // stale returns the entries whose work is out of date, with the reason of each.

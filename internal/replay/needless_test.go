@@ -60,7 +60,7 @@ func TestRun_SkipsSupersededWork(t *testing.T) {
 	b.complete("dlqd_message", "m", `{"messageId": "m23", "kind": "k", "payload": {"n": 13}}`, `{}`)
 	b.complete("dlqd_message", "m", `{"messageId": "m24", "kind": "other", "payload": {"n": 14}}`, `{}`)
 
-	run := b.start(replay.Request{All: true, SkipSuperseded: true, BatchSize: 100})
+	run := b.start(replay.Request{All: true, SkipSuperseded: new(true), BatchSize: 100})
 	b.runOnce()
 	for n, why := range map[int]string{
 		1: "", 2: "with the same args has completed since", 3: "", 4: "",
@@ -92,7 +92,7 @@ func TestRun_SkipsWorkWithTheSameUniqueKey(t *testing.T) {
 	b.file()
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at, unique_key, unique_states)
 		VALUES ('sync', '{"n": 2}', 'a', 1, 'completed', now(), 'k', B'11110101')`)
-	run := b.start(replay.Request{All: true, SkipSuperseded: true, Force: true})
+	run := b.start(replay.Request{All: true, SkipSuperseded: new(true), Force: true})
 	b.runOnce()
 	require.Contains(t, b.why(run, 1), "with the same unique key has completed since")
 }
@@ -110,7 +110,7 @@ func TestRun_SendsIfSupersededIsNotKnown(t *testing.T) {
 	b.complete("few", "a", `{}`, `{}`)
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at)
 		SELECT 'many', jsonb_build_object('n', i), 'a', 1, 'completed', now() FROM generate_series(1, 1001) i`)
-	run := b.start(replay.Request{All: true, SkipSuperseded: true})
+	run := b.start(replay.Request{All: true, SkipSuperseded: new(true)})
 	b.runOnce()
 	got := b.get(run)
 	require.EqualValues(t, 1, got.Skipped)
@@ -120,7 +120,7 @@ func TestRun_SendsIfSupersededIsNotKnown(t *testing.T) {
 	// Without River's index, the table is not read.
 	b.fail(1, "a", "T")
 	b.exec("DROP INDEX river_job_args_index")
-	run = b.start(replay.Request{All: true, SkipSuperseded: true, Filter: []byte(`{"errorType": ["T"]}`)})
+	run = b.start(replay.Request{All: true, SkipSuperseded: new(true), Filter: []byte(`{"errorType": ["T"]}`)})
 	b.runOnce()
 	require.EqualValues(t, 1, b.get(run).NotKnown)
 }
@@ -150,7 +150,7 @@ func TestRun_CountsNoRepeatedWorkAsLaterWork(t *testing.T) {
 		AND status = 'dlq_resolved'), 'kim')`)
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE error_type = 'LATER'"))
 
-	run := b.start(replay.Request{Filter: []byte(`{"errorType": ["T"]}`), SkipSuperseded: true})
+	run := b.start(replay.Request{Filter: []byte(`{"errorType": ["T"]}`), SkipSuperseded: new(true)})
 	b.runOnce()
 	for n := 1; n <= 3; n++ {
 		require.Empty(t, b.why(run, n), n)
@@ -176,7 +176,7 @@ func TestRun_TakesInfiniteTimes(t *testing.T) {
 	b.exec("UPDATE dlq.dead_letter_queue SET job_created_at = '-infinity' WHERE original_event #>> '{payload,n}' = '4'")
 	b.complete("dlqd_message", "old", `{"messageId": "m6", "kind": "k", "payload": {"n": 5}}`, `{}`)
 	b.exec("UPDATE river_job SET finalized_at = 'infinity' WHERE state = 'completed'")
-	run := b.start(replay.Request{All: true, SkipStale: true, SkipSuperseded: true})
+	run := b.start(replay.Request{All: true, SkipStale: new(true), SkipSuperseded: new(true)})
 	b.runOnce()
 	for n, why := range map[int]string{4: "older than staleAfter", 5: "with the same payload has completed since"} {
 		require.Contains(t, b.why(run, n), why)
@@ -202,7 +202,7 @@ func TestRun_LooksForLaterWorkWithoutLockingJobs(t *testing.T) {
 			AND l.relation = 'river_job'::regclass AND l.mode <> 'AccessShareLock') THEN
 			RAISE EXCEPTION 'the transaction has locked jobs';
 		END IF`)
-	run := b.start(replay.Request{All: true, SkipSuperseded: true, BatchSize: 10})
+	run := b.start(replay.Request{All: true, SkipSuperseded: new(true), BatchSize: 10})
 	for range 3 {
 		b.runOnce()
 	}
@@ -215,7 +215,7 @@ func TestRun_SendsIfTheLookForLaterWorkIsCancelled(t *testing.T) {
 	b := setup(t)
 	b.fail(3, "a", "T")
 	b.wrapSuperseded("PERFORM pg_sleep(300)")
-	run := b.start(replay.Request{All: true, SkipSuperseded: true})
+	run := b.start(replay.Request{All: true, SkipSuperseded: new(true)})
 	b.runOnce()
 	got := b.get(run)
 	require.EqualValues(t, 3, got.Replayed)
@@ -259,7 +259,7 @@ kinds:
 		errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb] WHERE state = 'running'`)
 	b.file()
 
-	run := b.start(replay.Request{All: true, SkipStale: true, Progressive: true})
+	run := b.start(replay.Request{All: true, SkipStale: new(true), Progressive: true})
 	b.turn()
 	for n, why := range map[int]string{
 		1: "", 2: "out of date: it expired at " + past, 3: "", 4: "out of date: it is older than staleAfter of queue old, 1h0m0s",
@@ -297,6 +297,7 @@ func TestPreview_EstimatesWhatNeedNotGo(t *testing.T) {
 	}}))
 	require.NoError(t, err)
 	require.Equal(t, []replay.Estimate{
+		{What: "goes", Entries: 4, Low: 4, High: 4, Sampled: 4},
 		{What: "stale", Entries: 2, Low: 2, High: 2, Sampled: 4},
 		{What: "superseded", Entries: 1, Low: 1, High: 1, Sampled: 4},
 		{What: "other_run", Entries: 1, Low: 1, High: 1, Sampled: 4},
@@ -304,7 +305,7 @@ func TestPreview_EstimatesWhatNeedNotGo(t *testing.T) {
 		{What: "patch_fails", Entries: 3, Low: 3, High: 3, Sampled: 4},
 	}, preview.Estimates)
 	require.Equal(t, "needs a second person for more than 2 dead letters", preview.Approval)
-	require.Equal(t, "3: skipped, because the patch does not apply", preview.Estimates[4].Text(preview.Total))
+	require.Equal(t, "3: skipped, because the patch does not apply", preview.Estimates[5].Text(preview.Total))
 	require.Contains(t, replay.Estimate{What: "stale", Entries: 420, Low: 345, High: 506, Sampled: 1000}.Text(4200),
 		"about 420 (345 to 506): out of date")
 }
@@ -388,9 +389,9 @@ func TestPreview_SaysWhatRanBefore(t *testing.T) {
 		{What: "ran_not_known", Entries: 1, Low: 1, High: 1, Sampled: 4},
 		{What: "repeated", Entries: 2, Low: 2, High: 2, Sampled: 4},
 		{What: "steps_done", Entries: 1, Low: 1, High: 1, Sampled: 4},
-	}, preview.Estimates[2:])
+	}, preview.Estimates[3:])
 	require.Equal(t, "2: ran for more than 5s before they failed: they may have done something",
-		preview.Estimates[2].Text(preview.Total))
+		preview.Estimates[3].Text(preview.Total))
 
 	// A redelivery that fails is the last attempt then.
 	run := b.start(*request)
@@ -402,10 +403,10 @@ func TestPreview_SaysWhatRanBefore(t *testing.T) {
 	require.EqualValues(t, 4, b.get(run).Failed)
 	preview, err = b.replayer.Preview(t.Context(), request)
 	require.NoError(t, err)
-	require.Equal(t, "ran_long", preview.Estimates[2].What)
-	require.EqualValues(t, 4, preview.Estimates[2].Entries)
-	require.Equal(t, "repeated", preview.Estimates[3].What)
+	require.Equal(t, "ran_long", preview.Estimates[3].What)
 	require.EqualValues(t, 4, preview.Estimates[3].Entries)
+	require.Equal(t, "repeated", preview.Estimates[4].What)
+	require.EqualValues(t, 4, preview.Estimates[4].Entries)
 }
 
 // The preview says what became of earlier redeliveries of the same failure groups, and the run keeps that.

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -158,9 +159,10 @@ type Request struct {
 	// StepDeadline is the number of seconds after which a group of a progressive run is held if redeliveries are
 	// under way without an outcome; 0 means DefaultStepDeadline.
 	StepDeadline float64 `json:"stepDeadline,omitempty"`
-	// SkipStale skips work that is out of date, SkipSuperseded work that a later job has done.
-	SkipStale      bool `json:"skipStale,omitempty"`
-	SkipSuperseded bool `json:"skipSuperseded,omitempty"`
+	// SkipStale skips work that is out of date, SkipSuperseded work that a later job has done. Nil stands for what the
+	// policy says of the queue and kind of each entry ([policy.Skips]).
+	SkipStale      *bool `json:"skipStale,omitempty"`
+	SkipSuperseded *bool `json:"skipSuperseded,omitempty"`
 	// ForFix is set for a run that the policy starts, of the entries of one failure group: see [Fixes].
 	ForFix *FixedGroup    `json:"forFix,omitempty"`
 	Act    deadletter.Act `json:"-"`
@@ -183,7 +185,38 @@ type Preview struct {
 	Expect      *Expectation     `json:"expect" doc:"How many entries will recover, as far as earlier replay runs tell."`
 	Load        []Load           `json:"load" doc:"Redeliveries over time by queue, the most entries first, beside the last hour."`
 	Unworked    []UnworkedKind   `json:"unworkedKinds,omitempty" doc:"Kinds that no worker seems to know. This is inferred from errors; it does not stop a run."`
+	Ends        *Ending          `json:"ends,omitempty" doc:"When the run will have ended, if no failure group is held; absent if that is not known."`
+	EndsUnknown string           `json:"endsNotKnown,omitempty" enum:"attempts,workers" doc:"Why it is not known when the run will have ended. attempts: fewer than five recent attempts have a known duration. workers: it is not known how many redeliveries an application works at a time; a concurrency, or a low rate, limits them."`
+	Skips       policy.Skips     `json:"skips,omitzero" doc:"What the run skips because the policy says so, and the request does not say otherwise: queues, and kinds, which come first."`
 	Samples     []Sample         `json:"samples" doc:"Up to five of the entries."`
+}
+
+// Ending is an interval in which a run will have ended.
+type Ending struct {
+	Earliest float64   `json:"earliest" doc:"Seconds after the start: the lower end of the interval."`
+	Latest   float64   `json:"latest" doc:"The upper end."`
+	EndsFrom time.Time `json:"endsFrom,omitzero" doc:"The lower end, if the run starts now."`
+	EndsBy   time.Time `json:"endsAt,omitzero" doc:"The upper end, if the run starts now."`
+}
+
+// Text describes when a run will have ended.
+func (p *Preview) endText() string {
+	switch {
+	case p.Total == 0:
+		return ""
+	case p.Ends != nil:
+		return fmt.Sprintf("it will have ended between %s and %s after its start, by %s, if no failure group is held",
+			wholeSeconds(p.Ends.Earliest), wholeSeconds(p.Ends.Latest), p.Ends.EndsBy.UTC().Format("2006-01-02 15:04:05 UTC"))
+	case p.EndsUnknown == "workers":
+		return "when it will have ended is not known: the application decides how many redeliveries it works at a time"
+	case p.EndsUnknown != "":
+		return "when it will have ended is not known: too few recent attempts have a known duration"
+	}
+	return "" // an older server
+}
+
+func wholeSeconds(s float64) time.Duration {
+	return time.Duration(math.Ceil(s)) * time.Second
 }
 
 // Sample is an entry as it would be replayed.
@@ -456,8 +489,10 @@ type Run struct {
 	FinishedAt     *time.Time      `json:"finishedAt,omitempty" doc:"Time of the end."`
 	Forecast       *Forecast       `json:"forecast,omitempty" doc:"Result of the dry run at the start; absent for runs started through SQL."`
 	Progressive    bool            `json:"progressive,omitempty" doc:"Whether the run sends each failure group in steps."`
-	SkipStale      bool            `json:"skipStale,omitempty" doc:"Whether the run skips work that is out of date."`
-	SkipSuperseded bool            `json:"skipSuperseded,omitempty" doc:"Whether the run skips work that a later job has done."`
+	SkipStale      bool            `json:"skipStale,omitempty" doc:"Whether the request skips work that is out of date."`
+	SkipSuperseded bool            `json:"skipSuperseded,omitempty" doc:"Whether the request skips work that a later job has done."`
+	Skips          policy.Skips    `json:"skips,omitzero" doc:"What the run skips because the policy said so at its start, or when it was requested for approval."`
+	Figures        []Figure        `json:"figures,omitempty" doc:"The figures of the forecast beside what happened, once the run and all its redeliveries have ended."`
 	NotKnown       int64           `json:"notKnown,omitempty" doc:"With skipSuperseded: entries that were sent although it is not known whether a later job has done their work."`
 	// StepDeadline, Groups and Decisions are set for progressive runs; the last two not in lists.
 	StepDeadline float64       `json:"stepDeadline,omitempty" doc:"Seconds without an outcome after which a group is held while redeliveries are under way; absent unless progressive."`
@@ -503,6 +538,7 @@ type Forecast struct {
 	ByQueue   map[string]int64 `json:"byQueue" doc:"Number of entries by queue."`
 	Unhealthy []string         `json:"unhealthy" doc:"Reasons not to start the run at that time."`
 	Estimates []Estimate       `json:"estimates,omitempty" doc:"Estimates of the dry run."`
+	Ends      *Ending          `json:"ends,omitempty" doc:"When the run would have ended, in seconds from its start; absent if that was not known."`
 	Expect    *Expectation     `json:"expect,omitempty" doc:"How many entries will recover, as far as earlier replay runs told."`
 	Changes   []ForecastChange `json:"changes,omitempty" doc:"For an approved run: figures that had changed by more than 10 % since the request."`
 }
@@ -529,7 +565,10 @@ func (r *Replayer) start(ctx context.Context, in *Request, before func(tx transa
 		}
 		in.Forecast = &Forecast{
 			Entries: preview.Total, Seconds: preview.Seconds, ByQueue: preview.ByQueue, Unhealthy: preview.Unhealthy,
-			Estimates: preview.Estimates, Expect: preview.Expect,
+			Estimates: preview.Estimates, Expect: preview.Expect, Ends: preview.Ends,
+		}
+		if in.Forecast.Ends != nil {
+			in.Forecast.Ends = &Ending{Earliest: preview.Ends.Earliest, Latest: preview.Ends.Latest}
 		}
 	}
 	params := dbsqlc.StartReplayParams{
@@ -701,6 +740,9 @@ func runOf(row *dbsqlc.RunsByIDRow) (*Run, error) {
 		Actor: row.Actor, Origin: row.Origin, CreatedAt: row.CreatedAt, FinishedAt: row.FinishedAt,
 		Progressive: row.Progressive, SkipStale: row.SkipStale, SkipSuperseded: row.SkipSuperseded,
 		NotKnown: row.NotKnown,
+	}
+	if err := errors.Join(json.Unmarshal(row.Skips, &run.Skips), json.Unmarshal(row.Figures, &run.Figures)); err != nil {
+		return nil, err
 	}
 	if row.Progressive {
 		run.StepDeadline = row.StepDeadline

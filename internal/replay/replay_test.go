@@ -491,7 +491,7 @@ func TestRun_FollowersWaitForSuccess(t *testing.T) {
 			b.failKey("bad", 5, `{}`)
 			b.failKey("closed", 3, `{}`)
 			b.failKey("stale", 3, `{"expiresAt": "2020-01-01T00:00:00Z"}`)
-			run := b.start(replay.Request{All: true, NewestFirst: newest, Progressive: progressive, SkipStale: true})
+			run := b.start(replay.Request{All: true, NewestFirst: newest, Progressive: progressive, SkipStale: new(true)})
 			b.exec(`SELECT dlq.act_on('discard', ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE event_id = 'closed1'), 'kim')`)
 			for range 10 {
 				b.turn()

@@ -3,6 +3,7 @@ package replay
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -35,6 +36,9 @@ type RunReport struct {
 	Entries  int64            `json:"entries" doc:"Number of entries."`
 	Counts   RunCounts        `json:"counts" doc:"Number of entries by what became of them."`
 	Groups   []RunGroupReport `json:"groups" doc:"By failure group at the start of the run, the largest first."`
+	Requests int64            `json:"requests" doc:"Number of redeliveries that the run sent: each is one attempt, and one request if it is a message."`
+	Worked   float64          `json:"workedSeconds" doc:"Seconds that its redeliveries worked, those that failed included. Each of them repeats work."`
+	Figures  []Figure         `json:"figures,omitempty" doc:"The figures of the forecast beside what happened, once the run and all its redeliveries have ended."`
 	Changes  []ForecastChange `json:"changes,omitempty" doc:"For an approved run: figures of the forecast that had changed by more than 10 % between the request and the start."`
 	More     bool             `json:"more,omitempty" doc:"Whether small groups or rare reasons are left out; counts has all."`
 }
@@ -73,12 +77,15 @@ type RunGroupReport struct {
 	Since       *time.Time  `json:"since,omitempty" doc:"Time at which the oldest redelivery under way was sent."`
 	Median      float64     `json:"medianSeconds,omitempty" doc:"Median time from the redelivery to the recovery, in seconds."`
 	Slowest     float64     `json:"slowestSeconds,omitempty" doc:"Longest time from the redelivery to the recovery, in seconds."`
+	Requests    int64       `json:"requests" doc:"Number of redeliveries that the run sent."`
+	Worked      float64     `json:"workedSeconds" doc:"Seconds that they worked."`
 	Reasons     []RunReason `json:"reasons,omitempty" doc:"New failure groups, reasons why entries were skipped, and who took entries over or expired them."`
 }
 
 // RunReason is a reason of an outcome.
 type RunReason struct {
 	Closure string `json:"closure" enum:"failed_new,skipped,taken_over,expired" doc:"What became of the entries."`
+	Reason  string `json:"reason,omitempty" enum:"moved,stale,superseded,patch,checkpoint,held,ordering_key,live_job,done_job,open_entry,busy,resolved,group_ended,rejected,cancelled" doc:"For skipped: the identifier of the reason; absent in runs of earlier versions."`
 	What    string `json:"what" doc:"The new failure group, the reason of the skip (# stands for numbers), or who took them over or expired them."`
 	Entries int64  `json:"entries" doc:"Number of entries."`
 }
@@ -97,6 +104,7 @@ func (r *Replayer) Report(ctx context.Context, id uuid.UUID) (*RunReport, error)
 	if run.Forecast != nil {
 		report.Changes = run.Forecast.Changes
 	}
+	report.Figures = run.Figures
 	if len(rows) > maxReportRows {
 		rows, report.More = rows[:maxReportRows], true
 	}
@@ -106,6 +114,7 @@ func (r *Replayer) Report(ctx context.Context, id uuid.UUID) (*RunReport, error)
 		if row.IsTotal {
 			*report.Counts.of(row.Closure) += row.Entries
 			report.Entries += row.Entries
+			report.Requests, report.Worked = report.Requests+row.Requests, report.Worked+row.Worked
 			continue
 		}
 		if _, ok := at[row.Was]; !ok {
@@ -129,6 +138,7 @@ func (r *Replayer) Report(ctx context.Context, id uuid.UUID) (*RunReport, error)
 func (g *RunGroupReport) add(row *dbsqlc.RunReportRow) {
 	*g.of(row.Closure) += row.Entries
 	g.Entries += row.Entries
+	g.Requests, g.Worked = g.Requests+row.Requests, g.Worked+row.Worked
 	switch row.Closure {
 	case closureRecovered:
 		g.Median, g.Slowest = row.Median, row.Slowest
@@ -136,7 +146,9 @@ func (g *RunGroupReport) add(row *dbsqlc.RunReportRow) {
 		g.Since = &row.Since
 	}
 	if row.What != "" {
-		g.Reasons = append(g.Reasons, RunReason{Closure: row.Closure, What: row.What, Entries: row.Entries})
+		g.Reasons = append(g.Reasons, RunReason{
+			Closure: row.Closure, Reason: row.Reason, What: row.What, Entries: row.Entries,
+		})
 	}
 }
 
@@ -180,4 +192,40 @@ func (r *Replayer) Compare(ctx context.Context, before, after uuid.UUID) (*RunCo
 		})
 	}
 	return c, nil
+}
+
+// Figure is a figure of a run's forecast beside what happened.
+type Figure struct {
+	What     string `json:"what" doc:"The figure: what an estimate of the forecast counts, recover (entries that recover), or ends (seconds until the run has ended)."`
+	Forecast int64  `json:"forecast" doc:"The forecast."`
+	Low      int64  `json:"low" doc:"Lower end of its interval."`
+	High     int64  `json:"high" doc:"Upper end of its interval."`
+	Actual   int64  `json:"actual" doc:"What happened. ran_long, ran_not_known and repeated are estimated again from 1,000 entries."`
+}
+
+// Held reports whether what happened is in the interval of the forecast.
+func (f Figure) Held() bool { return f.Low <= f.Actual && f.Actual <= f.High }
+
+// Words describes what the figure counts.
+func (f Figure) Words() string {
+	switch f.What {
+	case "ends":
+		return "seconds until it has ended"
+	case "recover":
+		return "recover"
+	}
+	return estimateWords[f.What]
+}
+
+// Off returns how far off the forecast was, with its sign.
+func (f Figure) Off() string { return fmt.Sprintf("%+d", f.Actual-f.Forecast) }
+
+// Text describes the figure.
+func (f Figure) Text() string {
+	held := "outside of its interval"
+	if f.Held() {
+		held = "in its interval"
+	}
+	return fmt.Sprintf("%s: forecast %d (%d to %d), actual %d (%+d), %s", f.What, f.Forecast, f.Low, f.High, f.Actual,
+		f.Actual-f.Forecast, held)
 }

@@ -48,7 +48,7 @@ func TestReport_SaysWhatBecameOfEachEntry(t *testing.T) {
 		metadata = CASE WHEN original_event ->> 'n' = '4' THEN '{"dlqd:expires_at": "2020-01-01T00:00:00Z"}' ELSE metadata END
 		FROM dlq.replay_run_entries r WHERE r.entry_id = e.id AND r.fingerprint IS NOT NULL`)
 
-	run := b.start(replay.Request{Filter: []byte(`{"queue": "a"}`), SkipStale: true})
+	run := b.start(replay.Request{Filter: []byte(`{"queue": "a"}`), SkipStale: new(true)})
 	b.exec(`SELECT dlq.discard(id, 'ann') FROM dlq.dead_letter_open WHERE original_event ->> 'n' = '5'`)
 	b.exec(`SELECT dlq.expire(id, 'bea') FROM dlq.dead_letter_open WHERE original_event ->> 'n' = '8'`)
 	b.runOnce()

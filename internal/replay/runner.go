@@ -168,7 +168,11 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 		}
 		steps := 1
 		// A batch is committed before the next look for later work, which can take lookupTime: the transaction locks jobs.
-		if isUnlimited(&run) && !singly && !run.SkipSuperseded {
+		skipping, err := skippingOf(&run)
+		if err != nil {
+			return err
+		}
+		if isUnlimited(&run) && !singly && !skipping.looksForLaterWork() {
 			steps = max(1, commitEntries/size)
 		}
 		for step := range steps {
@@ -310,20 +314,23 @@ func (r *Runner) finish(ctx context.Context, tx transaction, id uuid.UUID) error
 
 // send sends a batch. It skips entries to which the patch does not apply, and those that are needless.
 func (r *Runner) send(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, ids []uuid.UUID) error {
-	step := dbsqlc.ReplayStepParams{ID: run.ID, Ids: ids, Skipped: []uuid.UUID{}, Why: []string{}}
-	skip := func(id uuid.UUID, why string) {
+	step := dbsqlc.ReplayStepParams{
+		ID: run.ID, Ids: ids, Skipped: []uuid.UUID{}, Why: []string{}, Reasons: []string{},
+	}
+	leave := func(id uuid.UUID, reason, why string) {
 		step.Skipped, step.Why = append(step.Skipped, id), append(step.Why, why)
+		step.Reasons = append(step.Reasons, reason)
 	}
 	needless, unknown, err := r.needless(ctx, tx, run, ids)
 	if err != nil {
 		return err
 	}
-	for id, why := range needless {
-		skip(id, why)
+	for id, s := range needless {
+		leave(id, s.reason, s.why)
 	}
 	if run.Patch != nil || run.MergePatch != nil {
-		left := slices.DeleteFunc(slices.Clone(ids), func(id uuid.UUID) bool { return needless[id] != "" })
-		undo, err := r.edit(ctx, tx, run, left, skip)
+		left := slices.DeleteFunc(slices.Clone(ids), func(id uuid.UUID) bool { return needless[id].reason != "" })
+		undo, err := r.edit(ctx, tx, run, left, leave)
 		if err != nil {
 			return err
 		}
@@ -352,15 +359,16 @@ func (r *Runner) skip(ctx context.Context, run, entry uuid.UUID, refusal error) 
 	return inTx(ctx, r.store, func(tx transaction) error {
 		return tx.ReplayStep(ctx, dbsqlc.ReplayStepParams{
 			ID: run, Ids: []uuid.UUID{entry}, Skipped: []uuid.UUID{entry},
-			Why: []string{"the database rejected it: " + strings.ToValidUTF8(refusal.Error(), "?")},
+			Why:     []string{"the database rejected it: " + strings.ToValidUTF8(refusal.Error(), "?")},
+			Reasons: []string{reasonRejected},
 		})
 	})
 }
 
-// edit patches the payloads of entries, calls skip for those to which the patch does not apply, and
+// edit patches the payloads of entries, calls leave for those to which the patch does not apply, and
 // returns how to undo the edits.
 func (r *Runner) edit(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, ids []uuid.UUID,
-	skip func(uuid.UUID, string),
+	leave func(id uuid.UUID, reason, why string),
 ) (undo dbsqlc.UndoEditsParams, err error) {
 	undo = dbsqlc.UndoEditsParams{Run: run.ID}
 	events, err := tx.Events(ctx, ids)
@@ -370,12 +378,12 @@ func (r *Runner) edit(ctx context.Context, tx transaction, run *dbsqlc.LockRepla
 	edits := dbsqlc.EditEventsParams{}
 	for _, e := range events {
 		if e.Resumes && run.Checkpoint == "" { // the checkpoint is newer than the run
-			skip(e.ID, "its job has a checkpoint now, and the run does not say whether to resume it")
+			leave(e.ID, reasonCheckpoint, "its job has a checkpoint now, and the run does not say whether to resume it")
 			continue
 		}
 		edited, err := (&Patch{JSONPatch: run.Patch, MergePatch: run.MergePatch}).Event(e.JobKind, e.Event)
 		if err != nil {
-			skip(e.ID, "the patch does not apply: "+err.Error())
+			leave(e.ID, reasonPatch, "the patch does not apply: "+err.Error())
 			continue
 		}
 		edits.Ids = append(edits.Ids, e.ID)

@@ -3,6 +3,7 @@ package server
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"maps"
@@ -116,9 +117,10 @@ func (s *Server) publishPolicy(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	approvals, err := s.policy().Access.Approvals.Published()
-	if err == nil {
+	skips, invalid := json.Marshal(s.policy().Skips())
+	if err = errors.Join(err, invalid); err == nil {
 		err = errors.Join(s.store.Protect(ctx, s.policy().Data.SensitiveColumns, s.policy().Data.Masked()),
-			s.store.PublishPolicy(ctx, s.policy().Version(), approvals))
+			s.store.PublishPolicy(ctx, s.policy().Version(), approvals, skips))
 	}
 	if failed := s.unpublished.Swap(err != nil); err != nil && !failed {
 		s.logger.Error("publishing the policy's masking and approval rules to the database failed and is retried; "+

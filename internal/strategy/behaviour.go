@@ -74,12 +74,18 @@ func (p *Planner) behaviour(names *queuesAndKinds) *behaviour {
 		age, _ := rules.StaleAfter(name, "")
 		b.add(at, "staleAfter", reflect.ValueOf(age))
 		b.add(at, "expireStale", reflect.ValueOf(rules.Expires(name, "")))
+		skips := rules.Skips()
+		b.add(at, "skipStale", reflect.ValueOf(skips.Stale.Of(name, "")))
+		b.add(at, "skipSuperseded", reflect.ValueOf(skips.Superseded.Of(name, "")))
 		b.add(at, "replayWhenFixed", reflect.ValueOf(slices.Contains(rules.ReplaysWhenFixed(), name)))
 	}
 	for _, name := range names.kinds {
 		age, _ := rules.StaleAfter("", name)
 		b.add(place{"kind", name}, "staleAfter", reflect.ValueOf(age))
 		b.add(place{"kind", name}, "expireStale", reflect.ValueOf(rules.Expires("", name)))
+		skips := rules.Skips()
+		b.add(place{"kind", name}, "skipStale", reflect.ValueOf(skips.Stale.Of("", name)))
+		b.add(place{"kind", name}, "skipSuperseded", reflect.ValueOf(skips.Superseded.Of("", name)))
 	}
 	for _, name := range slices.Sorted(maps.Keys(rules.Destinations)) {
 		b.add(place{"destination", name}, "", reflect.ValueOf(rules.Destinations[name]))

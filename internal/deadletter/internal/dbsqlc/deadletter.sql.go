@@ -682,19 +682,25 @@ func (q *Queries) Protect(ctx context.Context, arg ProtectParams) error {
 }
 
 const PublishPolicy = `-- name: PublishPolicy :exec
-SELECT dlq.publish_policy($1::text, $2::text, $3::text)
+SELECT dlq.publish_policy($1::text, $2::text, $3::text, $4::text)
 `
 
 type PublishPolicyParams struct {
 	Version   string
 	Approvals string
 	Actor     string
+	Skips     string
 }
 
 // PublishPolicy publishes the version of the policy in force, which audit rows contain, and the
-// operations that need approval, which dlq.require_approval reads.
+// operations that need approval, which dlq.require_approval reads, and what replay runs skip by default.
 func (q *Queries) PublishPolicy(ctx context.Context, arg PublishPolicyParams) error {
-	_, err := q.db.Exec(ctx, PublishPolicy, arg.Version, arg.Approvals, arg.Actor)
+	_, err := q.db.Exec(ctx, PublishPolicy,
+		arg.Version,
+		arg.Approvals,
+		arg.Actor,
+		arg.Skips,
+	)
 	return err
 }
 

@@ -1,0 +1,156 @@
+-- The preview of a replay run: what is known of single entries before they are redelivered, and when the run
+-- will have ended. internal/replay counts a sample with the first function; dlq.preview_replay does so in SQL.
+
+CREATE OR REPLACE FUNCTION dlq.before_replay(p_ids uuid[])
+RETURNS TABLE (entry_id uuid, seconds float8, attempts bigint, checkpoint boolean, other_run boolean, live_job boolean,
+    behind boolean, assigned_to text, parked_by text, in_review text)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
+    SELECT e.id,
+           CASE WHEN jsonb_typeof(l.last -> 'processingDuration') = 'number'
+               AND (l.last ->> 'processingDuration')::numeric BETWEEN 0 AND 1e9 -- any client can write 1e400
+               THEN (l.last ->> 'processingDuration')::float8 END,
+           e.retry_count + jsonb_array_length(e.replay_attempts), dlq.has_checkpoint(e.metadata),
+           EXISTS (SELECT FROM dlq.replay_runs r JOIN dlq.replay_run_entries x ON x.run_id = r.id AND x.entry_id = e.id
+               AND (x.outcome IS NULL AND x.job_id IS NULL OR r.progressive AND x.outcome = 'failed')
+               WHERE r.unsettled AND r.status IN ('running', 'paused', 'stopped')),
+           e.unique_key IS NOT NULL AND EXISTS (SELECT FROM river.river_job j
+               WHERE j.unique_key = e.unique_key AND j.unique_key IS NOT NULL AND j.unique_states IS NOT NULL
+                   AND river.river_job_state_in_bitmask(j.unique_states, j.state) AND j.id <> e.river_job_id
+                   AND (j.finalized_at IS NULL OR NOT EXISTS (SELECT FROM dlq.entry_jobs m
+                       WHERE m.job_id = j.id AND m.job_created_at = j.created_at AND m.entry_id = e.id))),
+           e.ordering_key IS NOT NULL AND EXISTS (SELECT FROM dlq.ordered_jobs o
+               WHERE o.queue = e.queue AND o.ordering_key = e.ordering_key AND o.place < e.order_place),
+           coalesce(e.assigned_to, ''), CASE WHEN dlq.is_person(e.parked_by) THEN e.parked_by ELSE '' END,
+           coalesce(v.actor, '')
+    FROM dlq.dead_letter_queue e
+    CROSS JOIN LATERAL (SELECT coalesce(e.replay_attempts -> -1, e.retry_history -> -1) AS last) l
+    LEFT JOIN dlq.in_review(p_ids) v ON v.entry_id = e.id
+    WHERE e.id = ANY (p_ids) AND e.stage IN ('inbox', 'open', 'failed')
+        AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(p_ids))
+$$;
+COMMENT ON FUNCTION dlq.before_replay IS
+    'What is known of entries before a replay: how long the last attempt ran (null if that is not known; errors of '
+    'rescued jobs have no duration), how many attempts there were, whether a resumable job has completed a step, '
+    'whether another replay run has not sent the entry yet or holds it, whether another job has its unique key, '
+    'whether it is behind another message of its ordering key, and which operator it is assigned to, parked it, or has it in '
+    'review.';
+
+-- A redelivery is assumed to take as long as the last attempts of the entries: nine of ten take the 10th to the 90th
+-- percentile. p_workers is how many redeliveries dlqd works at a time; null if an application works them. Each step of
+-- a progressive run waits for its last redelivery, and for a turn of the runner.
+CREATE OR REPLACE FUNCTION dlq.replay_ends(p_entries bigint, p_seconds float8[], p_rate float8, p_concurrency float8,
+    p_workers float8, p_progressive boolean, OUT earliest float8, OUT latest float8, OUT not_known text)
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_rate  constant float8 := coalesce(nullif(p_rate, 0), 10000); -- about what two cores send
+    v_steps constant integer := CASE WHEN p_progressive AND p_entries > 5 THEN 4 ELSE 1 END;
+    v_at_once float8 := coalesce(nullif(p_concurrency, 0), p_workers);
+    v_known bigint;
+    v_low   float8;
+    v_high  float8;
+    v_most  float8;
+BEGIN
+    SELECT count(*), percentile_disc(0.1) WITHIN GROUP (ORDER BY s), percentile_disc(0.9) WITHIN GROUP (ORDER BY s),
+        max(s)
+    INTO v_known, v_low, v_high, v_most FROM unnest(p_seconds) s WHERE s IS NOT NULL;
+    IF p_entries = 0 THEN
+        earliest := 0;
+        latest := 0;
+        RETURN;
+    ELSIF v_known < 5 AND v_known < p_entries THEN
+        not_known := 'attempts'; -- too few attempts whose duration is known
+        RETURN;
+    ELSIF v_at_once IS NULL AND v_rate * v_high <= 1 THEN
+        v_at_once := 1; -- one worker is enough
+    ELSIF v_at_once IS NULL THEN
+        not_known := 'workers'; -- how many redeliveries the application works at a time
+        RETURN;
+    END IF;
+    v_at_once := least(v_at_once, p_workers);
+    earliest := p_entries / least(v_rate, coalesce(nullif(p_concurrency, 0), 'infinity') / nullif(v_low, 0))
+        + v_steps * v_low;
+    latest := p_entries / least(v_rate, v_at_once / nullif(v_high, 0)) + v_most + (v_steps - 1) * v_high + v_steps * 2;
+END
+$$;
+COMMENT ON FUNCTION dlq.replay_ends IS
+    'After how many seconds a replay run of so many entries will have ended, if no group is held: from earliest to '
+    'latest. Otherwise not_known says what is missing: attempts (fewer than five whose duration is known) or workers '
+    '(how many redeliveries are worked at a time, without a concurrency). p_seconds are durations of recent attempts.';
+
+CREATE OR REPLACE FUNCTION dlq.preview_replay(p_filter jsonb, p_rate float8 DEFAULT NULL,
+    p_concurrency integer DEFAULT NULL, p_progressive boolean DEFAULT false)
+RETURNS TABLE (what text, entries bigint, sampled bigint, detail text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_filter constant jsonb := dlq.replayable(p_filter);
+    v_total  bigint;
+    v_sample uuid[];
+    v_ends   record;
+BEGIN
+    WITH cells AS MATERIALIZED (SELECT c.entries, c.sample FROM dlq.count_groups(v_filter, 1000) c)
+    SELECT (SELECT coalesce(sum(c.entries), 0) FROM cells c),
+        ARRAY(SELECT i.id FROM cells c CROSS JOIN unnest(c.sample) i (id)) INTO v_total, v_sample;
+    RETURN QUERY SELECT 'entries'::text, v_total, v_total, NULL::text;
+    RETURN QUERY
+    WITH b AS MATERIALIZED (SELECT * FROM dlq.before_replay(v_sample))
+    SELECT k.what, round(v_total * k.hits::numeric / greatest(cardinality(v_sample), 1))::bigint,
+           cardinality(v_sample)::bigint, k.detail
+    FROM (SELECT count(*) FILTER (WHERE b.other_run), count(*) FILTER (WHERE b.live_job),
+              count(*) FILTER (WHERE b.behind), count(*) FILTER (WHERE b.assigned_to <> ''),
+              count(*) FILTER (WHERE b.parked_by <> ''), count(*) FILTER (WHERE b.in_review <> ''),
+              count(*) FILTER (WHERE b.seconds > 5), count(*) FILTER (WHERE b.seconds IS NULL),
+              count(*) FILTER (WHERE b.attempts > 1), count(*) FILTER (WHERE b.checkpoint)
+          FROM b) c (other_run, live_job, behind, assigned, parked, in_review, ran_long, ran_not_known, repeated,
+              steps_done)
+    CROSS JOIN LATERAL (VALUES
+        ('other_run', c.other_run, 'also in another replay run'),
+        ('live_job', c.live_job, 'another job has their unique key: skipped'),
+        ('behind', c.behind, 'behind another one of their ordering key'),
+        ('assigned', c.assigned, 'assigned to an operator'),
+        ('parked', c.parked, 'parked by an operator'),
+        ('in_review', c.in_review, 'in review by an operator'),
+        ('ran_long', c.ran_long, 'ran for more than 5 s before they failed'),
+        ('ran_not_known', c.ran_not_known, 'it is not known how long the last attempt ran'),
+        ('repeated', c.repeated, 'attempted more than once'),
+        ('steps_done', c.steps_done, 'completed a step of their resumable jobs')) k (what, hits, detail)
+    WHERE k.hits > 0;
+    SELECT n.* INTO v_ends
+    FROM dlq.replay_ends(v_total, ARRAY(SELECT b.seconds FROM dlq.before_replay(v_sample) b), p_rate, p_concurrency,
+        NULL, p_progressive) n;
+    RETURN QUERY SELECT 'ends'::text, NULL::bigint, cardinality(v_sample)::bigint, CASE WHEN v_ends.not_known IS NULL
+        THEN (now() + make_interval(secs => v_ends.earliest)) || ' to ' || (now() + make_interval(secs => v_ends.latest))
+        ELSE 'not known: ' || v_ends.not_known END;
+END
+$$;
+COMMENT ON FUNCTION dlq.preview_replay IS
+    'What a replay run of the entries that match a filter would do, from a random sample of at most 1,000: entries, '
+    'those that another run or an operator has, those that will not go, what ran before, and when the run will have '
+    'ended (ends). SQL knows neither the policy''s staleAfter nor how many messages dlqd delivers at a time.';
+
+CREATE OR REPLACE FUNCTION dlq.preview_groups(p_filter jsonb, p_limit integer DEFAULT 200)
+RETURNS TABLE (queue text, fingerprint text, entries bigint, tried boolean, expected bigint, recovered bigint,
+    failed bigint, recovered_before bigint, failed_before bigint, since timestamptz)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    WITH groups AS MATERIALIZED (
+        SELECT c.queue, c.fingerprint, sum(c.entries)::bigint AS entries
+        FROM dlq.count_groups(dlq.replayable(p_filter)) c GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT p_limit
+    )
+    SELECT g.queue, g.fingerprint, g.entries, o.queue IS NOT NULL,
+           -- beta-binomial with Jeffreys' prior: the mean of internal/replay
+           CASE WHEN o.queue IS NOT NULL THEN round(g.entries * (u.recovered + 0.5) / (u.recovered + u.failed + 1))::bigint
+               END,
+           o.recovered, o.failed, o.recovered_before, o.failed_before, o.since
+    FROM groups g
+    LEFT JOIN dlq.group_outcomes((SELECT array_agg(n.queue) FROM groups n WHERE n.fingerprint <> ''),
+        (SELECT array_agg(n.fingerprint) FROM groups n WHERE n.fingerprint <> '')) o
+        ON o.queue = g.queue AND o.fingerprint = g.fingerprint
+    LEFT JOIN LATERAL (SELECT o.recovered + CASE WHEN few THEN o.recovered_before ELSE 0 END AS recovered,
+            o.failed + CASE WHEN few THEN o.failed_before ELSE 0 END AS failed
+        FROM (SELECT o.recovered + o.failed < 5 AS few) f) u ON true
+    ORDER BY g.entries DESC, g.queue, g.fingerprint
+$$;
+COMMENT ON FUNCTION dlq.preview_groups IS
+    'What to expect of the failure groups of the entries that match a filter: what became of earlier redeliveries '
+    '(dlq.group_outcomes), and how many entries will recover (expected). tried is false if no replay run has outcomes '
+    'of the group: it was never tried. The API adds intervals.';
