@@ -146,15 +146,6 @@ COMMENT ON FUNCTION dlq.sent_by IS
     'The strategy of a redelivery: that of its entry if a worker made it; manual if an operator, a '
     'replay run or a retry outside dlqd did.';
 
-CREATE OR REPLACE FUNCTION dlq.worked_seconds(p_job bigint) RETURNS double precision
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
-SET row_security = off AS $$
-    SELECT greatest(extract(epoch FROM j.finalized_at - j.attempted_at)::double precision, 0)
-    FROM river.river_job j WHERE j.id = p_job
-$$;
-COMMENT ON FUNCTION dlq.worked_seconds IS
-    'How long the last attempt of a job that has ended took, in seconds; null if the job is gone.';
-
 CREATE OR REPLACE FUNCTION dlq.resolve_by(p_ids uuid[], p_jobs bigint[], p_ended timestamptz[], p_actor text)
     RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -165,7 +156,8 @@ DECLARE
 BEGIN
     -- Every replay run that redelivered one of these entries counts it as succeeded.
     UPDATE dlq.replay_run_entries r SET outcome = 'succeeded', ended_at = clock_timestamp(),
-        worked = dlq.worked_seconds(r.job_id)
+        worked = (SELECT greatest(extract(epoch FROM j.finalized_at - j.attempted_at)::double precision, 0)
+                  FROM river.river_job j WHERE j.id = r.job_id)
     FROM unnest(p_ids) i (id) JOIN dlq.entry_jobs m ON m.entry_id = i.id AND m.run_id IS NOT NULL
     WHERE r.run_id = m.run_id AND r.entry_id = i.id AND r.outcome IS NULL;
     v_moving := dlq.set_moves((SELECT jsonb_build_object('actor', p_actor, 'reasons',
@@ -282,7 +274,9 @@ BEGIN
         v_class := v_entry.error_class;
     END IF;
     UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = left(p_job -> 'errors' -> -1 ->> 'error', 1000),
-        ended_at = clock_timestamp(), worked = dlq.worked_seconds(v_job)
+        ended_at = clock_timestamp(),
+        worked = (SELECT greatest(extract(epoch FROM j.finalized_at - j.attempted_at)::double precision, 0)
+                  FROM river.river_job j WHERE j.id = v_job)
     FROM dlq.entry_jobs m
     WHERE m.job_id = v_job AND m.entry_id = p_entry AND m.run_id IS NOT NULL AND r.run_id = m.run_id
         AND r.entry_id = p_entry AND r.job_id = v_job;
