@@ -93,9 +93,13 @@ func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 				"dlq.reconcile_findings"),
 			m.Schemas.Render("tables dlq.circuit_breakers, dlq.circuit_breaker_changes, dlq.automatic_switches, "+
 				"dlq.automatic_changes, dlq.gates, dlq.paces, dlq.ordered_jobs"),
-			m.Schemas.Render("tables dlq.processes, dlq.settings, dlq.replay_runs, dlq.replay_run_groups, dlq.replay_run_entries, "+
-				"dlq.rollup_*, dlq.failure_groups, dlq.group_aliases, dlq.erasures, dlq.restored_partitions, dlq.archived_partitions, "+
-				"dlq.acts, dlq.duties, dlq.approvals, dlq.approval_entries, dlq.deploys"))
+			m.Schemas.Render("tables dlq.source_positions, dlq.source_progress, dlq.source_deliveries"),
+			m.Schemas.Render("tables dlq.replay_runs, dlq.replay_run_groups, dlq.replay_run_entries, dlq.failure_groups, "+
+				"dlq.group_aliases, dlq.group_marks, dlq.deploys, dlq.saved_views, dlq.reviews"),
+			m.Schemas.Render("tables dlq.acts, dlq.duties, dlq.operations, dlq.operation_unchanged, dlq.approvals, "+
+				"dlq.approval_entries, dlq.erasures, dlq.restored_partitions, dlq.archived_partitions"),
+			m.Schemas.Render("tables dlq.processes, dlq.settings, dlq.schema_migrations, dlq.tokens, dlq.sessions, "+
+				"dlq.role_scopes, dlq.last_acts, dlq.counters, dlq.metrics_sample, dlq.rollup_*"))
 	}
 	if !status.codeCurrent || !status.triggersCurrent {
 		code := "functions and views in schema " + m.Schemas.DLQ + ", and triggers on its tables"

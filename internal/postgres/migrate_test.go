@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -251,9 +252,18 @@ func TestAttach_DetachRemovesEverything(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, strings.Join(plan.Create, "\n"), "trigger dlq_capture on public.river_job")
 	require.Equal(t, before, catalog(t, pool), "a plan creates nothing")
+	planned := strings.Join(plan.Create, "\n")
 
 	for range 2 {
 		require.NoError(t, m.Attach(t.Context()))
+		rows, err := pool.Query(t.Context(), `SELECT 'dlq.' || regexp_replace(relname, '^rollup_.*', 'rollup_*') FROM pg_class
+			WHERE relnamespace = 'dlq'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition`)
+		require.NoError(t, err)
+		tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		for _, table := range tables {
+			require.Regexp(t, regexp.QuoteMeta(table)+`(?m:$|,)`, planned, "a plan names each table")
+		}
 		plan, err = m.Plan(t.Context())
 		require.NoError(t, err)
 		require.Empty(t, plan.Create)
