@@ -148,8 +148,10 @@ BEGIN
             WHEN 'ids'           THEN 'e.id = ANY (dlq.filter_words($1, ''ids'')::uuid[])'
             WHEN 'messageId'     THEN 'e.event_id' || v_equals
             WHEN 'jobId'         THEN '(e.river_job_id = ANY (dlq.filter_words($1, ''jobId'')::bigint[]) OR e.id = ANY (ARRAY(SELECT j.entry_id FROM dlq.entry_jobs j WHERE j.job_id = ANY (dlq.filter_words($1, ''jobId'')::bigint[]))))'
-            WHEN 'rest'          THEN 'e.id IN (SELECT x.entry_id FROM dlq.replay_runs r JOIN dlq.replay_run_entries x ON x.run_id = r.id WHERE r.id = ANY (dlq.filter_words($1, ''rest'')::uuid[]) AND dlq.scope_within(r.scope, dlq.scope()) AND (x.outcome = ''skipped'' OR x.outcome IS NULL AND x.job_id IS NULL))'
-            WHEN 'again'         THEN 'e.id IN (SELECT x.entry_id FROM dlq.replay_runs r JOIN dlq.replay_run_entries x ON x.run_id = r.id WHERE r.id = ANY (dlq.filter_words($1, ''again'')::uuid[]) AND dlq.scope_within(r.scope, dlq.scope()) AND x.outcome = ''failed'')'
+            -- The first condition on run_id tells the planner how many entries the run has. Without it, the plan for a
+            -- small run reads all open entries.
+            WHEN 'rest'          THEN 'e.id IN (SELECT x.entry_id FROM dlq.replay_run_entries x WHERE x.run_id = ANY (dlq.filter_words($1, ''rest'')::uuid[]) AND x.run_id = ANY (ARRAY(SELECT r.id FROM dlq.replay_runs r WHERE r.id = ANY (dlq.filter_words($1, ''rest'')::uuid[]) AND dlq.scope_within(r.scope, dlq.scope()))) AND (x.outcome = ''skipped'' OR x.outcome IS NULL AND x.job_id IS NULL))'
+            WHEN 'again'         THEN 'e.id IN (SELECT x.entry_id FROM dlq.replay_run_entries x WHERE x.run_id = ANY (dlq.filter_words($1, ''again'')::uuid[]) AND x.run_id = ANY (ARRAY(SELECT r.id FROM dlq.replay_runs r WHERE r.id = ANY (dlq.filter_words($1, ''again'')::uuid[]) AND dlq.scope_within(r.scope, dlq.scope()))) AND x.outcome = ''failed'')'
             WHEN 'after'         THEN 'e.id >= dlq.first_id(($1 ->> ''after'')::timestamptz)'
             WHEN 'before'        THEN 'e.id < dlq.first_id(($1 ->> ''before'')::timestamptz)'
             WHEN 'minAge'        THEN 'e.id < dlq.first_id(now() - ($1 ->> ''minAge'')::interval)'
