@@ -212,7 +212,8 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan =
         CROSS JOIN LATERAL jsonb_to_recordset(r.estimates) e (what text, entries bigint, low bigint, high bigint)
         UNION ALL
         -- A run that waited for an operator took the time that the operator took.
-        SELECT 'ends', round(((r.forecast #>> '{ends,earliest}')::numeric + (r.forecast #>> '{ends,latest}')::numeric) / 2),
+        SELECT 'ends',
+               round(((r.forecast #>> '{ends,earliest}')::numeric + (r.forecast #>> '{ends,latest}')::numeric) / 2),
                floor((r.forecast #>> '{ends,earliest}')::numeric), ceil((r.forecast #>> '{ends,latest}')::numeric),
                round(extract(epoch FROM r.finished_at - r.created_at))
         FROM run r

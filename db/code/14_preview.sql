@@ -33,8 +33,8 @@ COMMENT ON FUNCTION dlq.before_replay IS
     'What is known of entries before a replay: how long the last attempt ran (null if that is not known; errors of '
     'rescued jobs have no duration), how many attempts there were, whether a resumable job has completed a step, '
     'whether another replay run has not sent the entry yet or holds it, whether another job has its unique key, '
-    'whether it is behind another message of its ordering key, and which operator it is assigned to, parked it, or has it in '
-    'review.';
+    'whether it is behind another message of its ordering key, and which operator it is assigned to, parked it, or has '
+    'it in review.';
 
 -- A redelivery is assumed to take as long as the last attempts of the entries: nine of ten take the 10th to the 90th
 -- percentile. p_workers is how many redeliveries dlqd works at a time; null if an application works them. Each step of
@@ -119,7 +119,8 @@ BEGIN
     FROM dlq.replay_ends(v_total, ARRAY(SELECT b.seconds FROM dlq.before_replay(v_sample) b), p_rate, p_concurrency,
         NULL, p_progressive) n;
     RETURN QUERY SELECT 'ends'::text, NULL::bigint, cardinality(v_sample)::bigint, CASE WHEN v_ends.not_known IS NULL
-        THEN (now() + make_interval(secs => v_ends.earliest)) || ' to ' || (now() + make_interval(secs => v_ends.latest))
+        THEN (now() + make_interval(secs => v_ends.earliest)) || ' to '
+            || (now() + make_interval(secs => v_ends.latest))
         ELSE 'not known: ' || v_ends.not_known END;
 END
 $$;
@@ -138,8 +139,8 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
     )
     SELECT g.queue, g.fingerprint, g.entries, o.queue IS NOT NULL,
            -- beta-binomial with Jeffreys' prior: the mean of internal/replay
-           CASE WHEN o.queue IS NOT NULL THEN round(g.entries * (u.recovered + 0.5) / (u.recovered + u.failed + 1))::bigint
-               END,
+           CASE WHEN o.queue IS NOT NULL
+               THEN round(g.entries * (u.recovered + 0.5) / (u.recovered + u.failed + 1))::bigint END,
            o.recovered, o.failed, o.recovered_before, o.failed_before, o.since
     FROM groups g
     LEFT JOIN dlq.group_outcomes((SELECT array_agg(n.queue) FROM groups n WHERE n.fingerprint <> ''),

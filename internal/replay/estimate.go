@@ -77,14 +77,16 @@ var estimateWords = map[string]string{
 	estimateNotKnown:                   "perhaps done by a later job: no index of River answers",
 	estimateOtherRun:                   "also in another replay run, which skips them once this one has sent them",
 	estimatePatchFails:                 "skipped, because the patch does not apply",
-	estimateRanLong:                    "ran for more than " + longAttempt.String() + " before they failed: they may have done something",
+	estimateRanLong:                    "ran for more than " + longAttempt.String() +
+		" before they failed: they may have done something",
 	estimateRanUnknown:                 "it is not known how long the last attempt ran",
 	estimateRepeated:                   "attempted more than once",
 	estimateStepsDone:                  "completed a step of their resumable jobs",
 	estimateGoes:                       "go",
 	estimateSkipped + reasonStale:      "skipped, because their work is out of date",
 	estimateSkipped + reasonSuperseded: "skipped, because a later job has done their work",
-	estimateSkipped + reasonHeld:       "skipped, because an operator has them, or dlqd does not redeliver them automatically",
+	estimateSkipped + reasonHeld:       "skipped, because an operator has them, or dlqd does not redeliver them " +
+		"automatically",
 	estimateLiveJob:                    "skipped unless forced, because another job has their unique key",
 	estimateBehind:                     "behind another message of their ordering key: they go only after its success",
 	estimateAssigned:                   "assigned to an operator; they go all the same",
@@ -133,7 +135,10 @@ func spread(ids []uuid.UUID, n int) []uuid.UUID {
 
 // addEstimates adds what is estimated from a sample of the entries, which is in the order of their groups.
 func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request, ids []uuid.UUID, p *Preview) error {
-	skips := skipping{stale: in.SkipStale != nil && *in.SkipStale, superseded: in.SkipSuperseded != nil && *in.SkipSuperseded}
+	skips := skipping{
+		stale:      in.SkipStale != nil && *in.SkipStale,
+		superseded: in.SkipSuperseded != nil && *in.SkipSuperseded,
+	}
 	raw, err := tx.SkipDefaults(ctx, dbsqlc.SkipDefaultsParams{Stale: in.SkipStale, Superseded: in.SkipSuperseded})
 	if err != nil {
 		return err

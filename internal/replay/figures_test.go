@@ -108,9 +108,10 @@ func TestPreview_SaysWhoHasTheEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.fail(6, "a", "T")
-	one := func(n string) string { return "(SELECT id FROM dlq.dead_letter_queue WHERE original_event ->> 'n' = '" + n + "')" }
+	one := func(n string) string {
+		return "(SELECT id FROM dlq.dead_letter_queue WHERE original_event ->> 'n' = '" + n + "')"
+	}
 	b.exec("SELECT dlq.assign(" + one("1") + ", 'ann')")
-	b.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', strategy = 'immediate' WHERE status = 'dlq_manual'")
 	b.exec("SELECT dlq.park(" + one("2") + ", 'bea')")
 	b.exec("SELECT dlq.review_next(ARRAY[" + one("3") + "], 'cem')")
 	b.exec("UPDATE dlq.reviews SET at = now() + interval '1 hour'")
@@ -126,8 +127,10 @@ func TestPreview_SaysWhoHasTheEntries(t *testing.T) {
 	require.Equal(t, "attempts", preview.EndsUnknown)
 	require.Equal(t, 1, b.count("SELECT entries::integer FROM dlq.preview_replay('{}') WHERE what = 'in_review'"))
 	require.Equal(t, 6, b.count("SELECT entries::integer FROM dlq.preview_replay('{}') WHERE what = 'entries'"))
-	require.Equal(t, 1, b.count("SELECT count(*)::integer FROM dlq.preview_replay('{}') WHERE detail = 'not known: attempts'"))
-	require.Equal(t, 6, b.count("SELECT entries::integer FROM dlq.preview_groups('{}') WHERE NOT tried AND expected IS NULL"))
+	require.Equal(t, 1, b.count(`SELECT count(*)::integer FROM dlq.preview_replay('{}')
+		WHERE detail = 'not known: attempts'`))
+	require.Equal(t, 6, b.count(`SELECT entries::integer FROM dlq.preview_groups('{}')
+		WHERE NOT tried AND expected IS NULL`))
 }
 
 func TestPreview_SaysWhenTheRunWillHaveEnded(t *testing.T) {
@@ -165,7 +168,8 @@ func TestReport_SaysHowFarOffEachFigureWas(t *testing.T) {
 	b := setup(t)
 	b.fail(10, "a", "T")
 	b.exec(`UPDATE dlq.dead_letter_queue SET retry_history = '[{"processingDuration": 7}]',
-		metadata = CASE WHEN original_event ->> 'n' = '4' THEN '{"dlqd:expires_at": "2020-01-01T00:00:00Z"}' ELSE metadata END`)
+		metadata = CASE WHEN original_event ->> 'n' = '4' THEN '{"dlqd:expires_at": "2020-01-01T00:00:00Z"}'
+			ELSE metadata END`)
 	run := b.start(replay.Request{All: true, SkipStale: new(true), Concurrency: 10, StopAt: 100})
 	b.exec("SELECT dlq.discard(id, 'ann') FROM dlq.dead_letter_open WHERE original_event ->> 'n' = '5'")
 	b.runOnce()
@@ -185,7 +189,8 @@ func TestReport_SaysHowFarOffEachFigureWas(t *testing.T) {
 	}
 	require.Equal(t, replay.Figure{What: "goes", Forecast: 9, Low: 9, High: 9, Actual: 8}, figures["goes"])
 	require.False(t, figures["goes"].Held(), "ann took one over")
-	require.Equal(t, replay.Figure{What: "skipped_stale", Forecast: 1, Low: 1, High: 1, Actual: 1}, figures["skipped_stale"])
+	require.Equal(t, replay.Figure{What: "skipped_stale", Forecast: 1, Low: 1, High: 1, Actual: 1},
+		figures["skipped_stale"])
 	require.Equal(t, replay.Figure{What: "ran_long", Forecast: 10, Low: 10, High: 10, Actual: 10}, figures["ran_long"])
 	require.Contains(t, figures, "ends")
 	reasons := map[string]bool{}
@@ -255,9 +260,10 @@ func TestFixes_HaveTheScopeOfTheirQueue(t *testing.T) {
 func TestDeploys_OfALimitedActorAreBounded(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.exec(`INSERT INTO dlq.deploys (queue, version, actor, last_at) SELECT 'shop-' || i, '1', 'eve', now() - i * interval '1 s'
-		FROM generate_series(1, 10100) i`)
-	b.exec("INSERT INTO dlq.deploys (queue, version, actor, last_at) VALUES ('shop-0', '1', 'ci', now() - interval '1 year')")
+	b.exec(`INSERT INTO dlq.deploys (queue, version, actor, last_at) SELECT 'shop-' || i, '1', 'eve',
+		now() - i * interval '1 s' FROM generate_series(1, 10100) i`)
+	b.exec(`INSERT INTO dlq.deploys (queue, version, actor, last_at)
+		VALUES ('shop-0', '1', 'ci', now() - interval '1 year')`)
 	ctx := postgres.WithScope(t.Context(), `[{"queues": ["shop-*"], "kinds": []}]`)
 	require.NoError(t, b.store.InTx(ctx, func(tx postgres.DB) error {
 		_, err := tx.Exec(ctx, "SELECT dlq.record_deploy('2', ARRAY['shop-1'], 'eve')")

@@ -166,8 +166,8 @@ func (f *Fixes) start(ctx context.Context, g *dbsqlc.FixedGroupsRow) error {
 		Filter: filter, Progressive: true, ForFix: &FixedGroup{g.Queue, g.Fingerprint},
 		Act: deadletter.Act{Actor: policyActor, Note: "fixed in " + g.FixedIn + ", which is deployed"},
 	}
-	// Without an origin, a change of dlqd itself needs no approval. With the scope of the queue, its operators see the run,
-	// and may approve it.
+	// Without an origin, a change of dlqd itself needs no approval. With the scope of the queue, its operators see the
+	// run, and may approve it.
 	ctx = deadletter.WithOrigin(ctx, "policy, replayWhenFixed of queue "+g.Queue)
 	ctx = postgres.WithScope(ctx, fixScope(g.Queue))
 	mayStart := func(tx transaction) error { return f.mayStart(ctx, tx, g, filter) }
