@@ -72,12 +72,12 @@ func (e Estimate) Exact(total int64) bool { return e.Sampled >= total }
 
 // estimateWords are what estimates count, in words.
 var estimateWords = map[string]string{
-	estimateStale:                      "out of date",
-	estimateSuperseded:                 "done by a later job",
-	estimateNotKnown:                   "perhaps done by a later job: no index of River answers",
-	estimateOtherRun:                   "also in another replay run, which skips them once this one has sent them",
-	estimatePatchFails:                 "skipped, because the patch does not apply",
-	estimateRanLong:                    "ran for more than " + longAttempt.String() +
+	estimateStale:      "out of date",
+	estimateSuperseded: "done by a later job",
+	estimateNotKnown:   "perhaps done by a later job: no index of River answers",
+	estimateOtherRun:   "also in another replay run, which skips them once this one has sent them",
+	estimatePatchFails: "skipped, because the patch does not apply",
+	estimateRanLong: "ran for more than " + longAttempt.String() +
 		" before they failed: they may have done something",
 	estimateRanUnknown:                 "it is not known how long the last attempt ran",
 	estimateRepeated:                   "attempted more than once",
@@ -85,13 +85,13 @@ var estimateWords = map[string]string{
 	estimateGoes:                       "go",
 	estimateSkipped + reasonStale:      "skipped, because their work is out of date",
 	estimateSkipped + reasonSuperseded: "skipped, because a later job has done their work",
-	estimateSkipped + reasonHeld:       "skipped, because an operator has them, or dlqd does not redeliver them " +
+	estimateSkipped + reasonHeld: "skipped, because an operator has them, or dlqd does not redeliver them " +
 		"automatically",
-	estimateLiveJob:                    "skipped unless forced, because another job has their unique key",
-	estimateBehind:                     "behind another message of their ordering key: they go only after its success",
-	estimateAssigned:                   "assigned to an operator; they go all the same",
-	estimateParked:                     "parked by an operator; they go all the same",
-	estimateInReview:                   "in review by an operator; they go all the same",
+	estimateLiveJob:  "skipped unless forced, because another job has their unique key",
+	estimateBehind:   "behind another message of their ordering key: they go only after its success",
+	estimateAssigned: "assigned to an operator; they go all the same",
+	estimateParked:   "parked by an operator; they go all the same",
+	estimateInReview: "in review by an operator; they go all the same",
 }
 
 // Text describes the estimate, of total entries.
