@@ -113,6 +113,7 @@ func TestPreview_SaysWhoHasTheEntries(t *testing.T) {
 	}
 	b.exec("SELECT dlq.assign(" + one("1") + ", 'ann')")
 	b.exec("SELECT dlq.park(" + one("2") + ", 'bea')")
+	b.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_manual', strategy = 'manual' WHERE id = " + one("3"))
 	b.exec("SELECT dlq.review_next(ARRAY[" + one("3") + "], 'cem')")
 	b.exec("UPDATE dlq.reviews SET at = now() + interval '1 hour'")
 	b.exec(`UPDATE dlq.dead_letter_queue SET unique_key = 'k', unique_states = B'11111111' WHERE id = ` + one("4"))
@@ -223,7 +224,7 @@ func TestFixes_LogARefusalOnceAndWait(t *testing.T) {
 	for range 3 {
 		require.NoError(t, fixes.RunOnce(t.Context()))
 	}
-	require.Equal(t, 1, strings.Count(log.String(), "not started"), log.String())
+	require.Equal(t, 1, strings.Count(log.String(), "level=WARN"), log.String())
 	require.Zero(t, b.runs())
 	b.unmet = ""
 	require.NoError(t, fixes.RunOnce(t.Context()))
