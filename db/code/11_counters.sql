@@ -185,11 +185,15 @@ BEGIN
         SELECT b.queue, b.error_class, b.manual, coalesce(a.after, p_after) AS after,
                p_most / count(*) OVER () + 1 AS share
         FROM dlq.rollup_backlog b LEFT JOIN afters a ON a.queue = b.queue WHERE b.manual > 0
+    ), spans AS MATERIALIZED (
+        SELECT d.after, dlq.step_for(d.after) AS step,
+               date_trunc(dlq.step_for(d.after)::text, v_now - d.after, 'UTC') AS since
+        FROM (SELECT DISTINCT w.after FROM waiting w) d
     ), parked AS MATERIALIZED (
-        SELECT f.queue, f.error_class, w.after, sum(f.parked) AS parked
-        FROM (SELECT DISTINCT d.after FROM waiting d) w
-        JOIN dlq.rollup_flow f ON f.step = dlq.step_for(w.after) AND f.scope = 'queue_class'
-            AND f.bucket >= date_trunc(dlq.step_for(w.after)::text, v_now - w.after, 'UTC')
+        SELECT p.queue, p.error_class, s.after, sum(p.parked) AS parked
+        FROM spans s CROSS JOIN LATERAL (
+            SELECT f.queue, f.error_class, f.parked FROM dlq.rollup_flow f
+            WHERE f.step = s.step AND f.scope = 'queue_class' AND f.bucket >= s.since OFFSET 0) p
         GROUP BY 1, 2, 3
     ), manual AS (
         SELECT w.queue, w.error_class, CASE WHEN l.looked < w.share THEN l.found ELSE greatest(l.found, w.manual
