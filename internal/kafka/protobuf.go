@@ -1,10 +1,12 @@
 package kafka
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -23,6 +25,7 @@ const (
 	fieldAt      = "failed_at" // google.protobuf.Timestamp, or milliseconds since 1970
 	fieldNode    = "failed_node_id"
 	fieldTopic   = "original_topic"
+	fieldPayload = "stream" // the payload that failed: a message or bytes
 )
 
 // valueType returns the type of the values of a source whose envelope is protobuf, and nil for
@@ -89,6 +92,51 @@ func (e *envelope) protobuf(of protoreflect.MessageDescriptor, record *source.Re
 	if raw, err := protojson.Marshal(value); err == nil {
 		record.Payload = raw
 	}
+}
+
+// errNoPayload is the error of a value whose field of the payload is empty.
+var errNoPayload = errors.New("the field " + fieldPayload + " of the record's value is empty: there is no payload to publish")
+
+// unwrapped returns the value to publish for a record of a source: the payload that the value holds, byte for byte,
+// if the envelope is a Protobuf type with such a field; else the value.
+func (b *Broker) unwrapped(name string, value []byte) ([]byte, error) {
+	s := b.policy.Sources.Sources[name]
+	if s == nil || value == nil {
+		return value, nil
+	}
+	of, err := valueType(s)
+	if err != nil || of == nil {
+		return value, err
+	}
+	field := of.Fields().ByName(fieldPayload)
+	if field == nil || field.IsList() || field.IsMap() ||
+		field.Kind() != protoreflect.MessageKind && field.Kind() != protoreflect.BytesKind {
+		return value, nil
+	}
+	var payload []byte
+	found := false
+	for rest := value; len(rest) > 0; {
+		number, kind, n := protowire.ConsumeTag(rest)
+		if n < 0 {
+			return nil, fmt.Errorf("the value is not a %s: %w", of.FullName(), errNoPayload)
+		}
+		size := protowire.ConsumeFieldValue(number, kind, rest[n:])
+		if size < 0 {
+			return nil, fmt.Errorf("the value is not a %s: %w", of.FullName(), errNoPayload)
+		}
+		if number == field.Number() && kind == protowire.BytesType {
+			part, _ := protowire.ConsumeBytes(rest[n:])
+			if field.Kind() == protoreflect.BytesKind {
+				payload = nil // the last one counts; parts of a message are merged
+			}
+			payload, found = append(payload, part...), true
+		}
+		rest = rest[n+size:]
+	}
+	if !found {
+		return nil, errNoPayload
+	}
+	return payload, nil
 }
 
 // timeOf returns the time in a field, or a zero time.

@@ -65,6 +65,10 @@ func (b *Broker) Publish(
 	if err != nil {
 		return source.Acknowledgement{}, err
 	}
+	value, err := b.unwrapped(target.Source, message.Value)
+	if err != nil {
+		return source.Acknowledgement{}, publishError(target.Topic, err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	if !c.answers.Load() { // a publication would wait in vain for a cluster that refuses the login
@@ -73,7 +77,7 @@ func (b *Broker) Publish(
 		}
 	}
 	record := &kgo.Record{
-		Topic: target.Topic, Partition: target.Partition, Key: message.Key, Value: message.Value,
+		Topic: target.Topic, Partition: target.Partition, Key: message.Key, Value: value,
 		Headers: published(message),
 	}
 	done := make(chan error, 1)
@@ -122,7 +126,7 @@ func publishError(topic string, err error) error {
 	var network net.Error
 	switch {
 	case errors.Is(err, kerr.MessageTooLarge), errors.Is(err, kerr.RecordListTooLarge),
-		errors.Is(err, kerr.InvalidRecord), errors.Is(err, kerr.InvalidTimestamp):
+		errors.Is(err, kerr.InvalidRecord), errors.Is(err, kerr.InvalidTimestamp), errors.Is(err, errNoPayload):
 		failure.Class, failure.Err = riverdlq.ClassValidation, errors.Join(err, source.ErrUnpublishable)
 	case errors.Is(err, kerr.UnknownTopicOrPartition), errors.Is(err, kerr.InvalidTopicException),
 		errors.Is(err, kerr.UnknownTopicID):
