@@ -55,6 +55,7 @@ var tables = map[string][]string{
 	"settings":                {"automatic", "deadletter", "replica", "retention"},
 	"source_positions":        {"source"},
 	"source_progress":         {"source"},
+	"sources":                 {"source"},
 	"tokens":                  {"access"},
 	"river.river_job":         {"breaker", "delivery", "ingest", "worker", "metrics"},
 }

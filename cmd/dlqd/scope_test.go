@@ -88,6 +88,13 @@ var commandRequests = []struct {
 		`{}`, false,
 	},
 	{"list-sources", "sources --json", "/api/sources", "", false},
+	{"get-source", "sources show {queue} --json", "/api/sources/{queue}", "", false},
+	{"pause-source", "sources pause {queue} --json", "/api/sources/{queue}/pause", `{}`, true},
+	{"resume-source", "sources resume {queue} --json", "/api/sources/{queue}/resume", `{}`, true},
+	{
+		"rewind-source", "sources rewind {queue} --topic dlt --offset 2 --json", "/api/sources/{queue}/rewind",
+		`{"topic": "dlt", "partition": 0, "offset": 2}`, true,
+	},
 	{"get-automatic", "automatic --json", "/api/dlq/automatic", "", false},
 	{
 		"set-automatic", "automatic off --queue {queue} --json", "/api/dlq/automatic/set",
@@ -167,6 +174,9 @@ func TestScope_CommandsMatchAPI(t *testing.T) {
 		}
 		execute("INSERT INTO river_queue (name, created_at, updated_at) VALUES ($1, now(), now())", queue)
 		execute("SELECT dlq.open_breaker('queue:' || $1, 'kim', 'drill')", queue)
+		execute("INSERT INTO dlq.sources (name, cluster, queue) VALUES ($1, 'c', $1)", queue)
+		execute(`INSERT INTO dlq.source_positions (cluster, topic_id, partition, topic, source, queue, first_offset, next_offset)
+			VALUES ('c', gen_random_uuid(), 0, 'dlt', $1, $1, 0, 5)`, queue)
 	}
 	execute(`UPDATE river_job SET state = 'discarded', finalized_at = now(),
 		errors = ARRAY[jsonb_build_object('error', 'secret of ' || queue || kind)] WHERE state = 'running'`)

@@ -209,13 +209,16 @@ BEGIN
                     AND dlq.scope_within(r.scope, p_scope))
         OR p_subject LIKE 'approval %'
             AND EXISTS (SELECT FROM dlq.approvals a WHERE a.id = dlq.to_uuid(substr(p_subject, length('approval ') + 1))
-                AND dlq.scope_within(a.scope, p_scope));
+                AND dlq.scope_within(a.scope, p_scope))
+        OR p_subject LIKE 'source %'
+            AND EXISTS (SELECT FROM dlq.sources s WHERE s.name = substr(p_subject, length('source ') + 1)
+                AND dlq.in_scope(s.queue, NULL, p_scope));
 END
 $$;
 COMMENT ON FUNCTION dlq.act_in_scope IS
     'Whether a caller limited to p_scope may see an act on an object that is not an entry '
     '(dlq.acts.subject): a queue, its circuit breaker, a failure group of the queue, a replay run, '
-    'or a request for approval.';
+    'a request for approval, or a source of records.';
 
 -- For the caller, an entry outside the scope looks the same as one that does not exist. Call this
 -- function before a query, not in one: the planner would call it for each partition and index.

@@ -464,8 +464,9 @@ BEGIN
       AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = k.entry_id
           AND (e.closed_at IS NULL OR e.closed_at > now() - interval '1 day'));
     -- After this time, a record that comes back becomes a new entry.
-    DELETE FROM dlq.source_deliveries d WHERE d.at < now() - interval '90 days'
-      AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = d.entry_id);
+    DELETE FROM dlq.source_deliveries d WHERE d.id = ANY (ARRAY(
+        SELECT o.id FROM dlq.source_deliveries o WHERE o.at < now() - interval '90 days'
+            AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = o.entry_id) ORDER BY o.at LIMIT 10000));
 END
 $$;
 COMMENT ON FUNCTION dlq.forget_jobs IS

@@ -34,13 +34,15 @@ CREATE OR REPLACE FUNCTION dlq.append_records(p_source text, p_queue text, p_clu
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_position bigint;
+    v_until    bigint; -- records below were read before the position was moved back
+    v_above    bigint; -- records that were not
 BEGIN
     IF p_start THEN
         INSERT INTO dlq.source_positions (cluster, topic_id, partition, topic, source, queue, first_offset, next_offset)
         VALUES (p_cluster, p_topic_id, p_partition, p_topic, p_source, p_queue, p_first, p_first)
         ON CONFLICT DO NOTHING;
     END IF;
-    SELECT s.next_offset INTO v_position FROM dlq.source_positions s
+    SELECT s.next_offset, s.stored_until INTO v_position, v_until FROM dlq.source_positions s
     WHERE s.cluster = p_cluster AND s.topic_id = p_topic_id AND s.partition = p_partition FOR UPDATE;
     accepted := coalesce(p_first <= v_position, false);
     next := v_position;
@@ -67,7 +69,9 @@ BEGIN
                     h (pair, place) ORDER BY h.place),
                 ARRAY(SELECT decode(h.pair ->> 1, 'base64') FROM jsonb_array_elements(n.headers) WITH ORDINALITY
                     h (pair, place) ORDER BY h.place))::dlq.record AS record
-        FROM (SELECT * FROM read l WHERE l."offset" >= v_position ORDER BY l.place) n
+        FROM (SELECT * FROM read l WHERE l."offset" >= v_position AND (l."offset" >= v_until OR NOT dlq.is_stored(
+            p_cluster, p_topic_id, l.message_id, l.at, decode(l.sha256, 'hex'), l.delivery_id, p_queue))
+            ORDER BY l.place) n
         LEFT JOIN dlq.source_deliveries d ON d.id = n.delivery_id AND d.queue = p_queue
             AND (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.id = d.entry_id LIMIT 1) IS NOT NULL
     ), rows AS MATERIALIZED (
@@ -104,18 +108,21 @@ BEGIN
         RETURNING 1
     )
     SELECT (SELECT count(*) FROM inserted), (SELECT count(*) FROM came_back),
-        (SELECT count(*) FROM read l WHERE l."offset" < v_position)
-    INTO entries, returned, skipped;
+        (SELECT count(*) FROM made m WHERE m."offset" >= v_until)
+    INTO entries, returned, v_above;
+    skipped := cardinality(p_records) - entries - returned;
     IF p_next > v_position THEN
         next := p_next;
+        v_until := greatest(v_until, v_position);
         UPDATE dlq.source_positions s SET next_offset = p_next, topic = p_topic, source = p_source, queue = p_queue,
-            holes = s.holes + CASE WHEN p_lost THEN 0 ELSE p_next - v_position - entries - returned END,
-            lost = s.lost + CASE WHEN p_lost THEN p_next - v_position ELSE 0 END, updated_at = now()
+            records = s.records + entries + returned,
+            holes = s.holes + CASE WHEN p_lost THEN 0 ELSE greatest(p_next - v_until, 0) - v_above END,
+            lost = s.lost + CASE WHEN p_lost THEN greatest(p_next - v_until, 0) ELSE 0 END, updated_at = now()
         WHERE s.cluster = p_cluster AND s.topic_id = p_topic_id AND s.partition = p_partition;
-        IF p_lost THEN
+        IF p_lost AND p_next > v_until THEN
             PERFORM dlq.record_act('source ' || p_source, 'offsets lost', 'source', NULL,
                 jsonb_build_object('cluster', p_cluster, 'topic', p_topic, 'partition', p_partition, 'first',
-                    v_position, 'next', p_next));
+                    v_until, 'next', p_next));
         END IF;
     END IF;
 END
@@ -123,7 +130,8 @@ $$;
 COMMENT ON FUNCTION dlq.append_records IS
     'Stores a batch of records of a partition, from offset p_first to the one before p_next, and moves the position. '
     'Not accepted if the batch begins above the position (next), or if there is none (next is null) and p_start is '
-    'false. Records below the position are skipped. A record that dlqd had published for an entry of the queue that '
+    'false. Records below the position are skipped, and so are those that were stored before the position was moved '
+    'back. A record that dlqd had published for an entry of the queue that '
     'still exists becomes a fact "returned" of that entry; each of the others becomes an entry in the inbox.';
 
 CREATE OR REPLACE FUNCTION dlq.return_record(p_entry uuid, p_fact jsonb) RETURNS void
@@ -218,19 +226,24 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.end_delivery IS 'Records where the broker stored a published record.';
 
+-- report_progress takes p_starts last: an older process calls it without.
 CREATE OR REPLACE FUNCTION dlq.report_progress(p_source text, p_cluster text, p_queue text, p_topics text[],
-    p_partitions integer[], p_states text[], p_nexts bigint[], p_ends bigint[], p_errors text[]) RETURNS void
+    p_partitions integer[], p_states text[], p_nexts bigint[], p_ends bigint[], p_errors text[],
+    p_starts bigint[] DEFAULT NULL) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     INSERT INTO dlq.source_progress AS s (source, cluster, queue, topic, partition, state, next_offset, end_offset,
-        error, error_at)
+        start_offset, error, error_at, behind_since)
     SELECT p_source, p_cluster, p_queue, r.topic, r.partition, r.state, nullif(r.next, -1), nullif(r.stop, -1),
-        nullif(r.error, ''), CASE WHEN r.error <> '' THEN now() END
-    FROM unnest(p_topics, p_partitions, p_states, p_nexts, p_ends, p_errors)
-        r (topic, partition, state, next, stop, error)
+        nullif(r.start, -1), nullif(r.error, ''), CASE WHEN r.error <> '' THEN now() END,
+        CASE WHEN r.next >= 0 AND r.stop > r.next THEN now() END
+    FROM unnest(p_topics, p_partitions, p_states, p_nexts, p_ends, p_errors, p_starts)
+        r (topic, partition, state, next, stop, error, start)
     ORDER BY r.topic, r.partition
     ON CONFLICT (source, topic, partition) DO UPDATE SET cluster = excluded.cluster, queue = excluded.queue,
         state = excluded.state, next_offset = excluded.next_offset, end_offset = excluded.end_offset,
-        error = excluded.error, at = now(),
-        error_at = CASE WHEN excluded.error IS NOT NULL THEN coalesce(s.error_at, excluded.error_at) END
+        start_offset = excluded.start_offset, error = excluded.error, at = now(),
+        error_at = CASE WHEN excluded.error IS NOT NULL THEN coalesce(s.error_at, excluded.error_at) END,
+        behind_since = CASE WHEN excluded.behind_since IS NOT NULL AND s.next_offset = excluded.next_offset
+            THEN coalesce(s.behind_since, excluded.behind_since) ELSE excluded.behind_since END
 $$;
 COMMENT ON FUNCTION dlq.report_progress IS 'Records what the readers of a source report. -1: unknown.';

@@ -681,6 +681,7 @@ BEGIN
             ('^group_marks_fixed_in$', 'Failure groups that are fixed in a version.'),
             ('^replay_runs_unsettled$', 'Runs whose outcomes may still come.'),
             ('^acts_runs$', 'The acts on a replay run.'),
+            ('^source_deliveries_at$', 'Retention: deliveries that are remembered no longer.'),
             ('^source_deliveries_entry$', 'The deliveries of an entry.'),
             ('^source_deliveries_job_id_job_created_at_key$', 'The delivery of a job.'),
             ('^rollup_groups_trend$', 'The trend of a failure group.')) k (pattern, text) ON c.relname ~ k.pattern

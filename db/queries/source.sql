@@ -12,19 +12,57 @@ FROM dlq.append_records(@source::text, @queue::text, @cluster::text, @topic::tex
 
 -- name: ReportProgress :exec
 SELECT dlq.report_progress(@source::text, @cluster::text, @queue::text, @topics::text[], @partitions::integer[],
-    @states::text[], @nexts::bigint[], @ends::bigint[], @errors::text[]);
+    @states::text[], @nexts::bigint[], @ends::bigint[], @errors::text[], @starts::bigint[]);
 
 -- name: ListPartitions :many
 -- ListPartitions returns the partitions of sources in the caller's scope: what their readers reported, and the ledger.
--- An offset that is not known is -1, a time the epoch.
-SELECT p.source, p.cluster, p.topic, p.partition, p.queue, p.state, coalesce(p.next_offset, -1)::bigint AS next_offset,
-    coalesce(p.end_offset, -1)::bigint AS end_offset,
+-- A source that has reported nothing has one row without a topic. An offset that is not known is -1, a time the epoch.
+SELECT n.name AS source, coalesce(p.cluster, n.cluster)::text AS cluster, coalesce(p.topic, '')::text AS topic,
+    coalesce(p.partition, -1)::integer AS partition, coalesce(p.queue, n.queue)::text AS queue,
+    (CASE WHEN n.removed_at IS NOT NULL THEN 'removed' WHEN n.paused_at IS NOT NULL THEN 'paused'
+        WHEN n.seen_at IS NULL OR n.seen_at < now() - interval '1 minute' OR p.state IS NULL THEN 'waiting'
+        ELSE p.state END)::text AS state,
+    coalesce(p.next_offset, -1)::bigint AS next_offset, coalesce(p.end_offset, -1)::bigint AS end_offset,
+    coalesce(p.start_offset, -1)::bigint AS start_offset,
     coalesce(dlq.masked_text(p.error, (SELECT dlq.mask())), '')::text AS error,
-    coalesce(p.error_at, 'epoch')::timestamptz AS error_at, p.at,
-    coalesce(s.next_offset - s.first_offset - s.holes - s.lost, 0)::bigint AS records,
+    coalesce(p.error_at, 'epoch')::timestamptz AS error_at, coalesce(p.at, n.published_at)::timestamptz AS at,
+    coalesce(s.updated_at, 'epoch')::timestamptz AS moved_at, coalesce(s.records, 0)::bigint AS records,
     coalesce(s.holes, 0)::bigint AS holes, coalesce(s.lost, 0)::bigint AS lost
-FROM dlq.source_progress p
+FROM dlq.sources n
+LEFT JOIN dlq.source_progress p ON p.source = n.name
 LEFT JOIN LATERAL (SELECT l.* FROM dlq.source_positions l WHERE l.cluster = p.cluster AND l.topic = p.topic
     AND l.partition = p.partition AND l.source = p.source ORDER BY l.started_at DESC LIMIT 1) s ON true
-WHERE dlq.in_patterns(p.queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))
-ORDER BY p.source, p.topic, p.partition;
+WHERE dlq.in_patterns(n.queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))
+  AND (@source::text = '' OR n.name = @source::text)
+ORDER BY n.name, p.topic, p.partition;
+
+-- name: ListSources :many
+-- ListSources returns the sources in the caller's scope. A time that is not known is the epoch.
+SELECT n.name, n.cluster, n.queue, (n.paused_at IS NOT NULL)::boolean AS paused,
+    (n.removed_at IS NOT NULL)::boolean AS removed, f.partitions::bigint AS partitions, f.failing::bigint AS failing,
+    f.lag::bigint AS lag, f.records::bigint AS records, f.holes::bigint AS holes, f.lost::bigint AS lost,
+    coalesce(dlq.masked_text(f.error, (SELECT dlq.mask())), '')::text AS error,
+    coalesce(n.paused_at, 'epoch')::timestamptz AS paused_at, coalesce(n.paused_by, '')::text AS paused_by,
+    coalesce(f.moved_at, 'epoch')::timestamptz AS moved_at,
+    (coalesce(n.seen_at, 'epoch') > now() - interval '1 minute')::boolean AS running
+FROM dlq.source_figures() f JOIN dlq.sources n ON n.name = f.source
+WHERE dlq.in_patterns(n.queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))
+ORDER BY n.name;
+
+-- name: PublishSources :exec
+SELECT dlq.publish_sources(@names::text[], @clusters::text[], @queues::text[]);
+
+-- name: SeeSources :many
+SELECT s.name::text AS name, s.paused::boolean AS paused, s.changes::bigint AS changes
+FROM dlq.see_sources(@names::text[]) s;
+
+-- name: PauseSource :one
+SELECT dlq.pause_source(@source::text, @actor::text, nullif(@note::text, ''))::boolean AS changed;
+
+-- name: ResumeSource :one
+SELECT dlq.resume_source(@source::text, @actor::text, nullif(@note::text, ''))::boolean AS changed;
+
+-- name: RewindSource :one
+SELECT r.before::bigint AS before, r.next::bigint AS next
+FROM dlq.rewind_source(@source::text, @topic::text, @partition::integer, @to_offset::bigint, @is_skip::boolean,
+    @actor::text, nullif(@note::text, '')) r;

@@ -110,6 +110,7 @@ type Config struct {
 	Parked       func([]worker.Parked) // called with the entries that a reclassification parked; may be nil
 	Breakers     *breaker.Breakers
 	Sources      *source.Store
+	OffsetAt     OffsetAt // nil if this process reads no sources
 	Replayer     *replay.Replayer
 	Approvals    *approval.Store
 	Groups       *group.Store

@@ -7,29 +7,194 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/source"
 )
 
-// SourcesOutputBody lists the partitions that sources read.
+// SourcesOutputBody lists sources and the partitions that they read.
 type SourcesOutputBody struct {
-	Partitions []source.PartitionStatus `json:"partitions" doc:"What the readers of sources reported last, by source, topic and partition."`
+	Sources    []source.Reading         `json:"sources" doc:"The sources, by name."`
+	Partitions []source.PartitionStatus `json:"partitions" doc:"What the readers of sources reported last, by source, topic and partition. A source that has reported nothing has one row without a topic."`
 }
 
-// ListSources lists the partitions that sources read.
-var ListSources = Operation[None, SourcesOutputBody]{"list-sources", http.MethodGet, "/api/sources"}
+// SourceInput names a source.
+type SourceInput struct {
+	Name string `path:"name" maxLength:"255" doc:"Name of the source in the policy." example:"orders"`
+}
+
+// SourceActionInput pauses or resumes a source.
+type SourceActionInput struct {
+	SourceInput
+
+	Body *Action
+}
+
+// RewindAction moves the position of a partition.
+type RewindAction struct {
+	Action
+
+	Topic     string    `json:"topic" minLength:"1" maxLength:"249" doc:"Name of the topic." example:"dlq.prod.payments"`
+	Partition int32     `json:"partition" minimum:"0" doc:"Partition of the topic."`
+	Offset    *int64    `json:"offset,omitempty" minimum:"0" doc:"The offset to read next. Either it or time." example:"700"`
+	Time      time.Time `json:"time,omitzero" doc:"The time of the record to read next; this needs a process that reads the source. Either it or offset."`
+	Skip      bool      `json:"skip,omitempty" doc:"Allow an offset above the position: the records between are skipped, and counted as lost."`
+}
+
+// RewindInput moves a position.
+type RewindInput struct {
+	SourceInput
+
+	Body RewindAction
+}
+
+// SourceOutputBody is one source.
+type SourceOutputBody struct {
+	source.Reading
+
+	Topics []source.PartitionStatus `json:"topics" doc:"What its readers reported last, by topic and partition."`
+}
+
+// OffsetAt finds the offset of the first record of a partition at or after a time, as source.Broker does.
+type OffsetAt func(ctx context.Context, of *policy.TopicSource, topic string, partition int32, at time.Time) (int64, error)
+
+// Operations on sources.
+var (
+	ListSources = Operation[None, SourcesOutputBody]{"list-sources", http.MethodGet, "/api/sources"}
+	GetSource   = Operation[SourceInput, SourceOutputBody]{"get-source", http.MethodGet, "/api/sources/{name}"}
+	PauseSource = Operation[SourceActionInput, SourceOutputBody]{
+		"pause-source", http.MethodPost, "/api/sources/{name}/pause",
+	}
+	ResumeSource = Operation[SourceActionInput, SourceOutputBody]{
+		"resume-source", http.MethodPost, "/api/sources/{name}/resume",
+	}
+	RewindSource = Operation[RewindInput, source.Rewound]{
+		"rewind-source", http.MethodPost, "/api/sources/{name}/rewind",
+	}
+)
 
 func (s *service) registerSources(api huma.API) {
+	tags := []string{"sources"}
 	next, lag := int64(812), int64(3)
-	list := huma.Operation{
-		Tags:    []string{"sources"},
-		Summary: "List the partitions that sources read", Errors: []int{503},
+	at := time.Date(2026, 11, 28, 9, 30, 0, 0, time.UTC)
+	status := source.Reading{
+		Name: "orders", Cluster: "main", Queue: "orders", State: source.StateReading, Partitions: 1, Lag: 3, Records: 810,
+		Holes: 2, MovedAt: &at,
 	}
-	example(&list, http.StatusOK, map[string]any{"partitions": []source.PartitionStatus{{
+	partitions := []source.PartitionStatus{{
 		Source: "orders", Cluster: "main", Topic: "dlq.prod.payments", Queue: "orders", State: source.StateReading,
-		Next: &next, Lag: &lag, Records: 810, Holes: 2, At: time.Date(2026, 11, 28, 9, 30, 0, 0, time.UTC),
-	}}})
+		Next: &next, Lag: &lag, Records: 810, Holes: 2, At: at, MovedAt: &at,
+	}}
+	one := SourceOutputBody{status, partitions}
+	list := huma.Operation{
+		Tags:    tags,
+		Summary: "List the sources, and the partitions that they read", Errors: []int{503},
+	}
+	example(&list, http.StatusOK, SourcesOutputBody{[]source.Reading{status}, partitions})
 	register(s, api, ListSources, list, func(ctx context.Context, _ *None) (*SourcesOutputBody, error) {
-		partitions, err := s.Sources.List(ctx)
-		return &SourcesOutputBody{partitions}, err
+		sources, err := s.Sources.List(ctx)
+		if err != nil {
+			return nil, err
+		}
+		read, err := s.Sources.Partitions(ctx, "")
+		return &SourcesOutputBody{sources, read}, err
 	})
+
+	get := huma.Operation{Tags: tags, Summary: "Get a source, and the partitions that it reads", Errors: []int{404, 503}}
+	example(&get, http.StatusOK, one)
+	register(s, api, GetSource, get, func(ctx context.Context, in *SourceInput) (*SourceOutputBody, error) {
+		return s.source(ctx, in.Name)
+	})
+
+	pause := huma.Operation{
+		Tags: tags, Summary: "Pause a source",
+		Description: "Stops its reading in all processes, within seconds. Its records stay in their topics, and " +
+			"redeliveries continue. It is recorded in the audit trail.",
+		Errors: []int{400, 404, 422, 503},
+	}
+	paused := one
+	paused.State, paused.PausedAt, paused.PausedBy = source.StatePaused, &at, "kim"
+	example(&pause, http.StatusOK, paused)
+	register(s, api, PauseSource, pause, func(ctx context.Context, in *SourceActionInput) (*SourceOutputBody, error) {
+		return s.changeSource(ctx, in, s.Sources.Pause)
+	})
+	resume := huma.Operation{
+		Tags: tags, Summary: "Resume a source",
+		Description: "Its reading continues where it stopped. It is recorded in the audit trail.",
+		Errors:      []int{400, 404, 422, 503},
+	}
+	example(&resume, http.StatusOK, one)
+	register(s, api, ResumeSource, resume, func(ctx context.Context, in *SourceActionInput) (*SourceOutputBody, error) {
+		return s.changeSource(ctx, in, s.Sources.Resume)
+	})
+	rewind := huma.Operation{
+		Tags: tags, Summary: "Read the records of a partition again",
+		Description: "Moves the position back. Records whose entries exist are recognised, and become no second entry; " +
+			"those whose entries are deleted become entries again. It is recorded in the audit trail.",
+		Errors: []int{400, 404, 422, 503},
+	}
+	example(&rewind, http.StatusOK, source.Rewound{Before: 812, Next: 700})
+	register(s, api, RewindSource, rewind, s.rewindSource)
+}
+
+// source returns a source in the caller's scope.
+func (s *service) source(ctx context.Context, name string) (*SourceOutputBody, error) {
+	sources, err := s.Sources.List(ctx)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	for i := range sources {
+		if sources[i].Name != name {
+			continue
+		}
+		topics, err := s.Sources.Partitions(ctx, name)
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		return &SourceOutputBody{sources[i], topics}, nil
+	}
+	return nil, huma.Error404NotFound("there is no source " + name)
+}
+
+// changeSource pauses or resumes a source.
+func (s *service) changeSource(ctx context.Context, in *SourceActionInput,
+	change func(ctx context.Context, source, actor, note string) (bool, error),
+) (*SourceOutputBody, error) {
+	if in.Body == nil {
+		in.Body = &Action{}
+	}
+	act := in.Body.act(ctx)
+	if _, err := change(ctx, in.Name, act.Actor, act.Note); err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return s.source(ctx, in.Name)
+}
+
+func (s *service) rewindSource(ctx context.Context, in *RewindInput) (*source.Rewound, error) {
+	b := &in.Body
+	if (b.Offset == nil) == b.Time.IsZero() {
+		return nil, huma.Error422UnprocessableEntity("name either an offset or a time", &huma.ErrorDetail{
+			Location: "body.offset", Message: "exactly one of offset and time is needed",
+		})
+	}
+	if _, err := s.source(ctx, in.Name); err != nil {
+		return nil, err
+	}
+	if b.Offset == nil {
+		of := s.Planner().Policy().Sources.Sources[in.Name]
+		if of == nil || s.OffsetAt == nil {
+			return nil, huma.Error422UnprocessableEntity("this process does not read the source: name an offset")
+		}
+		offset, err := s.OffsetAt(ctx, of, b.Topic, b.Partition, b.Time)
+		if err != nil {
+			s.Logger.WarnContext(ctx, "the broker names no offset of a time", "source", in.Name, "error", err)
+			return nil, huma.Error422UnprocessableEntity("the broker names no offset of that time: name an offset")
+		}
+		b.Offset = &offset
+	}
+	act := b.act(ctx)
+	rewound, err := s.Sources.Rewind(ctx, in.Name, b.Topic, b.Partition, *b.Offset, b.Skip, act.Actor, act.Note)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	return rewound, nil
 }

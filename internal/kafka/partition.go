@@ -21,6 +21,9 @@ const (
 	// firstRetry is the delay after a first error of a partition. It doubles up to lastRetry.
 	firstRetry = 250 * time.Millisecond
 	lastRetry  = 30 * time.Second
+	// oldest and newest are Kafka's timestamps of a partition's bounds.
+	oldest = int64(-2)
+	newest = int64(-1)
 	// recordBytes is the memory of a record beside its texts.
 	recordBytes = 200
 )
@@ -38,6 +41,7 @@ type partition struct {
 
 	// Only the partition's goroutine uses these.
 	errors int                        // in a row
+	err    error                      // the last one; nil once a batch is stored or all is read
 	limit  int                        // records of the next batch: one after an error, to find the record that causes it
 	poison *kgo.ErrDecompressTooLarge // the batch that cannot be unpacked
 
@@ -49,6 +53,7 @@ type partition struct {
 	next    int64 // position
 	fetched int64 // offset after the last record in the queue
 	end     int64 // of the partition, as far as transactions have ended
+	start   int64 // the oldest offset that the broker has
 	queue   []*kgo.Record
 	bytes   int   // of the queue
 	failure error // of a fetch; handled once the queue is stored
@@ -64,7 +69,7 @@ func (p *partition) begin() {
 			return
 		}
 		if err == nil && p.poison != nil && next == p.next {
-			err = p.poisoned() // until an operator moves the position
+			err = p.poisoned() // until an operator moves the position, which starts a new reader
 		}
 		if err == nil {
 			p.poison = nil
@@ -78,7 +83,10 @@ func (p *partition) begin() {
 				p.r.stopPoll()
 			}
 			p.r.mu.Unlock()
-			p.progress(next, end, nil)
+			if next >= end {
+				p.err = nil
+			}
+			p.progress(next, end, p.err)
 			return
 		}
 		if !p.retry(err) {
@@ -98,9 +106,13 @@ func (p *partition) position() (next, end int64, err error) {
 		return 0, 0, err
 	}
 	start, end, err := p.bounds()
-	switch {
-	case err != nil:
+	if err != nil {
 		return 0, 0, err
+	}
+	p.r.mu.Lock()
+	p.start = start
+	p.r.mu.Unlock()
+	switch {
 	case !known && p.r.source.From == policy.FromLatest && p.id.Partition < p.r.old[p.id.TopicID]:
 		next, err = p.append(source.Batch{First: end, Next: end, Start: true})
 	case !known:
@@ -108,8 +120,9 @@ func (p *partition) position() (next, end int64, err error) {
 	case next < start:
 		next, err = p.append(source.Batch{First: next, Next: start, Lost: true})
 	case next > end:
-		err = fmt.Errorf("the position is %d, but the partition ends at %d: the cluster lost records; rewind the source",
-			next, end)
+		err = fmt.Errorf("the position is %d, but the partition ends at %d: the cluster lost records: "+
+			"dlqd sources rewind %s --topic %s --partition %d --offset %d", next, end, p.r.source.Name, p.id.Topic,
+			p.id.Partition, end)
 	}
 	return next, end, err
 }
@@ -125,29 +138,39 @@ func (p *partition) append(batch source.Batch) (int64, error) {
 // transactions that have not ended do not count.
 func (p *partition) bounds() (start, end int64, err error) {
 	for _, bound := range []struct {
-		timestamp int64 // Kafka's names of the bounds
+		timestamp int64
 		offset    *int64
-	}{{-2, &start}, {-1, &end}} {
-		of := kmsg.NewListOffsetsRequestTopicPartition()
-		of.Partition, of.Timestamp = p.id.Partition, bound.timestamp
-		in := kmsg.NewListOffsetsRequestTopic()
-		in.Topic, in.Partitions = p.id.Topic, []kmsg.ListOffsetsRequestTopicPartition{of}
-		request := kmsg.NewPtrListOffsetsRequest()
-		request.ReplicaID, request.IsolationLevel, request.Topics = -1, 1, []kmsg.ListOffsetsRequestTopic{in}
-		response, err := request.RequestWith(p.ctx, p.r.admin)
+	}{{oldest, &start}, {newest, &end}} {
+		offset, err := listOffset(p.ctx, p.r.admin, p.id.Topic, p.id.Partition, bound.timestamp)
 		if err != nil {
-			return 0, 0, fmt.Errorf("listing offsets: %w", err)
+			return 0, 0, err
 		}
-		if len(response.Topics) != 1 || len(response.Topics[0].Partitions) != 1 {
-			return 0, 0, errors.New("listing offsets: the broker's answer has no offset")
-		}
-		answer := response.Topics[0].Partitions[0]
-		if err := kerr.ErrorForCode(answer.ErrorCode); err != nil {
-			return 0, 0, fmt.Errorf("listing offsets: %w", err)
-		}
-		*bound.offset = answer.Offset
+		*bound.offset = offset
 	}
 	return start, end, nil
+}
+
+// listOffset returns the offset of the first record at or after a timestamp, or one of Kafka's bounds; -1 if there is
+// no such record. Records of transactions that have not ended do not count.
+func listOffset(ctx context.Context, client *kgo.Client, topic string, partition int32, timestamp int64) (int64, error) {
+	of := kmsg.NewListOffsetsRequestTopicPartition()
+	of.Partition, of.Timestamp = partition, timestamp
+	in := kmsg.NewListOffsetsRequestTopic()
+	in.Topic, in.Partitions = topic, []kmsg.ListOffsetsRequestTopicPartition{of}
+	request := kmsg.NewPtrListOffsetsRequest()
+	request.ReplicaID, request.IsolationLevel, request.Topics = -1, 1, []kmsg.ListOffsetsRequestTopic{in}
+	response, err := request.RequestWith(ctx, client)
+	if err != nil {
+		return 0, fmt.Errorf("listing offsets: %w", err)
+	}
+	if len(response.Topics) != 1 || len(response.Topics[0].Partitions) != 1 {
+		return 0, errors.New("listing offsets: the broker's answer has no offset")
+	}
+	answer := response.Topics[0].Partitions[0]
+	if err := kerr.ErrorForCode(answer.ErrorCode); err != nil {
+		return 0, fmt.Errorf("listing offsets: %w", err)
+	}
+	return answer.Offset, nil
 }
 
 // receive queues fetched records. It reports whether to fetch no more for now. The caller holds
@@ -159,6 +182,7 @@ func (p *partition) receive(fetched kgo.FetchPartition) (pause bool) {
 	case fetched.LogStartOffset > p.fetched:
 		p.failure = errLost
 	default:
+		p.start = max(p.start, fetched.LogStartOffset)
 		p.end = max(p.fetched, fetched.LastStableOffset)
 		if fetched.LastStableOffset < 0 {
 			p.end = fetched.HighWatermark
@@ -268,7 +292,7 @@ func (p *partition) take() []*kgo.Record {
 
 // stored moves the position past a batch.
 func (p *partition) stored(batch source.Batch) {
-	p.errors, p.limit = 0, min(2*p.limit, maxBatch)
+	p.errors, p.err, p.limit = 0, nil, min(2*p.limit, maxBatch)
 	p.r.mu.Lock()
 	p.next = batch.Next
 	end := p.end
@@ -302,8 +326,9 @@ func (p *partition) fail(err error) bool {
 // poisoned returns what to do about a batch that cannot be unpacked.
 func (p *partition) poisoned() error {
 	return fmt.Errorf("the batch of records from offset %d to %d unpacks to more than %d MiB: "+
-		"read it with another tool, then move the source's position to %d",
-		p.poison.Offset, p.poison.NextOffset-1, batchBytes>>20, p.poison.NextOffset)
+		"read it with another tool, then skip it: "+
+		"dlqd sources rewind %s --topic %s --partition %d --offset %d --skip", p.poison.Offset, p.poison.NextOffset-1,
+		batchBytes>>20, p.r.source.Name, p.id.Topic, p.id.Partition, p.poison.NextOffset)
 }
 
 // retry reports an error and waits. It returns false if the partition is lost.
@@ -311,6 +336,7 @@ func (p *partition) retry(err error) bool {
 	p.r.mu.Lock()
 	next, end := p.next, p.end
 	p.r.mu.Unlock()
+	p.err = err
 	p.progress(next, end, err)
 	delay := time.NewTimer(min(firstRetry<<min(p.errors, 10), lastRetry))
 	defer delay.Stop()
@@ -325,8 +351,11 @@ func (p *partition) retry(err error) bool {
 
 // progress reports the state.
 func (p *partition) progress(next, end int64, err error) {
+	p.r.mu.Lock()
+	start := p.start
+	p.r.mu.Unlock()
 	progress := source.Progress{
-		Partition: p.id, Source: p.r.source.Name, State: source.StateReading, Next: next, End: max(next, end),
+		Partition: p.id, Source: p.r.source.Name, State: source.StateReading, Next: next, End: max(next, end), Start: start,
 	}
 	switch {
 	case err != nil:

@@ -535,7 +535,10 @@ func (r *reader) consume(found map[string]topic) {
 // report records an error of a topic, or of the whole source; nil clears it.
 func (r *reader) report(of source.Partition, err error) {
 	of.Cluster = r.source.Cluster
-	progress := source.Progress{Partition: of, Source: r.source.Name, State: source.StateReading, End: source.Unknown}
+	progress := source.Progress{
+		Partition: of, Source: r.source.Name, State: source.StateReading,
+		Next: source.Unknown, End: source.Unknown, Start: source.Unknown,
+	}
 	if err != nil {
 		progress.State, progress.Error = source.StateFailing, err.Error()
 	}

@@ -316,6 +316,7 @@ var ownColumns = map[string]string{
 	"source_deliveries":   "queue cluster topic",
 	"source_positions":    "cluster topic source queue",
 	"source_progress":     "source cluster topic queue state error",
+	"sources":             "name cluster queue paused_by",
 	"tokens":              "name role queues kinds sources created_by revoked_by",
 }
 

@@ -120,7 +120,7 @@ func (s *Server) publishPolicy(ctx context.Context) {
 	skips, invalid := json.Marshal(s.policy().Skips())
 	if err = errors.Join(err, invalid); err == nil {
 		err = errors.Join(s.store.Protect(ctx, s.policy().Data.SensitiveColumns, s.policy().Data.Masked()),
-			s.store.PublishPolicy(ctx, s.policy().Version(), approvals, skips))
+			s.store.PublishPolicy(ctx, s.policy().Version(), approvals, skips), s.sourceStore().Publish(ctx))
 	}
 	if failed := s.unpublished.Swap(err != nil); err != nil && !failed {
 		s.logger.Error("publishing the policy's masking and approval rules to the database failed and is retried; "+

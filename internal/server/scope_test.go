@@ -100,6 +100,9 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 		}
 		exec("INSERT INTO river_queue (name, created_at, updated_at) VALUES ($1, now(), now())", queue)
 		exec("SELECT dlq.open_breaker('queue:' || $1, 'kim', 'drill')", queue)
+		exec("INSERT INTO dlq.sources (name, cluster, queue) VALUES ($1, 'c', $1)", queue)
+		exec(`INSERT INTO dlq.source_positions (cluster, topic_id, partition, topic, source, queue, first_offset, next_offset)
+			VALUES ('c', gen_random_uuid(), 0, 'dlt', $1, $1, 0, 5)`, queue)
 		exec("SELECT dlq.record_act('queue ' || $1, 'paused', 'kim')", queue)
 	}
 	exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), errors = ARRAY[jsonb_build_object('error', 'secret of ' || queue || kind)]`)
@@ -286,6 +289,13 @@ var operations = []operation{
 	{"open-circuit-breaker", "POST", "/api/circuit-breakers/queue:{id}/open", access.Operator, "", "queue", ""},
 	{"reset-circuit-breaker", "POST", "/api/circuit-breakers/queue:{id}/reset", access.Operator, "", "queue", ""},
 	{"list-sources", "GET", "/api/sources", access.Reader, "", "", ""},
+	{"get-source", "GET", "/api/sources/{id}", access.Reader, "", "queue", ""},
+	{"pause-source", "POST", "/api/sources/{id}/pause", access.Operator, "", "queue", ""},
+	{"resume-source", "POST", "/api/sources/{id}/resume", access.Operator, "", "queue", ""},
+	{
+		"rewind-source", "POST", "/api/sources/{id}/rewind", access.Operator,
+		`{"topic": "dlt", "partition": 0, "offset": 2}`, "queue", "",
+	},
 	{"get-automatic", "GET", "/api/dlq/automatic", access.Reader, "", "", "everything"},
 	{
 		"set-automatic", "POST", "/api/dlq/automatic/set", access.Operator, `{"queue": "pay_eu", "enabled": false}`,

@@ -472,6 +472,14 @@ func (s *Server) sourceStore() *source.Store {
 	return &source.Store{DB: s.store.DB(), Policy: s.policy, Logger: s.logger.With("part", "sources")}
 }
 
+// offsetAt returns what finds offsets by time, or nil.
+func (s *Server) offsetAt() api.OffsetAt {
+	if s.sources == nil {
+		return nil
+	}
+	return s.sources.OffsetAt
+}
+
 // publisher returns what publishes the records of entries, or nil.
 func (s *Server) publisher() source.Publisher {
 	if s.sources == nil {
@@ -740,7 +748,7 @@ func (s *Server) startAPI(ctx context.Context) error {
 	handler := api.New(api.Config{
 		Access: s.access, Replica: s.replica, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Groups: s.groups,
 		Archive: s.archive, Planner: s.planner.Load,
-		Breakers: s.breakers, Sources: s.sourceStore(), River: riverAdmin, Metrics: s.metrics, Logger: s.logger,
+		Breakers: s.breakers, Sources: s.sourceStore(), OffsetAt: s.offsetAt(), River: riverAdmin, Metrics: s.metrics, Logger: s.logger,
 		MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,
 		Tracer: s.telemetry.Tracer, Replayer: s.replayer(),

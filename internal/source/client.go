@@ -5,11 +5,13 @@ import (
 	"errors"
 	"log/slog"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/source/internal/dbsqlc"
 )
 
 const (
@@ -33,8 +35,15 @@ type Client struct {
 	mu     sync.RWMutex // read-locked while the broker publishes
 	broker Broker
 
-	read policy.Sources // what the readers read
-	stop func()         // nil without readers
+	read    policy.Sources     // what the readers read
+	readers map[string]*reader // by the source's name; nil without readers
+}
+
+// reader reads one source.
+type reader struct {
+	stop    func() // ends it, and waits for it; nil while the source is paused
+	changes int64  // dlq.sources.changes when it began
+	paused  bool
 }
 
 // Publish implements [Publisher].
@@ -47,19 +56,31 @@ func (c *Client) Publish(ctx context.Context, target Target, message Message) (A
 	return c.broker.Publish(ctx, target, message)
 }
 
+// OffsetAt implements [Broker].
+func (c *Client) OffsetAt(
+	ctx context.Context, source *policy.TopicSource, topic string, partition int32, at time.Time,
+) (int64, error) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if c.broker == nil {
+		return 0, errNoBroker
+	}
+	return c.broker.OffsetAt(ctx, source, topic, partition, at)
+}
+
 // Loop returns the background loop that starts and stops the readers, and writes what they report.
 func (c *Client) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "sources", Interval: interval, Failing: "connecting to the clusters of sources, or writing their state, failed",
 		Once: background.Each(func(ctx context.Context) error {
-			return errors.Join(c.follow(ctx), c.Store.writeProgress(ctx))
+			return errors.Join(c.follow(ctx), c.control(ctx), c.Store.writeProgress(ctx))
 		}),
 		End: c.end,
 	})
 }
 
-// follow starts the readers of the policy's sources, and stops earlier ones.
-func (c *Client) follow(ctx context.Context) error {
+// follow connects to the clusters of the policy's sources, and disconnects from earlier ones.
+func (c *Client) follow(_ context.Context) error {
 	p := c.Policy()
 	if reflect.DeepEqual(p.Sources, c.read) {
 		return nil
@@ -76,29 +97,69 @@ func (c *Client) follow(ctx context.Context) error {
 	c.mu.Lock()
 	c.broker = broker
 	c.mu.Unlock()
-	var readers sync.WaitGroup
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // the turn's context ends with the turn
-	for _, source := range p.Sources.Sources {
-		readers.Go(func() { c.readSource(ctx, broker, source) })
+	c.read, c.readers = p.Sources, map[string]*reader{}
+	return nil
+}
+
+// control starts readers, and stops those of paused sources. A reader whose source was changed begins again, so that
+// it sees a position that was moved.
+func (c *Client) control(ctx context.Context) error {
+	if c.readers == nil {
+		return nil
 	}
-	c.read = p.Sources
-	c.stop = func() {
-		cancel()
-		readers.Wait()
-		c.mu.Lock()
-		c.broker = nil
-		c.mu.Unlock()
-		broker.Close()
+	states, err := c.Store.see(ctx, c.read)
+	if err != nil {
+		return err
+	}
+	for name, source := range c.read.Sources {
+		var state dbsqlc.SeeSourcesRow // while the policy is not published yet, no source is paused
+		if i := slices.IndexFunc(states, func(s dbsqlc.SeeSourcesRow) bool { return s.Name == name }); i >= 0 {
+			state = states[i]
+		}
+		r := c.readers[name]
+		if r != nil && r.changes == state.Changes && r.paused == state.Paused {
+			continue
+		}
+		if r != nil && r.stop != nil {
+			r.stop()
+		}
+		r = &reader{changes: state.Changes, paused: state.Paused}
+		c.readers[name] = r
+		if !state.Paused {
+			r.stop = c.start(ctx, source)
+		}
 	}
 	return nil
+}
+
+// start starts a reader. The returned function ends it, and waits for it.
+func (c *Client) start(ctx context.Context, source *policy.TopicSource) func() {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // the turn's context ends with the turn
+	var done sync.WaitGroup
+	done.Go(func() { c.readSource(ctx, c.broker, source) })
+	return func() {
+		cancel()
+		done.Wait()
+	}
 }
 
 // end stops the readers, waits for them, and disconnects.
 func (c *Client) end() {
 	c.read = policy.Sources{}
-	if c.stop != nil {
-		c.stop()
-		c.stop = nil
+	var stopping sync.WaitGroup
+	for _, r := range c.readers {
+		if r.stop != nil {
+			stopping.Go(r.stop)
+		}
+	}
+	stopping.Wait()
+	c.readers = nil
+	c.mu.Lock()
+	broker := c.broker
+	c.broker = nil
+	c.mu.Unlock()
+	if broker != nil {
+		broker.Close()
 	}
 }
 
@@ -109,7 +170,7 @@ func (c *Client) readSource(ctx context.Context, broker Broker, source *policy.T
 			c.Logger.ErrorContext(ctx, "reading a source failed", "source", source.Name, "error", err)
 			c.Store.Progress(Progress{
 				Partition: Partition{Cluster: source.Cluster, Partition: Unknown}, Source: source.Name,
-				State: StateFailing, Next: Unknown, End: Unknown, Error: err.Error(),
+				State: StateFailing, Next: Unknown, End: Unknown, Start: Unknown, Error: err.Error(),
 			})
 		}
 		select {

@@ -155,6 +155,13 @@ const (
 	StateFailing  = "failing"
 )
 
+// States of a partition that no reader reports.
+const (
+	StateWaiting = "waiting" // no process reads it
+	StatePaused  = "paused"
+	StateRemoved = "removed" // the policy has no such source any more
+)
+
 // Progress is the state of a reader. TopicID may be zero and Partition Unknown if the error concerns
 // the whole source or topic.
 type Progress struct {
@@ -164,6 +171,7 @@ type Progress struct {
 	State  string // StateReading, StateCaughtUp or StateFailing
 	Next   int64  // the position
 	End    int64  // the offset after the partition's last record; Unknown if not known
+	Start  int64  // the oldest offset that the broker has; Unknown if not known
 	Error  string // last error, without secrets; empty clears it
 }
 
@@ -204,6 +212,11 @@ type Publisher interface {
 type Broker interface {
 	Publisher
 
+	// OffsetAt returns the offset of the first record of a partition whose time is at or after a time: that of the
+	// next record to come if there is none.
+	OffsetAt(ctx context.Context, source *policy.TopicSource, topic string, partition int32, at time.Time) (int64, error)
+	// Try connects as a reader does and reads some records, without storing anything.
+	Try(ctx context.Context, source *policy.TopicSource, records int) (*Trial, error)
 	// Read reads a source until ctx is done or reading is not possible. It returns nil if ctx is done.
 	// The caller starts it again after a pause. An error of one topic or partition does not end it: it
 	// is reported with Progress.

@@ -87,6 +87,28 @@ func (b *Broker) Records(name string) []source.Message {
 	return slices.Concat(b.topics[name].partitions[:]...)
 }
 
+// OffsetAt implements source.Broker.
+func (b *Broker) OffsetAt(
+	_ context.Context, _ *policy.TopicSource, name string, partition int32, at time.Time,
+) (int64, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.topics[name] == nil || partition < 0 || partition >= Partitions {
+		return 0, errors.New("there is no such partition")
+	}
+	records := b.topics[name].partitions[partition]
+	i := slices.IndexFunc(records, func(m source.Message) bool { return !m.Time.Before(at) })
+	if i < 0 {
+		i = len(records)
+	}
+	return int64(i), nil
+}
+
+// Try implements source.Broker.
+func (b *Broker) Try(context.Context, *policy.TopicSource, int) (*source.Trial, error) {
+	return nil, errors.ErrUnsupported
+}
+
 // Read implements source.Broker.
 func (b *Broker) Read(ctx context.Context, s *policy.TopicSource, into source.Appender) error {
 	for {

@@ -1,0 +1,182 @@
+package source_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/source"
+)
+
+// at0 returns a batch with the same times on each call, as a topic has them.
+func (b *bundle) at0(first, next int64, offsets ...int64) source.Batch {
+	batch := b.batch(first, next, offsets...)
+	for i := range batch.Records {
+		batch.Records[i].Time = time.UnixMilli(1_700_000_000_000 + batch.Records[i].Offset)
+	}
+	return batch
+}
+
+func TestRewind_DoublesNoEntry(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	require.NoError(t, b.store.Publish(t.Context()))
+	batch := b.at0(10, 20, 10, 11, 13, 19)
+	batch.Start = true
+	_, err := b.store.Append(t.Context(), batch)
+	require.NoError(t, err)
+	ledger := `SELECT next_offset || ' ' || records || ' ' || holes || ' ' || lost FROM dlq.source_positions`
+	require.Equal(t, "20 4 6 0", b.one(ledger))
+	// One entry is deleted by retention.
+	b.exec(`SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_queue WHERE (record)."offset" = 11`)
+	b.exec(`SELECT dlq.delete_entries(array_agg(id)) FROM dlq.dead_letter_queue WHERE (record)."offset" = 11`)
+
+	rewound, err := b.store.Rewind(t.Context(), "orders", "dlt", 1, 11, false, "kim", "again")
+	require.NoError(t, err)
+	require.Equal(t, &source.Rewound{Before: 20, Next: 11}, rewound)
+	var moved *source.PositionError
+	_, err = b.store.Append(t.Context(), b.at0(20, 21, 20)) // of a reader that does not know it yet
+	require.ErrorAs(t, err, &moved)
+	require.EqualValues(t, 11, moved.Next)
+
+	stored, err := b.store.Append(t.Context(), b.at0(11, 22, 11, 13, 19, 20))
+	require.NoError(t, err)
+	require.Equal(t, source.Stored{Next: 22, Entries: 2, Skipped: 2}, stored)
+	require.Equal(t, "10,11,13,19,20", b.one(
+		`SELECT string_agg((record)."offset"::text, ',' ORDER BY (record)."offset") FROM dlq.dead_letter_queue`))
+	require.Equal(t, "22 6 7 0", b.one(ledger), "two records and a hole more")
+
+	// The cluster lost its last records: others have these offsets now.
+	_, err = b.store.Rewind(t.Context(), "orders", "dlt", 1, 19, false, "kim", "")
+	require.NoError(t, err)
+	other := b.at0(19, 21, 19, 20)
+	other.Records[0].Time = time.Now()
+	other.Records[1].Value = []byte(`{"b": 2}`)
+	stored, err = b.store.Append(t.Context(), other)
+	require.NoError(t, err)
+	require.Equal(t, 2, stored.Entries, "not those that are stored")
+
+	require.Equal(t, "rewound again 20 11", b.one(`SELECT act || ' ' || note || ' ' || (detail ->> 'before') || ' '
+		|| (detail ->> 'next') FROM dlq.acts WHERE subject = 'source orders' AND note = 'again'`))
+}
+
+func TestRewind_SkipsOnlyIfTold(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	require.NoError(t, b.store.Publish(t.Context()))
+	batch := b.at0(0, 2, 0)
+	batch.Start = true
+	_, err := b.store.Append(t.Context(), batch)
+	require.NoError(t, err)
+	_, err = b.store.Rewind(t.Context(), "orders", "dlt", 1, 5, false, "kim", "")
+	require.ErrorIs(t, err, deadletter.ErrInvalid)
+	_, err = b.store.Rewind(t.Context(), "orders", "dlt", 1, -1, false, "kim", "")
+	require.ErrorIs(t, err, deadletter.ErrInvalid)
+	_, err = b.store.Rewind(t.Context(), "orders", "dlt", 7, 0, false, "kim", "")
+	require.ErrorIs(t, err, deadletter.ErrNotFound)
+	_, err = b.store.Rewind(t.Context(), "none", "dlt", 1, 0, false, "kim", "")
+	require.ErrorIs(t, err, deadletter.ErrNotFound)
+	_, err = b.store.Rewind(t.Context(), "orders", "dlt", 1, 5, true, "kim", "")
+	require.NoError(t, err)
+	require.Equal(t, "5 3 offsets skipped", b.one(`SELECT p.next_offset || ' ' || p.lost || ' ' || a.act
+		FROM dlq.source_positions p, dlq.acts a WHERE a.subject = 'source orders'`))
+}
+
+// recorder is a broker that counts its readers.
+type recorder struct{ reading atomic.Int32 }
+
+func (*recorder) Publish(context.Context, source.Target, source.Message) (source.Acknowledgement, error) {
+	return source.Acknowledgement{}, nil
+}
+
+func (*recorder) OffsetAt(context.Context, *policy.TopicSource, string, int32, time.Time) (int64, error) {
+	return 0, nil
+}
+
+func (*recorder) Try(context.Context, *policy.TopicSource, int) (*source.Trial, error) {
+	return nil, errors.ErrUnsupported
+}
+
+func (r *recorder) Read(ctx context.Context, _ *policy.TopicSource, _ source.Appender) error {
+	r.reading.Add(1)
+	<-ctx.Done()
+	r.reading.Add(-1)
+	return nil
+}
+
+func (*recorder) Close() {}
+
+func TestPause_StopsTheReadersOfAllProcesses(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	require.NoError(t, b.store.Publish(t.Context()))
+	list := func() string {
+		sources, err := b.store.List(t.Context())
+		require.NoError(t, err)
+		partitions, err := b.store.Partitions(t.Context(), "")
+		require.NoError(t, err)
+		require.Len(t, sources, 1)
+		require.Len(t, partitions, 1, "a source that has reported nothing is listed, too")
+		require.Equal(t, sources[0].State, partitions[0].State)
+		return sources[0].State
+	}
+	require.Equal(t, source.StateWaiting, list())
+	brokers := []*recorder{{}, {}}
+	for _, broker := range brokers {
+		store := &source.Store{DB: b.store.DB, Policy: b.store.Policy, Logger: b.store.Logger}
+		client := &source.Client{
+			Open:   func(*policy.Policy) (source.Broker, error) { return broker, nil },
+			Policy: b.store.Policy, Store: store, Logger: b.store.Logger,
+		}
+		loops := &background.Group{Logger: b.store.Logger}
+		loops.Add(client.Loop())
+		loops.Start()
+		t.Cleanup(func() { require.NoError(t, loops.Stop(context.Background())) })
+	}
+	awaitReaders := func(n int32) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			return brokers[0].reading.Load() == n && brokers[1].reading.Load() == n
+		}, 3*time.Minute, 20*time.Millisecond)
+	}
+	awaitReaders(1)
+	changed, err := b.store.Pause(t.Context(), "orders", "kim", "maintenance")
+	require.NoError(t, err)
+	require.True(t, changed)
+	awaitReaders(0)
+	require.Equal(t, source.StatePaused, list())
+	changed, err = b.store.Pause(t.Context(), "orders", "pat", "")
+	require.NoError(t, err)
+	require.False(t, changed)
+	changed, err = b.store.Resume(t.Context(), "orders", "kim", "")
+	require.NoError(t, err)
+	require.True(t, changed)
+	awaitReaders(1)
+	require.Equal(t, "paused by kim: maintenance,resumed by kim: ", b.one(`SELECT string_agg(act || ' by ' || actor || ': '
+		|| coalesce(note, ''), ',' ORDER BY id) FROM dlq.acts WHERE subject = 'source orders'`))
+	_, err = b.store.Pause(t.Context(), "none", "kim", "")
+	require.ErrorIs(t, err, deadletter.ErrNotFound)
+}
+
+func TestPublish_MarksRemovedSources(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	require.NoError(t, b.store.Publish(t.Context()))
+	none := &policy.Policy{}
+	store := &source.Store{DB: b.store.DB, Policy: func() *policy.Policy { return none }, Logger: b.store.Logger}
+	require.NoError(t, store.Publish(t.Context()))
+	sources, err := b.store.List(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, source.StateRemoved, sources[0].State)
+	require.NoError(t, b.store.Publish(t.Context()))
+	sources, err = b.store.List(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, source.StateWaiting, sources[0].State)
+}
