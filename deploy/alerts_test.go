@@ -394,6 +394,17 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 		"DLQQueueGrowing fresh", "DLQQueueNearSizeLimit app-near", "DLQQueueOverSizeLimit app-over",
 		"DLQOldestNearAgeLimit app-near", "DLQOldestEntry app-over")
 
+	// No process reads a source, retention comes near, and records are lost.
+	w.exec(`INSERT INTO dlq.sources (name, cluster, queue) VALUES ('topics', 'main', 'topics')`)
+	w.exec(`INSERT INTO dlq.source_positions (cluster, topic_id, partition, topic, source, queue, first_offset, next_offset)
+		VALUES ('main', gen_random_uuid(), 0, 'dlt', 'topics', 'topics', 0, 100000)`)
+	w.exec(`INSERT INTO dlq.source_progress (source, cluster, topic, partition, queue, state, next_offset, end_offset, start_offset)
+		VALUES ('topics', 'main', 'dlt', 0, 'topics', 'reading', 100000, 200000, 0)`)
+	w.awaitSeries(`dlqd_source_margin{source="topics"} == 100000`)
+	w.exec("UPDATE dlq.source_progress SET start_offset = 50000 WHERE source = 'topics'")
+	w.exec("UPDATE dlq.source_positions SET lost = 10 WHERE source = 'topics'")
+	w.awaitAlerts("SourceStandsStill", "SourceRetentionNear", "SourceLostRecords")
+
 	// The rollups are not refreshed.
 	holder, err := w.pool.Begin(t.Context())
 	require.NoError(t, err)

@@ -149,6 +149,17 @@ var scenarios = map[string]scenario{
 		prints: []string{`paused \| +1 \| `, ` +1 \| [0-9A-F]+/`},
 		waits:  `dlqd_replica_up 1`,
 	},
+	// An operator paused a source.
+	"source-stands-still": {
+		setUp: func(p *deployment) {
+			p.exec("INSERT INTO dlq.sources (name, cluster, queue) VALUES ('orders', 'main', 'orders')")
+			p.exec("SELECT dlq.pause_source('orders')")
+			p.awaitMetric(`dlqd_source_paused{source="orders"} 1`)
+		},
+		prints: []string{`orders +\| +20`},
+		waits:  `dlqd_source_paused\{source="orders"\} 0`,
+		after:  map[string]string{"SELECT count(*) FROM dlq.acts WHERE act = 'resumed' AND note = 'the cluster is back'": "1"},
+	},
 	// A message kills each process that works on it.
 	"poison-message": {
 		setUp: func(p *deployment) {

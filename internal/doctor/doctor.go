@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -265,6 +266,44 @@ var checks = []check{
 	},
 }
 
+// sourceChecks check the sources of records.
+var sourceChecks = []check{
+	{
+		"sources", `SELECT count(*)::float8, coalesce(string_agg(f.source || CASE
+				WHEN f.seen_at IS NULL OR f.seen_at < now() - interval '1 minute' THEN ' is read by no process'
+				WHEN f.error IS NOT NULL THEN format(' fails since %s UTC: %s', to_char(f.failing_since AT TIME ZONE 'UTC',
+					'YYYY-MM-DD HH24:MI'), left(f.error, 300))
+				ELSE format(' has %s offsets to read, and no progress since %s UTC', f.lag,
+					to_char(f.behind_since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI')) END, '; ' ORDER BY f.source), '')
+			FROM dlq.source_figures() f WHERE NOT f.removed AND NOT f.paused AND (f.error IS NOT NULL
+				OR f.seen_at IS NULL OR f.seen_at < now() - interval '1 minute'
+				OR f.behind_since < now() - interval '10 minutes')`,
+		func(n float64) bool { return n > 0 },
+		"each is read", "%[2]s",
+		"dlqd sources list shows partitions and errors; run dlqd-full serve --dlq-workers with the policy that has the " +
+			"source. To leave a source unread: dlqd sources pause NAME",
+	},
+	{
+		"lost records", `SELECT count(*)::float8, coalesce(string_agg(format('%s/%s of %s: %s to %s', a.detail ->> 'topic',
+				a.detail ->> 'partition', substr(a.subject, 8), a.detail ->> 'first', (a.detail ->> 'next')::bigint - 1), '; '
+				ORDER BY a.at), '')
+			FROM (SELECT * FROM dlq.acts l WHERE l.act = 'offsets lost' AND l.at > now() - interval '7 days'
+				ORDER BY l.at DESC LIMIT 10) a`,
+		func(n float64) bool { return n > 0 },
+		"the brokers had all offsets in the last 7 days", "brokers did not have offsets any more: %[2]s",
+		"lengthen the retention of these topics, and look for what held the reading up: dlqd audit lists the times",
+	},
+	{
+		"removed sources", `SELECT count(*)::float8, coalesce(string_agg(format('%s (queue %s)', f.source, f.queue), ', '
+				ORDER BY f.source), '')
+			FROM dlq.source_figures() f WHERE f.removed
+				AND EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.queue = f.queue AND (e.record).topic IS NOT NULL)`,
+		func(n float64) bool { return n > 0 },
+		"none has open entries", "the policy has these no more, and their records cannot be published: %[2]s",
+		"put the source back into sources.yaml, or discard the open entries of the queue",
+	},
+}
+
 // Examine runs all checks: first the ones that every other check depends on, then, if the schema is
 // current, the others.
 func Examine(ctx context.Context, m *postgres.Migrator) []Finding {
@@ -277,7 +316,7 @@ func Examine(ctx context.Context, m *postgres.Migrator) []Finding {
 		})
 	}
 	findings = append(findings, Finding{Name: "schema", OK: true, Detail: fit}, clock(ctx, m))
-	for _, c := range checks {
+	for _, c := range slices.Concat(checks, sourceChecks) {
 		findings = append(findings, c.run(ctx, m))
 	}
 	return append(findings, objects(ctx, m))

@@ -119,7 +119,20 @@ var (
 	latencyDesc  = desc("dlqd_river_latency_seconds", "Average wait of the running jobs before they started; absent if "+
 		"none is running.", "queue")
 	pausedDesc = desc("dlqd_river_queue_paused", "Whether a queue is paused.", "queue")
-	upDesc     = desc("dlqd_database_up", "Whether the database answered this scrape; if not, the other metrics of the "+
+	lagOfDesc  = desc("dlqd_source_lag", "Offsets of a source's partitions that are not read yet.", "source")
+	marginDesc = desc("dlqd_source_margin", "Offsets between the oldest record that the broker has and the next to read: "+
+		"the fewest of a source's partitions that have records to read; absent if none has.", "source")
+	storedDesc  = desc("dlqd_source_records_total", "Records of a source that were stored.", "source")
+	holesDesc   = desc("dlqd_source_holes_total", "Offsets of a source's partitions that had no record.", "source")
+	lostDesc    = desc("dlqd_source_lost_total", "Offsets that the broker did not have any more, or that an operator skipped.", "source")
+	failingDesc = desc("dlqd_source_failing", "Partitions and topics of a source that fail.", "source")
+	runningDesc = desc("dlqd_source_running", "Whether a process reads a source.", "source")
+	heldDesc    = desc("dlqd_source_paused", "Whether an operator paused a source.", "source")
+	behindDesc  = desc("dlqd_source_stalled_seconds", "Time for which a partition of a source has had records to read without "+
+		"progress, the longest of all; 0 if there is none.", "source")
+	progressDesc = desc("dlqd_source_progress_timestamp_seconds", "When a position of a source last moved, in seconds since "+
+		"1970; absent before the first time.", "source")
+	upDesc = desc("dlqd_database_up", "Whether the database answered this scrape; if not, the other metrics of the "+
 		"database are from the last sample.")
 )
 
@@ -307,6 +320,7 @@ func (p *publisher) publish() {
 	p.publishBacklog()
 	p.publishInstallation()
 	p.publishRiver()
+	p.publishSources()
 }
 
 // publishCounters publishes the monotonic values. Each queue of the policy has series from the start. River's other
@@ -519,6 +533,33 @@ func (p *publisher) publishRiver() {
 	}
 	for _, l := range p.Latency {
 		gauge(p.ch, latencyDesc, l.Seconds, l.Queue)
+	}
+}
+
+// sourceSeen is how long a process counts as reading a source after it said so.
+const sourceSeen = time.Minute
+
+func (p *publisher) publishSources() {
+	for i := range p.Sources {
+		s := &p.Sources[i]
+		gauge(p.ch, lagOfDesc, float64(s.Lag), s.Source)
+		counter(p.ch, storedDesc, float64(s.Records), s.Source)
+		counter(p.ch, holesDesc, float64(s.Holes), s.Source)
+		counter(p.ch, lostDesc, float64(s.Lost), s.Source)
+		gauge(p.ch, failingDesc, float64(s.Failing), s.Source)
+		gauge(p.ch, runningDesc, boolValue(p.now.Sub(s.SeenAt) < sourceSeen), s.Source)
+		gauge(p.ch, heldDesc, boolValue(s.Paused), s.Source)
+		stalled := 0.0
+		if s.BehindSince.Unix() > 0 && !s.Paused {
+			stalled = p.age(s.BehindSince)
+		}
+		gauge(p.ch, behindDesc, stalled, s.Source)
+		if s.Margin >= 0 {
+			gauge(p.ch, marginDesc, float64(s.Margin), s.Source)
+		}
+		if s.MovedAt.Unix() > 0 {
+			gauge(p.ch, progressDesc, float64(s.MovedAt.UnixMilli())/1000, s.Source)
+		}
 	}
 }
 

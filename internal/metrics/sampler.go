@@ -100,6 +100,7 @@ type sample struct {
 	Jobs      []dbsqlc.RiverJobsRow
 	Waiting   []dbsqlc.RiverOldestRow
 	Latency   []dbsqlc.RiverLatencyRow
+	Sources   []dbsqlc.SourcesRow
 }
 
 // Sampler writes the database's figures for the scrapes of all processes, so that a scrape reads
@@ -210,6 +211,7 @@ func (s *Sampler) readAll(ctx context.Context, tx postgres.DB) (*sample, error) 
 	})
 	read(&r, &t.Waiting, func() ([]dbsqlc.RiverOldestRow, error) { return queries.RiverOldest(ctx, names) })
 	read(&r, &t.Latency, func() ([]dbsqlc.RiverLatencyRow, error) { return queries.RiverLatency(ctx, names) })
+	read(&r, &t.Sources, func() ([]dbsqlc.SourcesRow, error) { return queries.Sources(ctx) })
 	return &t, r.err
 }
 

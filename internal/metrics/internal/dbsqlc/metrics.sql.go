@@ -598,6 +598,61 @@ func (q *Queries) SampleDue(ctx context.Context, arg SampleDueParams) (SampleDue
 	return i, err
 }
 
+const Sources = `-- name: Sources :many
+SELECT f.source::text AS source, f.paused::boolean AS paused, coalesce(f.seen_at, 'epoch')::timestamptz AS seen_at,
+    f.failing::bigint AS failing, f.lag::bigint AS lag, coalesce(f.margin, -1)::bigint AS margin,
+    f.records::bigint AS records, f.holes::bigint AS holes, f.lost::bigint AS lost,
+    coalesce(f.moved_at, 'epoch')::timestamptz AS moved_at, coalesce(f.behind_since, 'epoch')::timestamptz AS behind_since
+FROM dlq.source_figures() f WHERE NOT f.removed ORDER BY 1 LIMIT 1000
+`
+
+type SourcesRow struct {
+	Source      string
+	Paused      bool
+	SeenAt      time.Time
+	Failing     int64
+	Lag         int64
+	Margin      int64
+	Records     int64
+	Holes       int64
+	Lost        int64
+	MovedAt     time.Time
+	BehindSince time.Time
+}
+
+// Sources returns the figures of sources. A time that is not known is the epoch, a margin -1.
+func (q *Queries) Sources(ctx context.Context) ([]SourcesRow, error) {
+	rows, err := q.db.Query(ctx, Sources)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []SourcesRow{}
+	for rows.Next() {
+		var i SourcesRow
+		if err := rows.Scan(
+			&i.Source,
+			&i.Paused,
+			&i.SeenAt,
+			&i.Failing,
+			&i.Lag,
+			&i.Margin,
+			&i.Records,
+			&i.Holes,
+			&i.Lost,
+			&i.MovedAt,
+			&i.BehindSince,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const Unfiled = `-- name: Unfiled :many
 SELECT u.queue, count(*) AS entries, min(u.created_at)::timestamptz AS since
 FROM (SELECT i.queue, i.created_at FROM dlq.dead_letter_inbox i
