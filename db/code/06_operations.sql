@@ -194,7 +194,8 @@ BEGIN
                    l.metadata || jsonb_build_object('dlq:entry_id', l.id, 'dlq:replay', l.number)
                        || CASE WHEN p_run IS NULL THEN v_trace ELSE jsonb_build_object('dlq:run_id', p_run) END
                        || CASE WHEN p_destination IS NULL THEN '{}'
-                           ELSE jsonb_build_object('dlq:destination', p_destination) END,
+                           ELSE jsonb_build_object('dlq:destination', p_destination) END
+                       || CASE WHEN l.river_job_id < 0 THEN '{"dlq:record": true}' ELSE '{}'::jsonb END,
                    l.priority, coalesce(p_queue, l.queue), l.tags, 'available',
                    CASE WHEN NOT p_force AND l.unique_states IS NOT NULL THEN l.unique_key END,
                        CASE WHEN NOT p_force AND l.unique_key IS NOT NULL THEN l.unique_states END::bit(8)

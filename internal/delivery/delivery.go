@@ -266,6 +266,10 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
 		})
 	}
 	result.Destination = destination
+	if meta.Record && target.Source == nil && meta.Destination == "" {
+		return w.classify(planner, job, requestError(target, fmt.Errorf("the record is not sent to %s: the policy has no "+
+			"source with the queue %s any more. Put the source back, or replay it to a destination", destination, job.Queue)))
+	}
 	if w.inDoubt() {
 		if current, err := w.isCurrentAttempt(ctx, job); err != nil || !current {
 			return hold(ctx, job, heldFor, errors.Join(errAttemptLost, err))
@@ -452,6 +456,8 @@ type metadata struct {
 	Trace   string     `json:"dlq:trace"`  // of the request that asked for the replay: traceparent and tracestate
 	Snoozes int        `json:"snoozes"`    // River's count
 	Held    string     `json:"dlq:held"`   // HeldKey
+	// Record says that the entry was made from a record of a source, which is published.
+	Record bool `json:"dlq:record"`
 	// Destination is where an operator sent this redelivery, instead of to its queue's destination.
 	Destination string `json:"dlq:destination"`
 }
