@@ -142,6 +142,10 @@ BEGIN
             WHEN 'assignee'      THEN CASE WHEN '' = ANY (v_words) THEN 'coalesce(e.assigned_to, '''')'
                 ELSE 'e.assigned_to' END || v_equals
             WHEN 'source'        THEN 'e.source' || v_equals
+            WHEN 'topic'         THEN '((e.record).topic' || v_like || ' OR (e.record).original_topic' || v_like || ')'
+            WHEN 'partition'     THEN '(e.record).partition = ANY (dlq.filter_words($1, ''partition'')::integer[])'
+            WHEN 'offset'        THEN '(e.record)."offset" = ANY (dlq.filter_words($1, ''offset'')::bigint[])'
+            WHEN 'node'          THEN '(e.record).node' || v_equals
             WHEN 'subscriberId'  THEN 'e.subscriber_id' || v_equals
             WHEN 'orderingKey'   THEN 'e.ordering_key' || v_equals
             WHEN 'tags'          THEN 'e.tags @> dlq.filter_words($1, ''tags'')'
@@ -175,7 +179,7 @@ BEGIN
         END IF;
         IF v_where IS NULL THEN
             RAISE EXCEPTION 'filter: there is no field %', v_key USING ERRCODE = 'DLQ04',
-                HINT = 'Fields: status, queue, kind, errorType, errorClass, errorCode, errorMessage, destination, fingerprint, rule, strategy, waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, rest, again, after, before, minAge, maxAge, minRetryCount, maxRetryCount, payload, payloadAt.';
+                HINT = 'Fields: status, queue, kind, errorType, errorClass, errorCode, errorMessage, destination, fingerprint, rule, strategy, waitingFor, failedIn, assignee, source, topic, partition, offset, node, subscriberId, orderingKey, tags, ids, messageId, jobId, rest, again, after, before, minAge, maxAge, minRetryCount, maxRetryCount, payload, payloadAt.';
         END IF;
         -- Workers set these columns when they file an entry, so entries of the inbox never match.
         IF v_key IN ('errorType', 'errorClass', 'errorCode', 'destination', 'fingerprint', 'rule', 'strategy',
@@ -245,7 +249,8 @@ DECLARE
         WHEN 'errorCode' THEN 'error_code' WHEN 'destination' THEN 'destination' WHEN 'rule' THEN 'rule'
             WHEN 'assignee' THEN 'assigned_to' WHEN 'fingerprint' THEN 'fingerprint' WHEN 'subscriberId'
             THEN 'subscriber_id'
-        WHEN 'orderingKey' THEN 'ordering_key' WHEN 'tags' THEN 'tags' END;
+        WHEN 'orderingKey' THEN 'ordering_key' WHEN 'tags' THEN 'tags' WHEN 'topic' THEN 'topic'
+        WHEN 'node' THEN 'node' END;
 BEGIN
     IF v_column IS NULL OR v_column IN ('subscriber_id', 'ordering_key', 'tags')
         AND (v_column = ANY (dlq.hidden_columns()) OR v_mask ?| '{where,patterns}') THEN
@@ -284,7 +289,8 @@ BEGIN
              FROM (SELECT e.* FROM dlq.dead_letter_queue e WHERE e.stage IN (''inbox'', ''open'') ORDER BY e.id DESC LIMIT 2000) e CROSS JOIN LATERAL %s x (value)
              WHERE position(lower($1) IN lower(x.value)) > 0 AND ($3 IS NULL OR dlq.in_patterns(e.queue, e.kind, $3))
              GROUP BY x.value ORDER BY starts_with(lower(x.value), lower($1)) DESC, count(*) DESC, x.value LIMIT $2',
-            CASE v_column WHEN 'tags' THEN 'unnest(e.tags)' ELSE format('(VALUES (e.%I))', v_column) END)
+            CASE WHEN v_column = 'tags' THEN 'unnest(e.tags)'
+                WHEN v_column IN ('topic', 'node') THEN format('(VALUES ((e.record).%I))', v_column) ELSE format('(VALUES (e.%I))', v_column) END)
         USING p_text, p_limit, dlq.scope_patterns(v_scope);
     END IF;
 END

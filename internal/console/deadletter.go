@@ -129,6 +129,7 @@ func newDeadLetterPage(in *request, detail *api.EntryDetail) *deadLetterPage {
 	l.Asked = in.askedFor(detail.ID)
 	id := detail.ID.String()
 	l.Copies = copies("dlqd show "+id, fmt.Sprintf(`SELECT * FROM dlq.find('{"ids": [%[1]q]}'); SELECT * FROM dlq.audit('{"entryId": %[1]q}');`, id), in.curl(address(api.GetEntry, api.EntryInput{ID: id}))) //nolint:unqueryvet // for people
+	l.Copies = append(l.Copies, recordCopies(in.console.Policy(), detail.Record)...)
 	return l
 }
 

@@ -34,6 +34,10 @@ type Filter struct {
 	FailedIn      []string `json:"failedIn,omitempty" enum:"job,redelivery" doc:"Last failure: of the job itself, or of a redelivery."`
 	Assignee      []string `json:"assignee,omitempty" doc:"Assigned to one of these; \"\" selects unassigned entries."`
 	Source        []string `json:"source,omitempty" doc:"Of one of these sources."`
+	Topic         []string `json:"topic,omitempty" doc:"Records that were read from one of these topics, or failed in it; * stands for any text."`
+	Partition     []int64  `json:"partition,omitempty" minimum:"0" maximum:"2147483647" doc:"Records that were read from one of these partitions."`
+	Offset        []int64  `json:"offset,omitempty" minimum:"0" doc:"Records that were read at one of these offsets."`
+	Node          []string `json:"node,omitempty" doc:"Records that failed in one of these nodes of a pipeline."`
 	SubscriberID  []string `json:"subscriberId,omitempty" doc:"Of one of these subscribers."`
 	OrderingKey   []string `json:"orderingKey,omitempty" doc:"With one of these ordering keys."`
 	Tags          []string `json:"tags,omitempty" doc:"With all of these tags."`
@@ -212,6 +216,22 @@ var table = []field{
 	{
 		name: "source", json: "source", doc: "Source of the message.", example: "source:shop",
 		words: func(f *Filter) *[]string { return &f.Source },
+	},
+	{
+		name: "topic", json: "topic", doc: "Topic that the record was read from, or failed in; * stands for any text.",
+		example: "topic:dlq.prod.*", words: func(f *Filter) *[]string { return &f.Topic },
+	},
+	{
+		name: "partition", json: "partition", doc: "Partition that the record was read from.", example: "partition:3",
+		numbers: func(f *Filter) *[]int64 { return &f.Partition },
+	},
+	{
+		name: "offset", json: "offset", doc: "Offset that the record was read at.", example: "offset:812",
+		numbers: func(f *Filter) *[]int64 { return &f.Offset },
+	},
+	{
+		name: "node", json: "node", doc: "Node of a pipeline that the record failed in.", example: "node:scoring",
+		words: func(f *Filter) *[]string { return &f.Node },
 	},
 	{
 		name: "subscriber", json: "subscriberId", doc: "Subscriber whom the message concerns.", example: "subscriber:cus_81",
