@@ -90,6 +90,8 @@ func New(config Config) *Console {
 	c.page("/review", c.review)
 	c.page("/queues", c.queues)
 	c.action("/queues/act", c.actOnQueue)
+	c.page("/sources", c.sources)
+	c.action("/sources/act", c.actOnSource)
 	c.page("/jobs", c.jobs)
 	c.page("/jobs/{id}", c.job)
 	c.action("/jobs/{id}/act", c.actOnJob)

@@ -41,6 +41,7 @@ func sections() []section {
 		{Name: "Review", Path: "/review", Icon: "review", Key: "r", Role: access.Reader},
 		{Name: "Replays", Path: "/replays", Icon: "replays", Key: "p", Role: access.Reader},
 		{Name: "Queues", Path: "/queues", Icon: "queues", Key: "q", Role: access.Reader},
+		{Name: "Sources", Path: "/sources", Icon: "sources", Key: "t", Role: access.Reader},
 		{Name: "Policy", Path: "/policy", Icon: "policy", Key: "y", Role: access.Reader},
 		{Name: "Approvals", Path: "/approvals", Icon: "approvals", Key: "v", Role: access.Operator},
 		{Name: "Audit", Path: "/audit", Icon: "audit", Key: "a", Role: access.Reader},

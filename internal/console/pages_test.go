@@ -24,7 +24,7 @@ func pages(o *testServer, id, group string) []string {
 		"/", "/dead-letters", listOf("status:manual"), listOf("queue:"), "/dead-letters/"+id,
 		"/dead-letters/nobody", "/bulk?all=1&q=status:manual", "/bulk?all=1&do=replay&q=status:manual",
 		"/bulk?all=1&do=discard&q=queue:payments", "/groups", group, "/review", "/replays", "/replays/new",
-		"/replays/new?q=status:manual", "/queues", "/policy", "/approvals",
+		"/replays/new?q=status:manual", "/queues", "/sources", "/policy", "/approvals",
 		"/jobs", "/jobs?queue=payments&state=cancelled", "/search", "/search?q=pay", "/dead-letters/export?q=queue:payments",
 		"/jobs/"+o.text("SELECT min(id)::text FROM river_job"), "/messages/seed-manual",
 		"/audit", "/access", "/system", "/docs", "/sign-in", "/nowhere",
@@ -43,6 +43,12 @@ func seed(o *testServer) {
 	o.entry("seed-gone", "dlq_manual")
 	o.exec("SELECT dlq.discard(id, 'kim', 'not wanted') FROM dlq.dead_letter_queue WHERE event_id = 'seed-gone'")
 	o.doAll("kim", "seen", `{"kind": "report.daily"}`)
+	o.exec(`INSERT INTO dlq.sources (name, cluster, queue, seen_at, paused_at, paused_by) VALUES
+		('nodes', 'main', 'nodes', now() + interval '1 hour', NULL, NULL), ('shop', 'main', 'shop', NULL, now(), 'kim')`)
+	o.exec(`INSERT INTO dlq.source_progress (source, cluster, queue, topic, partition, state, next_offset, end_offset, error,
+		error_at) VALUES ('nodes', 'main', 'nodes', 'dlq.prod.scoring', 0, 'failing', 812, 900,
+		'TOPIC_AUTHORIZATION_FAILED: Not authorized to access topics', now()),
+		('nodes', 'main', 'nodes', 'dlq.prod.parsing', 1, 'caught_up', 77, 77, NULL, NULL)`)
 }
 
 // doAll adds a note to many entries, requests an approval to discard them, and starts and pauses a

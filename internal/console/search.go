@@ -194,6 +194,18 @@ func findByName(in *request, lower string, add func(found)) []func() error {
 			return err
 		},
 		func() error {
+			list, _, err := callIfAllowed(in, api.ListSources, api.None{})
+			for i := range list.Sources {
+				s := &list.Sources[i]
+				if strings.Contains(strings.ToLower(s.Name), lower) {
+					add(found{
+						Of: "source", Name: s.Name, Detail: sourceMark(s.State).Word, Path: "/sources#" + url.PathEscape(s.Name),
+					})
+				}
+			}
+			return err
+		},
+		func() error {
 			views, _, err := callIfAllowed(in, api.ListViews, api.ViewsInput{})
 			for _, v := range views.Views {
 				if strings.Contains(strings.ToLower(v.Name), lower) {

@@ -158,7 +158,7 @@ func (t *templates) execute(out *bytes.Buffer, f *frame, name string) error {
 var functions = template.FuncMap{
 	"ago": ago, "in": until, "exact": iso, "clock": iso, // templates.of replaces exact and clock
 	"iso": iso, "lasted": lasted,
-	"number": number, "percent": percent, "plural": plural,
+	"sourceMark": sourceMark, "number": number, "percent": percent, "plural": plural,
 	"short": short, "status": statusOf, "class": classOf, "text": visible, "clip": clip,
 	"first": firstLine, "icon": icon, "deref": deref, "dict": dict, "query": query,
 	"json": pretty, "editable": editable, "join": strings.Join, "add": func(a, b int) int { return a + b },

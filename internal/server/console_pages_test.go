@@ -116,7 +116,7 @@ func TestConsole_OperatorPages(t *testing.T) {
 
 	t.Run("visibility by role", func(t *testing.T) {
 		for path, want := range map[string][4]int{ // admin, operator, reader, operator of pay*
-			"/queues": {200, 200, 200, 200}, "/replays": {200, 200, 200, 200},
+			"/queues": {200, 200, 200, 200}, "/sources": {200, 200, 200, 200}, "/replays": {200, 200, 200, 200},
 			"/replays/" + run: {200, 200, 200, 404}, "/replays/" + mailRun: {200, 200, 200, 404},
 			"/approvals": {200, 200, 403, 200}, "/approvals/" + asked: {200, 200, 403, 404},
 			"/audit": {200, 200, 200, 200}, "/audit?people=false": {200, 200, 200, 200},

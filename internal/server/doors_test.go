@@ -55,6 +55,9 @@ var consoleRequests = map[string][]string{
 	"search-audit":       {"GET /audit"},
 	"list-queues":        {"GET /queues"},
 	"pause-queue":        {"POST /queues/act?do=pause&name={id}"},
+	"list-sources":       {"GET /sources"},
+	"pause-source":       {"POST /sources/act?do=pause&name={id}"},
+	"resume-source":      {"POST /sources/act?do=resume&name={id}"},
 	"export": {
 		"GET /dead-letters/export", "POST /dead-letters/export?format=csv", "POST /dead-letters/export?format=ndjson",
 	},

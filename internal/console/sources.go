@@ -1,0 +1,150 @@
+package console
+
+import (
+	"cmp"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/source"
+)
+
+// maxPartitions is the number of partitions on the page of sources. Those that fail come first, then those with the
+// most to read.
+const maxPartitions = 100
+
+type sources struct {
+	Sentence   string
+	Sources    []sourceRow
+	Partitions []source.PartitionStatus
+	More       int // partitions that are not shown
+	Copies     []copyText
+}
+
+type sourceRow struct {
+	source.Reading
+
+	Why string // why the viewer cannot pause or resume it; "" if they can
+}
+
+// Word describes the state of a source.
+func (s *sourceRow) Word() mark { return sourceMark(s.State) }
+
+// Paused reports whether an operator paused the source.
+func (s *sourceRow) Paused() bool { return s.PausedAt != nil }
+
+// sourceMark describes the state of a source or of a partition.
+func sourceMark(state string) mark {
+	switch state {
+	case source.StateCaughtUp:
+		return mark{state, "all read", "✓", "ok"}
+	case source.StateReading:
+		return mark{state, "reading", "▸", "ok"}
+	case source.StateFailing:
+		return mark{state, "failing", "■", "bad"}
+	case source.StateWaiting:
+		return mark{state, "no process reads it", "■", "bad"}
+	case source.StatePaused:
+		return mark{state, "paused", "‖", "warn"}
+	}
+	return mark{state, "not in the policy", "–", "warn"}
+}
+
+func (c *Console) sources(in *request) (*view, error) {
+	out, err := call(in, api.ListSources, api.None{})
+	if err != nil {
+		return nil, err
+	}
+	s := &sources{Copies: copies("dlqd sources list", "SELECT * FROM dlq.sources; SELECT * FROM dlq.source_progress ORDER BY source, topic, partition;", //nolint:unqueryvet // for people
+		in.curl(api.ListSources.Path))}
+	for i := range out.Sources {
+		s.Sources = append(s.Sources, sourceRow{
+			out.Sources[i], missingRoleIn(in.me(), access.Operator, out.Sources[i].Queue),
+		})
+	}
+	s.Partitions = slices.DeleteFunc(out.Partitions, func(p source.PartitionStatus) bool {
+		return p.Topic == "" && p.Error == ""
+	})
+	slices.SortStableFunc(s.Partitions, func(a, b source.PartitionStatus) int {
+		return cmp.Or(compareFailing(a, b), cmp.Compare(lagOf(b), lagOf(a)))
+	})
+	if s.More = len(s.Partitions) - maxPartitions; s.More > 0 {
+		s.Partitions = s.Partitions[:maxPartitions]
+	}
+	s.Sentence = s.summary()
+	return &view{Template: "sources", Title: "Sources", Data: s, Interval: queuesInterval}, nil
+}
+
+func compareFailing(a, b source.PartitionStatus) int {
+	failing := func(p source.PartitionStatus) int { return map[bool]int{true: 0, false: 1}[p.Error != ""] }
+	return cmp.Compare(failing(a), failing(b))
+}
+
+func lagOf(p source.PartitionStatus) int64 {
+	if p.Lag == nil {
+		return 0
+	}
+	return *p.Lag
+}
+
+// summary describes the state of the sources.
+func (s *sources) summary() string {
+	if len(s.Sources) == 0 {
+		return "No sources: dlqd reads no topics."
+	}
+	var lag, lost int64
+	var bad, paused []string
+	for i := range s.Sources {
+		row := &s.Sources[i]
+		lag, lost = lag+row.Lag, lost+row.Lost
+		switch row.State {
+		case source.StateFailing, source.StateWaiting:
+			bad = append(bad, row.Name)
+		case source.StatePaused:
+			paused = append(paused, row.Name)
+		}
+	}
+	sentences := []string{"All records are read."}
+	if lag > 0 {
+		sentences[0] = plural(lag, "record is", "records are") + " not read yet."
+	}
+	if len(bad) > 0 {
+		sentences = append(sentences, "Not read without errors: "+strings.Join(bad, ", ")+".")
+	}
+	if len(paused) > 0 {
+		sentences = append(sentences, "Paused: "+strings.Join(paused, ", ")+".")
+	}
+	if lost > 0 {
+		sentences = append(sentences, "The brokers did not have "+plural(lost, "offset")+" any more.")
+	}
+	return strings.Join(sentences, " ")
+}
+
+// actOnSource pauses or resumes a source.
+func (c *Console) actOnSource(in *request) (*done, error) {
+	name := in.PostFormValue("name")
+	action := api.SourceActionInput{
+		SourceInput: api.SourceInput{Name: name}, Body: &api.Action{Note: in.PostFormValue("note")},
+	}
+	var text string
+	var err error
+	switch in.PostFormValue("do") {
+	case "pause":
+		text = "Source " + name + " is paused: its records stay in their topics."
+		_, err = call(in, api.PauseSource, action)
+	case "resume":
+		text = "Source " + name + " is resumed."
+		_, err = call(in, api.ResumeSource, action)
+	default:
+		return nil, &api.Problem{
+			Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose pause or resume",
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &done{To: "/sources#" + url.PathEscape(name), Flash: flash{Text: text}}, nil
+}
