@@ -22,7 +22,8 @@ CREATE OR REPLACE FUNCTION dlq.publish_sources(p_names text[], p_clusters text[]
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE dlq.sources s SET removed_at = now() WHERE s.removed_at IS NULL AND s.name <> ALL (p_names);
     INSERT INTO dlq.sources AS s (name, cluster, queue)
-    SELECT p.name, p.cluster, p.queue FROM unnest(p_names, p_clusters, p_queues) p (name, cluster, queue) ORDER BY p.name
+    SELECT p.name, p.cluster, p.queue FROM unnest(p_names, p_clusters, p_queues) p (name, cluster, queue)
+    ORDER BY p.name
     ON CONFLICT (name) DO UPDATE SET cluster = excluded.cluster, queue = excluded.queue, removed_at = NULL,
         published_at = now()
     WHERE (s.cluster, s.queue) <> (excluded.cluster, excluded.queue) OR s.removed_at IS NOT NULL;
@@ -37,7 +38,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT s.name, s.paused_at IS NOT NULL, s.changes FROM dlq.sources s WHERE s.name = ANY (p_names);
 $$;
 COMMENT ON FUNCTION dlq.see_sources IS
-    'Records that a process reads these sources, and returns which are paused. Readers begin again when changes changes.';
+    'Records that a process reads these sources, and returns which are paused. Readers begin again when changes is '
+    'another number.';
 
 -- require_source locks the source. For the caller, a source outside the scope looks the same as one that does not
 -- exist.
@@ -73,8 +75,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.pause_source IS
-    'Stops the reading of a source in all processes, within seconds; its records stay in their topics, and redeliveries '
-    'continue. Returns false if it is paused already.';
+    'Stops the reading of a source in all processes, within seconds; its records stay in their topics, and '
+    'redeliveries continue. Returns false if it is paused already.';
 
 CREATE OR REPLACE FUNCTION dlq.resume_source(p_source text, p_actor text DEFAULT session_user, p_note text DEFAULT NULL)
     RETURNS boolean
@@ -91,7 +93,8 @@ BEGIN
     RETURN true;
 END
 $$;
-COMMENT ON FUNCTION dlq.resume_source IS 'Resumes the reading of a source where it stopped. Returns false if it is not paused.';
+COMMENT ON FUNCTION dlq.resume_source IS
+    'Resumes the reading of a source where it stopped. Returns false if it is not paused.';
 
 -- rewind_source moves the position that is read last of a topic's name: the topic may have been made again.
 CREATE OR REPLACE FUNCTION dlq.rewind_source(p_source text, p_topic text, p_partition integer, p_offset bigint,

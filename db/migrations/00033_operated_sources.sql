@@ -15,7 +15,8 @@ COMMENT ON TABLE dlq.sources IS 'The sources of the policy, whether a process re
 COMMENT ON COLUMN dlq.sources.name IS 'Name of the source in the policy.';
 COMMENT ON COLUMN dlq.sources.cluster IS 'Name of the cluster in the policy.';
 COMMENT ON COLUMN dlq.sources.queue IS 'Queue of its entries.';
-COMMENT ON COLUMN dlq.sources.published_at IS 'When a process first loaded a policy with the source, or with another queue of it.';
+COMMENT ON COLUMN dlq.sources.published_at IS
+    'When a process first loaded a policy with the source, or with another queue of it.';
 COMMENT ON COLUMN dlq.sources.removed_at IS 'When the policy no longer had the source; null while it has.';
 COMMENT ON COLUMN dlq.sources.seen_at IS 'When a process last said that it reads the source; null if none has.';
 COMMENT ON COLUMN dlq.sources.paused_at IS 'When an operator paused it; null while it is read.';
