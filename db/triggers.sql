@@ -45,6 +45,8 @@ CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_fai
     FOR EACH ROW EXECUTE FUNCTION dlq.on_enter();
 CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_archived
     FOR EACH ROW EXECUTE FUNCTION dlq.on_enter();
+CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_returned
+    FOR EACH ROW EXECUTE FUNCTION dlq.on_enter();
 
 DROP TRIGGER IF EXISTS dead_letter_delete ON dlq.dead_letter_queue;
 CREATE TRIGGER dead_letter_delete AFTER DELETE ON dlq.dead_letter_queue
@@ -85,7 +87,7 @@ CREATE OR REPLACE TRIGGER role_scope_change AFTER INSERT OR UPDATE OR DELETE OR 
 -- Partitions and their parents. For new partitions, dlq.ensure_partition does the same.
 SELECT dlq.guard_partition(t.relid, t.parent)
 FROM (VALUES ('dlq.dead_letter_resolved'::regclass), ('dlq.dead_letter_failed'), ('dlq.dead_letter_archived'),
-    ('dlq.dead_letter_transitions')) p (parent)
+    ('dlq.dead_letter_returned'), ('dlq.dead_letter_transitions')) p (parent)
 CROSS JOIN LATERAL (SELECT p.parent AS relid, p.parent UNION ALL SELECT i.inhrelid::regclass, p.parent
     FROM pg_inherits i WHERE i.inhparent = p.parent) t;
 

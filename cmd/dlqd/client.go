@@ -401,7 +401,7 @@ func newList() *cobra.Command {
 	}
 	c.registerNamed(cmd, "entries", "id")
 	cmd.Flags().StringSliceVar(&in.Status, "status", nil, "only these states: dlq_pending, dlq_processing, dlq_manual, "+
-		"dlq_resolved, dlq_failed, dlq_archived")
+		"dlq_returned, dlq_resolved, dlq_failed, dlq_archived")
 	for _, f := range []struct {
 		into       *string
 		flag, help string

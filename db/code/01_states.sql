@@ -10,7 +10,12 @@ RETURN CASE p_from
         THEN ARRAY['dlq_processing', 'dlq_pending', 'dlq_manual', 'dlq_resolved',
             'dlq_archived']::dlq.dead_letter_status[]
     WHEN 'dlq_processing'::dlq.dead_letter_status
-        THEN ARRAY['dlq_resolved', 'dlq_pending', 'dlq_failed', 'dlq_manual']::dlq.dead_letter_status[]
+        THEN ARRAY['dlq_resolved', 'dlq_returned', 'dlq_pending', 'dlq_failed',
+            'dlq_manual']::dlq.dead_letter_status[]
+    -- Its consumer group is past the record, it came back, or an operator replays it.
+    WHEN 'dlq_returned'::dlq.dead_letter_status
+        THEN ARRAY['dlq_resolved', 'dlq_pending', 'dlq_manual', 'dlq_failed', 'dlq_processing',
+            'dlq_archived']::dlq.dead_letter_status[]
     WHEN 'dlq_manual'::dlq.dead_letter_status
         THEN ARRAY['dlq_processing', 'dlq_pending', 'dlq_manual', 'dlq_resolved',
             'dlq_archived']::dlq.dead_letter_status[]
@@ -33,6 +38,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE p_status
     WHEN 'dlq_resolved'::dlq.dead_letter_status THEN 'resolved'::dlq.dead_letter_stage
     WHEN 'dlq_failed'::dlq.dead_letter_status THEN 'failed'::dlq.dead_letter_stage
+    WHEN 'dlq_returned'::dlq.dead_letter_status THEN 'returned'::dlq.dead_letter_stage
     WHEN 'dlq_archived'::dlq.dead_letter_status THEN 'archived'::dlq.dead_letter_stage
     ELSE 'open'::dlq.dead_letter_stage
 END;
@@ -612,7 +618,7 @@ BEGIN
     RETURN NULL;
 END
 $$;
-COMMENT ON FUNCTION dlq.on_delete IS 'Trigger: refuses to delete an open or failed entry.';
+COMMENT ON FUNCTION dlq.on_delete IS 'Trigger: refuses to delete an open, failed or returned entry.';
 
 CREATE OR REPLACE FUNCTION dlq.refuse() RETURNS trigger
 LANGUAGE plpgsql AS $$

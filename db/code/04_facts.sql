@@ -167,7 +167,8 @@ BEGIN
     -- Most entries are open. A statement on the partitions of failed ones, too, would look each entry up in all of
     -- them.
     UPDATE dlq.dead_letter_queue e SET
-        status = 'dlq_resolved',
+        status = (CASE WHEN e.river_job_id < 0 AND dlq.is_published(e.id, d.job) THEN 'dlq_returned'
+            ELSE 'dlq_resolved' END)::dlq.dead_letter_status,
         replay_attempts = e.replay_attempts || (CASE WHEN e.redelivery_job_id = d.job
             THEN jsonb_build_object('jobId', d.job, 'at', e.locked_at, 'endedAt', d.ended, 'actor', e.locked_by,
                                     'strategy', dlq.sent_by(e.locked_by, e.strategy), 'outcome', 'completed')
@@ -204,7 +205,7 @@ END
 $$;
 COMMENT ON FUNCTION dlq.resolve_by IS
     'Resolves entries, each by the job that did its work: a redelivery, or the original if it was '
-    'retried. p_ended is when the jobs ended.';
+    'retried. The entry of a record that the job published is returned instead. p_ended is when the jobs ended.';
 
 CREATE OR REPLACE FUNCTION dlq.failed_at(p_job jsonb) RETURNS timestamptz
 LANGUAGE sql STABLE
@@ -683,7 +684,7 @@ BEGIN
     INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = p_entry;
     IF p_job ->> 'state' = 'completed' THEN
         -- An entry parked as "done twice?" stays: an operator decides whether it matters.
-        IF v_entry.status = 'dlq_resolved' AND v_entry.known THEN
+        IF v_entry.status IN ('dlq_resolved', 'dlq_returned') AND v_entry.known THEN
             RETURN; -- an end that comes twice counts once
         ELSIF v_entry.status IN ('dlq_resolved', 'dlq_archived') OR v_entry.rule = 'done-twice' THEN
             PERFORM dlq.note_on(ARRAY[p_entry], 'capture', 'job ' || v_job || ' completed, too', NULL);

@@ -405,6 +405,7 @@ BEGIN
             WHEN 'dlq_pending'    THEN 'Allowed from dlq_pending: replay, discard, expire, park.'
             WHEN 'dlq_manual'     THEN 'Allowed from dlq_manual: replay, discard, expire, resolve, unpark.'
             WHEN 'dlq_failed'     THEN 'Allowed from dlq_failed: replay, discard, expire.'
+            WHEN 'dlq_returned'   THEN 'Allowed from dlq_returned: replay, discard, resolve, reopen.'
             WHEN 'dlq_processing' THEN 'Nothing is allowed from dlq_processing: its job has to end first.'
             ELSE 'Allowed from ' || v_status || ': reopen.' END);
 END
@@ -431,7 +432,7 @@ BEGIN
     END IF;
     -- File and lock the entry first. Otherwise it could move to another partition while dlq.redeliver
     -- waits for it, which would raise 40001.
-    PERFORM dlq.lock_entries(ARRAY[p_id], '{dlq_pending,dlq_manual,dlq_failed}');
+    PERFORM dlq.lock_entries(ARRAY[p_id], '{dlq_pending,dlq_manual,dlq_failed,dlq_returned}');
     IF p_payload IS NOT NULL AND p_payload_text IS NOT NULL THEN
         RAISE EXCEPTION 'dead letter %: p_payload and p_payload_text exclude each other', p_id USING ERRCODE = 'DLQ04',
             HINT = 'Pass one of them.';
@@ -449,6 +450,10 @@ BEGIN
             || jsonb_strip_nulls(jsonb_build_object('checkpoint', p_checkpoint))
             || CASE WHEN p_payload IS NOT NULL THEN jsonb_build_object('patch',
                 jsonb_build_array(jsonb_build_object('op', 'replace', 'path', '', 'value', p_payload))) ELSE '{}' END);
+    -- Only an operator's replay of the entry alone publishes its record again, so dlq.redeliver knows no returned ones.
+    UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = dlq.actor(p_actor),
+        move = jsonb_build_object('actor', dlq.actor(p_actor), 'claimed', p_actor, 'reason', 'reopened')
+    WHERE e.id = p_id AND e.stage = 'returned' AND e.original_event <> '{"erased": true}';
     IF p_payload IS NOT NULL THEN
         UPDATE dlq.dead_letter_queue SET
             edited_event = CASE WHEN job_kind <> 'dlqd_message' THEN p_payload
@@ -465,7 +470,7 @@ BEGIN
                || jsonb_strip_nulls(jsonb_build_object('checkpoint', p_checkpoint)), '{}'),
                    p_destination => p_destination, p_checkpoint => p_checkpoint, p_alone => false);
     IF NOT FOUND THEN
-        PERFORM dlq.refuse_move(p_id, 'replay', 'dlq_pending, dlq_manual, dlq_failed');
+        PERFORM dlq.refuse_move(p_id, 'replay', 'dlq_pending, dlq_manual, dlq_failed, dlq_returned');
     END IF;
     IF v_row.verdict = 'open' THEN
         RAISE EXCEPTION 'dead letter %: its job % has an open entry', p_id, v_row.job_id USING ERRCODE = 'DLQ01',

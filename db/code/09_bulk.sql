@@ -327,7 +327,7 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT p_filter || jsonb_build_object('status', CASE WHEN p_filter ? 'status'
         THEN (SELECT coalesce(jsonb_agg(s.word), '[]') FROM unnest(dlq.filter_words(p_filter, 'status')) s (word)
               WHERE s.word = ANY (p_states) OR s.word NOT IN ('dlq_pending', 'dlq_processing', 'dlq_manual',
-                  'dlq_failed', 'dlq_resolved', 'dlq_archived'))
+                  'dlq_returned', 'dlq_failed', 'dlq_resolved', 'dlq_archived'))
         ELSE to_jsonb(p_states) END)
 $$;
 COMMENT ON FUNCTION dlq.only_in_states IS
@@ -860,7 +860,7 @@ COMMENT ON FUNCTION dlq.closed_since IS 'A time before which none of these entri
 -- undone, callers run it before the change: it records the old values of the columns p_was, and
 -- which of p_tags are new.
 CREATE OR REPLACE FUNCTION dlq.note_on(p_ids uuid[], p_actor text, p_reason text, p_note text,
-    p_stages dlq.dead_letter_stage[] DEFAULT '{open,resolved,failed,archived}',
+    p_stages dlq.dead_letter_stage[] DEFAULT '{open,resolved,failed,archived,returned}',
     p_operation uuid DEFAULT NULL, p_was text[] DEFAULT NULL, p_tags text[] DEFAULT NULL,
     p_since timestamptz DEFAULT NULL, p_until timestamptz DEFAULT 'infinity') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_custom_plan AS $$
@@ -983,17 +983,17 @@ DECLARE
     v_since      timestamptz;
     v_until      timestamptz;
     v_from       dlq.dead_letter_status[] := CASE p_action
-        WHEN 'discard' THEN '{dlq_pending,dlq_manual,dlq_failed}'
+        WHEN 'discard' THEN '{dlq_pending,dlq_manual,dlq_failed,dlq_returned}'
         WHEN 'expire'  THEN '{dlq_pending,dlq_manual,dlq_failed}'
-        WHEN 'resolve' THEN '{dlq_manual}'
+        WHEN 'resolve' THEN '{dlq_manual,dlq_returned}'
         WHEN 'park'    THEN '{dlq_pending}'
         WHEN 'unpark'  THEN '{dlq_manual}'
-        WHEN 'reopen'  THEN '{dlq_resolved,dlq_archived}'
+        WHEN 'reopen'  THEN '{dlq_resolved,dlq_archived,dlq_returned}'
         WHEN 'assign'  THEN enum_range(NULL::dlq.dead_letter_status)
         WHEN 'tag'     THEN enum_range(NULL::dlq.dead_letter_status)
         WHEN 'note'    THEN enum_range(NULL::dlq.dead_letter_status)
         WHEN 'purge'   THEN CASE WHEN (p_args ->> 'force')::boolean
-            THEN '{dlq_pending,dlq_manual,dlq_failed,dlq_resolved,dlq_archived}'::dlq.dead_letter_status[]
+            THEN '{dlq_pending,dlq_manual,dlq_failed,dlq_returned,dlq_resolved,dlq_archived}'::dlq.dead_letter_status[]
                               ELSE '{dlq_resolved,dlq_archived}'::dlq.dead_letter_status[] END
     END;
 BEGIN
@@ -1028,13 +1028,14 @@ BEGIN
                 END)::dlq.resolution_strategy,
             resolved_by = v_actor, resolution_notes = p_note,
             notes = coalesce(p_note, e.notes), move = v_move
-        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed', 'dlq_returned')
             AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
     WHEN 'resolve' THEN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_resolved', resolution_strategy = 'manual_resolution',
             resolved_by = v_actor, resolution_notes = p_note,
             notes = coalesce(p_note, e.notes), move = v_move
-        WHERE e.id = ANY (v_ids) AND e.status = 'dlq_manual' AND e.stage = 'open';
+        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_manual', 'dlq_returned') AND e.stage = ANY (v_stages)
+            AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
         IF v_moving THEN
             v_moving := dlq.set_moves(NULL);
         END IF;
@@ -1072,7 +1073,8 @@ BEGIN
                 notes = coalesce(p_note, e.notes),
                 move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'reopened', 'note', p_note,
                     'operation', v_operation)
-            WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.stage = ANY (v_stages)
+            WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_resolved', 'dlq_archived', 'dlq_returned')
+                AND e.stage = ANY (v_stages)
                 AND e.closed_at BETWEEN v_since AND v_until
               AND e.original_event <> '{"erased": true}'
               AND NOT dlq.has_open_entry(e.river_job_id, e.job_created_at)
@@ -1106,7 +1108,7 @@ BEGIN
             resolved_by = v_actor,
             move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'discarded, to be purged', 'note',
                 p_note, 'operation', v_operation)
-        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
+        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed', 'dlq_returned')
             AND e.stage = ANY (v_stages) AND (e.closed_at IS NULL OR e.closed_at BETWEEN v_since AND v_until);
         PERFORM dlq.delete_entries(v_ids, NULL, p_actor, 'purged', p_note, v_operation);
     END CASE;
@@ -1120,7 +1122,7 @@ $$;
 COMMENT ON FUNCTION dlq.act_on IS
     'Makes one change on many entries: discard, expire, resolve, park (with {"tags": ["incident-81"]}, to find them '
     'again), unpark, reopen, assign ({"assignee": "kim"}), tag ({"tags": ["bank"]}), note or purge ({"force": '
-    'true} for open and failed ones). Returns the ids of those that it changed. A call, or several calls with '
+    'true} for open, failed and returned ones). Returns the ids of those that it changed. A call, or several calls with '
     'the same "operation" (a UUID) in p_args, is one operation: see dlq.operations.';
 
 CREATE OR REPLACE FUNCTION dlq.act_where(p_action text, p_filter jsonb, p_actor text DEFAULT session_user,
@@ -1167,14 +1169,16 @@ BEGIN
     END IF;
     v_ids := dlq.ids_in_scope(ARRAY[p_id]);
     IF p_action = 'reopen' AND EXISTS (SELECT FROM dlq.dead_letter_queue e
-        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_resolved', 'dlq_archived')) THEN
+        WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_resolved', 'dlq_archived', 'dlq_returned')) THEN
         RAISE EXCEPTION 'dead letter %: cannot be reopened: its payload was erased, or its job has an open entry again',
             p_id USING ERRCODE = 'DLQ01';
     END IF;
-    PERFORM dlq.refuse_move(p_id, p_action, CASE p_action WHEN 'discard' THEN 'dlq_pending, dlq_manual, dlq_failed'
-        WHEN 'expire' THEN 'dlq_pending, dlq_manual, dlq_failed' WHEN 'resolve' THEN 'dlq_manual'
+    PERFORM dlq.refuse_move(p_id, p_action, CASE p_action
+        WHEN 'discard' THEN 'dlq_pending, dlq_manual, dlq_failed, dlq_returned'
+        WHEN 'expire' THEN 'dlq_pending, dlq_manual, dlq_failed' WHEN 'resolve' THEN 'dlq_manual, dlq_returned'
         WHEN 'park' THEN 'dlq_pending' WHEN 'unpark' THEN 'dlq_manual'
-                                                     WHEN 'reopen' THEN 'dlq_resolved, dlq_archived' ELSE 'any' END);
+                                                     WHEN 'reopen' THEN 'dlq_resolved, dlq_archived, dlq_returned'
+                                                     ELSE 'any' END);
 END
 $$;
 COMMENT ON FUNCTION dlq.act_on_one IS 'Makes one change on one entry, or raises an error that says why it cannot.';

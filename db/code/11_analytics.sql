@@ -117,7 +117,7 @@ BEGIN
                coalesce(sum(f.attempts) FILTER (WHERE c.sign = 0), 0)::bigint AS attempts,
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_processing'
                    AND f.from_status IS DISTINCT FROM 'dlq_processing') AS redelivered,
-               count(*) FILTER (WHERE c.sign = 1 AND f.from_status = 'dlq_processing'
+               count(*) FILTER (WHERE c.sign = 1 AND f.from_status IN ('dlq_processing', 'dlq_returned')
                    AND f.to_status = 'dlq_resolved') AS succeeded,
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_resolved'
                    AND f.from_status IS DISTINCT FROM 'dlq_resolved') AS resolved,

@@ -49,7 +49,8 @@ SET max_parallel_workers_per_gather = 0 AS $$
                count(*) FILTER (WHERE s.from_status IS NULL) AS failures, 0 AS failed_again,
                count(*) FILTER (WHERE s.to_status = 'dlq_processing'
                    AND s.from_status IS DISTINCT FROM 'dlq_processing') AS redelivered,
-               count(*) FILTER (WHERE s.from_status = 'dlq_processing' AND s.to_status = 'dlq_resolved') AS succeeded,
+               count(*) FILTER (WHERE s.from_status IN ('dlq_processing', 'dlq_returned')
+                   AND s.to_status = 'dlq_resolved') AS succeeded,
                count(*) FILTER (WHERE s.to_status = 'dlq_resolved'
                    AND s.from_status IS DISTINCT FROM 'dlq_resolved') AS resolved,
                count(*) FILTER (WHERE s.to_status = 'dlq_failed'

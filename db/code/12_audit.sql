@@ -455,8 +455,8 @@ BEGIN
     jobs := dlq.erase_jobs(v_jobs);
     UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived', resolution_strategy = 'discard', resolved_by = p_actor,
         move = jsonb_build_object('actor', p_actor, 'reason', 'discarded, to be erased', 'note', p_note)
-    WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
-        AND e.stage IN ('open', 'failed') AND (e.closed_at IS NULL OR e.closed_at >= v_since);
+    WHERE e.id = ANY (v_ids) AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed', 'dlq_returned')
+        AND e.stage IN ('open', 'failed', 'returned') AND (e.closed_at IS NULL OR e.closed_at >= v_since);
     PERFORM set_config('dlq.erasing', txid_current()::text, true); -- dlq.on_content allows the change
     UPDATE dlq.dead_letter_queue e SET
         original_event = x.original_event, edited_event = x.edited_event, error_message = x.error_message,
@@ -470,6 +470,7 @@ BEGIN
         AND d.closed_at >= v_since) x
     WHERE e.id = x.entry AND e.status IN ('dlq_resolved', 'dlq_archived') AND e.closed_at >= v_since;
     GET DIAGNOSTICS entries = ROW_COUNT;
+    UPDATE dlq.source_deliveries d SET content = NULL WHERE d.entry_id = ANY (v_ids) AND d.content IS NOT NULL;
 
     -- Facts that are not applied yet, or that the database refuses, still say that the job ended, but
     -- lose its metadata and errors. A failure keeps one empty error: by its errors, dlq.is_failure tells a

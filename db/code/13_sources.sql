@@ -58,7 +58,8 @@ BEGIN
         CROSS JOIN LATERAL jsonb_to_record(u.record) AS r ("offset" bigint, at timestamptz, failed_at timestamptz,
             delivery_id uuid, message_id text, kind text, ordering_key text, event jsonb, error text, errors jsonb,
             attempts integer, metadata jsonb, consumer_group text, node text, original_topic text,
-            original_partition integer, original_offset bigint, form text, size bigint, sha256 text, headers jsonb)
+            original_partition integer, original_offset bigint, form text, size bigint, sha256 text, content text,
+            headers jsonb)
     ), made AS MATERIALIZED (
         SELECT -nextval('dlq.record_ids') AS job, d.entry_id, d.job_id, n.*,
             least(greatest(n.failed_at, '1970-01-01Z'), now()) AS ended_at,
@@ -72,8 +73,8 @@ BEGIN
         FROM (SELECT * FROM read l WHERE l."offset" >= v_position AND (l."offset" >= v_until OR NOT dlq.is_stored(
             p_cluster, p_topic_id, l.message_id, l.at, decode(l.sha256, 'hex'), l.delivery_id, p_queue))
             ORDER BY l.place) n
-        LEFT JOIN dlq.source_deliveries d ON d.id = n.delivery_id AND d.queue = p_queue
-            AND (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.id = d.entry_id LIMIT 1) IS NOT NULL
+        CROSS JOIN LATERAL dlq.take_delivery(p_queue, p_cluster, n.delivery_id, n.original_topic, n.original_partition,
+            n.original_offset, n.consumer_group, decode(n.content, 'hex')) d
     ), rows AS MATERIALIZED (
         SELECT m.job, m.entry_id, m.job_id, m.place, m.ordering_key,
             dlq.entry_id(m.job, m.ended_at) AS id, left(m.message_id, 255) AS event_id, m.ended_at, left(m.kind, 255)
@@ -98,6 +99,7 @@ BEGIN
         INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
         SELECT r.job, r.ended_at, 'returned', r.entry_id, jsonb_build_object('state', 'discarded', 'attempt',
             r.attempts, 'finalized_at', r.ended_at, 'errors', r.errors, 'metadata', r.metadata, 'redelivery', r.job_id,
+            'ordered', p_ordered,
             'row', jsonb_build_object('id', r.id, 'event_id', r.event_id, 'river_job_id', r.job, 'job_created_at',
                 r.ended_at, 'queue', p_queue, 'kind', r.kind, 'job_kind', 'dlqd_message', 'source', p_source,
                 'ordering_key', left(r.ordering_key, 255), 'original_event', r.event, 'error_message', r.error,
@@ -131,54 +133,129 @@ COMMENT ON FUNCTION dlq.append_records IS
     'Stores a batch of records of a partition, from offset p_first to the one before p_next, and moves the position. '
     'Not accepted if the batch begins above the position (next), or if there is none (next is null) and p_start is '
     'false. Records below the position are skipped, and so are those that were stored before the position was moved '
-    'back. A record that dlqd had published for an entry of the queue that '
-    'still exists becomes a fact "returned" of that entry; each of the others becomes an entry in the inbox.';
+    'back. A record that dlqd had published for an entry of the queue that still exists (dlq.take_delivery) becomes a '
+    'fact "returned" of that entry; each of the others becomes an entry in the inbox.';
+
+-- take_delivery is volatile, so that of two equal records in one batch the second does not get the delivery of the
+-- first.
+CREATE OR REPLACE FUNCTION dlq.take_delivery(p_queue text, p_cluster text, p_id uuid, p_topic text,
+    p_partition integer, p_offset bigint, p_group text, p_content bytea, OUT entry_id uuid, OUT job_id bigint)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_id uuid;
+BEGIN
+    IF p_id IS NOT NULL THEN
+        v_id := (SELECT d.id FROM dlq.source_deliveries d WHERE d.id = p_id AND d.queue = p_queue);
+    END IF;
+    IF v_id IS NULL AND p_offset IS NOT NULL THEN
+        v_id := (SELECT d.id FROM dlq.source_deliveries d WHERE d.cluster = p_cluster AND d.topic = p_topic
+            AND d.partition = p_partition AND d."offset" = p_offset AND d.queue = p_queue ORDER BY d.id DESC LIMIT 1);
+    ELSIF v_id IS NULL AND p_id IS NULL AND p_content IS NOT NULL THEN
+        v_id := (SELECT d.id FROM dlq.source_deliveries d
+            WHERE d.queue = p_queue AND d.content = p_content AND d.settled_at IS NULL AND d.cluster = p_cluster
+                AND d.acknowledged_at > now() - interval '1 day' AND d.topic = coalesce(p_topic, d.topic)
+                AND coalesce(d.consumer_group = p_group, true)
+            ORDER BY d.id LIMIT 1);
+    END IF;
+    IF v_id IS NULL THEN
+        RETURN;
+    END IF;
+    UPDATE dlq.source_deliveries d SET settled_at = coalesce(d.settled_at, now()) WHERE d.id = v_id
+        AND (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.id = d.entry_id LIMIT 1) IS NOT NULL
+    RETURNING d.entry_id, d.job_id INTO entry_id, job_id;
+END
+$$;
+COMMENT ON FUNCTION dlq.take_delivery IS
+    'The entry and the job of the delivery that a record is: by the id in its header (p_id); else by the place that '
+    'its envelope names, at which the broker stored the delivery; else, if the envelope names no offset, by the hash '
+    'of key and value and what the envelope names, within a day of the delivery, each delivery once. Null if it is '
+    'none, or if the entry is deleted.';
 
 CREATE OR REPLACE FUNCTION dlq.return_record(p_entry uuid, p_fact jsonb) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    v_at     constant timestamptz := dlq.failed_at(p_fact);
-    v_where  constant text := 'it came back: ' || (p_fact #>> '{row,record,topic}') || '/'
+    v_where   constant text := 'it came back: ' || (p_fact #>> '{row,record,topic}') || '/'
         || (p_fact #>> '{row,record,partition}') || ' at offset ' || (p_fact #>> '{row,record,offset}');
-    v_fail   record;
-    v_status dlq.dead_letter_status;
-    v_erased boolean;
+    v_at      timestamptz := dlq.failed_at(p_fact);
+    v_errors  jsonb := coalesce(p_fact -> 'errors', '[]');
+    v_entry   record;
+    v_fail    record;
+    v_used_up boolean;
 BEGIN
-    SELECT e.status, e.original_event = '{"erased": true}' INTO v_status, v_erased
-    FROM dlq.dead_letter_queue e WHERE e.id = p_entry FOR UPDATE;
     IF p_fact -> 'row' IS NULL THEN
         RETURN; -- its payload was erased
-    ELSIF v_status IS NULL OR v_erased THEN
-        INSERT INTO dlq.dead_letter_inbox
-            (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, source, ordering_key, priority,
-             original_event, error_message, retry_history, retry_count, max_retries, metadata, next_retry_at,
-             captured_by, first_failed_at, last_failed_at, record)
-        SELECT r.id, r.event_id, r.river_job_id, r.job_created_at, r.queue, r.kind, r.job_kind, r.source,
-            r.ordering_key, 1, r.original_event, r.error_message, r.retry_history, r.retry_count, r.max_retries,
-            r.metadata, now(), 'source', r.first_failed_at, r.last_failed_at, r.record
-        FROM jsonb_populate_record(NULL::dlq.dead_letter_queue, p_fact -> 'row') r;
-    ELSIF dlq.is_open(v_status) THEN
-        PERFORM dlq.failed_again(p_entry, p_fact -> 'errors', p_fact -> 'metadata', (p_fact ->> 'attempt')::integer,
-            NULL, v_at, 'source');
-    ELSIF v_status = 'dlq_failed' THEN
-        PERFORM dlq.note_on(ARRAY[p_entry], 'source', v_where, NULL);
-    ELSE
-        v_fail := dlq.describe_failure(p_fact -> 'errors', p_fact -> 'metadata', (p_fact ->> 'attempt')::integer, v_at);
-        UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', rule = 'came-back',
-            parked_by = 'source', error_message = v_fail.error_message, error_type = v_fail.error_type,
-            error_code = v_fail.error_code, error_title = v_fail.error_title,
-            reported_class = v_fail.error_class, error_class = coalesce(v_fail.error_class, e.error_class),
-            error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
-            retry_history = e.retry_history || v_fail.retry_history, last_failed_at = v_at,
-            move = jsonb_build_object('actor', 'source', 'reason', v_where)
-        WHERE e.id = p_entry AND e.stage IN ('resolved', 'archived');
+    END IF;
+    SELECT e.status, e.stage, e.original_event = '{"erased": true}' AS erased, e.last_failed_at,
+        e.dlq_retry_count >= e.dlq_max_retries AS used_up INTO v_entry
+    FROM dlq.dead_letter_queue e WHERE e.id = p_entry FOR UPDATE;
+    IF v_entry.status IS NULL OR v_entry.erased THEN
+        WITH came AS (
+            INSERT INTO dlq.dead_letter_inbox
+                (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, source, ordering_key, priority,
+                 original_event, error_message, retry_history, retry_count, max_retries, metadata, next_retry_at,
+                 captured_by, first_failed_at, last_failed_at, record)
+            SELECT r.id, r.event_id, r.river_job_id, r.job_created_at, r.queue, r.kind, r.job_kind, r.source,
+                r.ordering_key, 1, r.original_event, r.error_message, r.retry_history, r.retry_count, r.max_retries,
+                r.metadata, now(), 'source', r.first_failed_at, r.last_failed_at, r.record
+            FROM jsonb_populate_record(NULL::dlq.dead_letter_queue, p_fact -> 'row') r
+            RETURNING queue, ordering_key, river_job_id, job_created_at
+        )
+        INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at)
+        SELECT c.queue, c.ordering_key, c.river_job_id, c.job_created_at FROM came c
+        WHERE c.ordering_key IS NOT NULL AND (p_fact ->> 'ordered')::boolean;
+        RETURN;
+    END IF;
+    -- The record failed after its last failure, although it may have an earlier time: its envelope may have that of
+    -- the first failure.
+    IF v_at <= v_entry.last_failed_at THEN
+        v_at := v_entry.last_failed_at + interval '1 microsecond';
+        v_errors := jsonb_set(v_errors, '{-1,at}', to_jsonb(v_at));
+    END IF;
+    v_used_up := v_entry.status = 'dlq_failed' OR v_entry.used_up;
+    IF dlq.is_open(v_entry.status) THEN
+        PERFORM dlq.failed_again(p_entry, v_errors, p_fact -> 'metadata', (p_fact ->> 'attempt')::integer, NULL, v_at,
+            'source');
+        RETURN;
+    END IF;
+    v_fail := dlq.describe_failure(v_errors, p_fact -> 'metadata', (p_fact ->> 'attempt')::integer, v_at);
+    IF v_entry.status = 'dlq_failed' THEN -- it remains failed: only an operator's replay is left
+        PERFORM set_config('dlq.recording', txid_current()::text, true); -- dlq.on_content allows the change
+    END IF;
+    UPDATE dlq.dead_letter_queue e SET
+        status = (CASE WHEN v_entry.stage IN ('resolved', 'archived') THEN 'dlq_manual' WHEN v_used_up THEN 'dlq_failed'
+            ELSE 'dlq_pending' END)::dlq.dead_letter_status,
+        strategy = CASE WHEN v_entry.stage IN ('resolved', 'archived') THEN 'manual'::dlq.strategy END,
+        rule = CASE WHEN v_entry.stage = 'returned' THEN e.rule WHEN v_entry.stage = 'failed' THEN e.rule
+            ELSE 'came-back' END,
+        parked_by = CASE WHEN v_entry.stage IN ('resolved', 'archived') THEN 'source' END,
+        next_retry_at = CASE WHEN v_entry.stage = 'returned' AND NOT v_used_up THEN now() END,
+        error_message = v_fail.error_message, error_type = v_fail.error_type, error_code = v_fail.error_code,
+        error_title = v_fail.error_title,
+        reported_class = v_fail.error_class,
+        error_class = coalesce(v_fail.error_class, CASE WHEN v_used_up OR v_entry.stage <> 'returned' THEN e.error_class
+            END),
+        fingerprint = CASE WHEN v_used_up OR v_entry.stage <> 'returned' THEN e.fingerprint END,
+        error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
+        retry_history = e.retry_history || v_fail.retry_history, last_failed_at = v_at,
+        metadata = CASE WHEN v_entry.stage = 'returned'
+            THEN dlq.metadata_after(e.metadata, true, e.river_job_id, p_fact -> 'metadata') ELSE e.metadata END,
+        move = CASE WHEN v_entry.stage <> 'failed' THEN jsonb_build_object('actor', 'source', 'reason', v_where) END
+    WHERE e.id = p_entry AND e.stage = v_entry.stage;
+    IF v_entry.status = 'dlq_failed' THEN
+        PERFORM set_config('dlq.recording', '', true);
+        INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, strategy, rule,
+            river_job_id, queue, kind, error_class, from_class, config_version, error_type, failed_at)
+        SELECT e.id, e.status, e.status, 'source', v_where, e.strategy, e.rule, e.river_job_id, e.queue, e.kind,
+            e.error_class, e.error_class, e.config_version, coalesce(v_fail.error_type, ''), v_at
+        FROM dlq.dead_letter_queue e WHERE e.id = p_entry AND e.stage = 'failed';
     END IF;
 END
 $$;
 COMMENT ON FUNCTION dlq.return_record IS
     'Applies a fact "returned": the record that dlqd published for an entry came back as a dead letter. The entry has '
-    'failed again; if it was resolved or archived, it is reopened. If it is deleted or erased, the record becomes a new '
-    'entry.';
+    'failed again: a returned one is pending, or failed if its DLQ retries are spent; a resolved or archived one is '
+    'reopened. If it is deleted or erased, the record becomes a new entry.';
 
 CREATE OR REPLACE FUNCTION dlq.without_bytes(p_record dlq.record) RETURNS dlq.record
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
@@ -209,11 +286,13 @@ COMMENT ON FUNCTION dlq.record_of_job IS
     'The record that a job of River redelivers; no row if it is not a redelivery of a record''s entry.';
 
 CREATE OR REPLACE FUNCTION dlq.begin_delivery(p_entry uuid, p_queue text, p_job bigint, p_created_at timestamptz,
-    p_cluster text, p_topic text) RETURNS uuid
+    p_cluster text, p_topic text, p_group text DEFAULT NULL, p_content bytea DEFAULT NULL) RETURNS uuid
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    INSERT INTO dlq.source_deliveries AS d (id, entry_id, queue, job_id, job_created_at, cluster, topic)
-    VALUES (dlq.uuid_v7(), p_entry, p_queue, p_job, p_created_at, p_cluster, p_topic)
-    ON CONFLICT (job_id, job_created_at) DO UPDATE SET cluster = excluded.cluster, topic = excluded.topic
+    INSERT INTO dlq.source_deliveries AS d (id, entry_id, queue, job_id, job_created_at, cluster, topic, consumer_group,
+        content)
+    VALUES (dlq.uuid_v7(), p_entry, p_queue, p_job, p_created_at, p_cluster, p_topic, p_group, p_content)
+    ON CONFLICT (job_id, job_created_at) DO UPDATE SET cluster = excluded.cluster, topic = excluded.topic,
+        consumer_group = excluded.consumer_group, content = excluded.content
     RETURNING id
 $$;
 COMMENT ON FUNCTION dlq.begin_delivery IS
@@ -225,6 +304,111 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WHERE d.id = p_id
 $$;
 COMMENT ON FUNCTION dlq.end_delivery IS 'Records where the broker stored a published record.';
+
+-- dlq.resolve_by calls it for entries of records alone.
+CREATE OR REPLACE FUNCTION dlq.is_published(p_entry uuid, p_job bigint) RETURNS boolean
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    RETURN (SELECT d.id FROM dlq.source_deliveries d WHERE d.job_id = p_job AND d.entry_id = p_entry
+        AND d.acknowledged_at IS NOT NULL LIMIT 1) IS NOT NULL;
+END
+$$;
+COMMENT ON FUNCTION dlq.is_published IS
+    'Whether the broker has acknowledged the record that a job published for an entry.';
+
+CREATE OR REPLACE FUNCTION dlq.unread_groups() RETURNS TABLE (cluster text, consumer_group text)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+    WITH RECURSIVE g AS (
+        (SELECT d.cluster, d.consumer_group FROM dlq.source_deliveries d
+         WHERE d.consumer_group IS NOT NULL AND d."offset" IS NOT NULL AND d.consumed_at IS NULL
+             AND d.settled_at IS NULL
+         ORDER BY d.cluster, d.consumer_group LIMIT 1)
+        UNION ALL
+        SELECT n.cluster, n.consumer_group FROM g CROSS JOIN LATERAL (
+            SELECT d.cluster, d.consumer_group FROM dlq.source_deliveries d
+            WHERE d.consumer_group IS NOT NULL AND d."offset" IS NOT NULL AND d.consumed_at IS NULL
+                AND d.settled_at IS NULL AND (d.cluster, d.consumer_group) > (g.cluster, g.consumer_group)
+            ORDER BY d.cluster, d.consumer_group LIMIT 1) n
+    )
+    SELECT g.cluster, g.consumer_group FROM g
+$$;
+COMMENT ON FUNCTION dlq.unread_groups IS 'The consumer groups that are not known to be past a published record.';
+
+CREATE OR REPLACE FUNCTION dlq.mark_read(p_cluster text, p_group text, p_topics text[], p_partitions integer[],
+    p_offsets bigint[]) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_count integer;
+BEGIN
+    UPDATE dlq.source_deliveries d SET consumed_at = now()
+    WHERE d.consumed_at IS NULL AND d.id IN (
+        SELECT n.id FROM unnest(p_topics, p_partitions, p_offsets) c (topic, partition, next)
+        CROSS JOIN LATERAL (
+            SELECT s.id FROM dlq.source_deliveries s
+            WHERE s.cluster = p_cluster AND s.consumer_group = p_group AND s.topic = c.topic
+                AND s.partition = c.partition AND s."offset" < c.next AND s."offset" IS NOT NULL
+                AND s.consumed_at IS NULL AND s.settled_at IS NULL
+            ORDER BY s."offset" LIMIT 5000) n
+        LIMIT 5000);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END
+$$;
+COMMENT ON FUNCTION dlq.mark_read IS
+    'Records that the committed offsets of a consumer group are past published records, up to 5,000 of them. Returns '
+    'how many.';
+
+CREATE OR REPLACE FUNCTION dlq.resolve_returned(p_queue text, p_quiet interval, p_returned_for interval,
+    p_limit integer DEFAULT 500) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_due     uuid[]; -- deliveries whose quiet time is over
+    v_entries uuid[];
+    v_held    uuid[];
+    v_ids     uuid[];
+    v_count   integer := 0;
+BEGIN
+    SELECT array_agg(d.id), array_agg(d.entry_id) INTO v_due, v_entries
+    FROM (SELECT s.id, s.entry_id FROM dlq.source_deliveries s
+          WHERE s.queue = p_queue AND s.consumed_at <= now() - p_quiet AND s.settled_at IS NULL
+          ORDER BY s.consumed_at LIMIT p_limit) d;
+    IF v_due IS NOT NULL THEN
+        v_ids := ARRAY(SELECT e.id FROM dlq.dead_letter_returned e WHERE e.id = ANY (v_entries) ORDER BY e.id
+            FOR UPDATE SKIP LOCKED);
+        v_held := ARRAY(SELECT e.id FROM dlq.dead_letter_returned e WHERE e.id = ANY (v_entries)
+            AND e.id <> ALL (v_ids));
+        UPDATE dlq.dead_letter_queue e SET status = 'dlq_resolved',
+            move = jsonb_build_object('actor', 'source', 'reason', 'consumer group ' || d.consumer_group
+                || ' is past ' || d.topic || '/' || d.partition || ' at offset ' || d."offset")
+        FROM unnest(v_ids) i (id)
+        CROSS JOIN LATERAL (SELECT s.* FROM dlq.source_deliveries s WHERE s.entry_id = i.id
+            AND s.acknowledged_at IS NOT NULL ORDER BY s.id DESC LIMIT 1) d
+        WHERE e.id = i.id AND e.stage = 'returned' AND e.status = 'dlq_returned' AND d.id = ANY (v_due);
+        GET DIAGNOSTICS v_count = ROW_COUNT;
+        PERFORM dlq.supersede(v_ids, '{}', 'source');
+        -- Of an entry that is not returned any more, an operator or a later delivery has decided.
+        UPDATE dlq.source_deliveries d SET settled_at = now() WHERE d.id = ANY (v_due)
+            AND d.entry_id <> ALL (v_held);
+    END IF;
+    IF p_returned_for > interval '0' THEN
+        v_ids := ARRAY(SELECT e.id FROM dlq.dead_letter_returned e
+            WHERE e.queue = p_queue AND e.closed_at <= now() - p_returned_for
+            ORDER BY e.closed_at LIMIT p_limit FOR UPDATE SKIP LOCKED);
+        IF v_ids <> '{}' THEN
+            UPDATE dlq.dead_letter_queue e SET status = 'dlq_resolved', move = jsonb_build_object('actor', 'source',
+                'reason', 'it did not come back for ' || justify_interval(p_returned_for))
+            WHERE e.id = ANY (v_ids) AND e.stage = 'returned' AND e.status = 'dlq_returned';
+            PERFORM dlq.supersede(v_ids, '{}', 'source');
+            v_count := v_count + cardinality(v_ids);
+        END IF;
+    END IF;
+    RETURN v_count;
+END
+$$;
+COMMENT ON FUNCTION dlq.resolve_returned IS
+    'Resolves returned entries of a queue, up to p_limit of each kind: those whose consumer group has been past their '
+    'record for p_quiet, and those that were returned p_returned_for ago (0: never). Entries that another session has '
+    'locked are left for the next call. Returns how many it resolved.';
 
 -- report_progress takes p_starts last: an older process calls it without.
 CREATE OR REPLACE FUNCTION dlq.report_progress(p_source text, p_cluster text, p_queue text, p_topics text[],

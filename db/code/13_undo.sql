@@ -26,7 +26,7 @@ BEGIN
         WITH reasons AS MATERIALIZED (
             SELECT i.id, CASE WHEN p_why IS NOT NULL THEN p_why
                               WHEN e.status IS NULL THEN 'it is gone'
-                              WHEN p_action = 'reopen' AND e.status IN ('dlq_resolved', 'dlq_archived')
+                              WHEN p_action = 'reopen' AND e.status IN ('dlq_resolved', 'dlq_archived', 'dlq_returned')
                                   THEN 'its payload was erased, or its job has an open entry again'
                               ELSE 'cannot ' || p_action || ' from ' || e.status END AS reason
             FROM unnest(v_unchanged) i (id)

@@ -138,11 +138,12 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
         WHEN 'cancel' THEN '{"ids": ["00000000-0000-0000-0000-000000000000"]}' -- no dead letter
         WHEN 'export' THEN p_request -> 'filter'
         ELSE dlq.only_in_states(p_request -> 'filter', CASE p_request ->> 'do'
-            WHEN 'discard' THEN '{dlq_pending,dlq_manual,dlq_failed}'
+            WHEN 'discard' THEN '{dlq_pending,dlq_manual,dlq_failed,dlq_returned}'
             WHEN 'expire' THEN '{dlq_pending,dlq_manual,dlq_failed}'
             WHEN 'purge' THEN CASE WHEN (p_request ->> 'force')::boolean
-                THEN '{dlq_pending,dlq_manual,dlq_failed,dlq_resolved,dlq_archived}'
+                THEN '{dlq_pending,dlq_manual,dlq_failed,dlq_returned,dlq_resolved,dlq_archived}'
                 ELSE '{dlq_resolved,dlq_archived}' END
+            WHEN 'resolve' THEN '{dlq_manual,dlq_returned}'
             ELSE '{dlq_manual}' END::text[]) END
 $$;
 COMMENT ON FUNCTION dlq.approval_filter IS
@@ -178,7 +179,7 @@ BEGIN
     IF v_filter ? 'status' AND v_filter -> 'status' <> '[]' THEN
         EXECUTE 'SELECT coalesce(jsonb_object_agg(c.status, c.n), ''{}'') FROM (
                 SELECT e.status, count(*) AS n FROM dlq.dead_letter_queue e
-                WHERE e.stage IN (''resolved'', ''failed'', ''archived'') AND e.closed_at > $2 AND e.id < $3
+                WHERE e.stage IN (''resolved'', ''failed'', ''archived'', ''returned'') AND e.closed_at > $2 AND e.id < $3
                     AND e.status::text <> ALL (dlq.filter_words($1, ''status''))
                     AND ' || dlq.approval_where(v_approval, v_filter - 'status') || ' GROUP BY e.status) c'
         INTO closed USING v_filter, v_approval.requested_at, dlq.first_id(v_approval.requested_at);

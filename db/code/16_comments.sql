@@ -5,8 +5,8 @@ SELECT dlq.install_roles();
 
 -- Comments on tables, columns and types of frozen migrations, in place of the original ones.
 COMMENT ON TYPE dlq.dead_letter_status IS
-    'State of a dead letter. Open: dlq_pending, dlq_processing, dlq_manual. Closed: dlq_resolved, dlq_failed, '
-    'dlq_archived. dlq.allowed_moves() lists the allowed moves.';
+    'State of a dead letter. Open: dlq_pending, dlq_processing, dlq_manual. Published again: dlq_returned. Closed: '
+    'dlq_resolved, dlq_failed, dlq_archived. dlq.allowed_moves() lists the allowed moves.';
 COMMENT ON TYPE dlq.dead_letter_stage IS
     'Partition of a dead letter. inbox: its job has just ended, and no DLQ worker has filed it yet. The others '
     'follow from the status.';
@@ -638,7 +638,8 @@ BEGIN
             ('_closed$', 'Retention: expired entries. Rows are in the order of closing, which suits BRIN.'),
             ('^dead_letter_open_river_job$', 'A job has at most one open entry.'),
             ('^dead_letter_failed_river_job$', 'Finds the entry of a job: for retries outside dlqd, and for lists.'),
-            ('^dead_letter_(resolved|archived)_river_job$', 'Lists: entries of a job.'),
+            ('^dead_letter_returned_due$', 'Returned entries, in the order in which they were returned.'),
+            ('^dead_letter_(resolved|archived|returned)_river_job$', 'Lists: entries of a job.'),
             ('^dead_letter_open_due$', 'Due entries of each priority, oldest first, for the claims of workers.'),
             ('^dead_letter_inbox_id$', 'Finds an unfiled entry. Not unique, because a failure may be captured twice.'),
             ('^dead_letter_open_observed$', 'Observed entries, by queue, kind and class, for the switches.'),
@@ -682,6 +683,11 @@ BEGIN
             ('^replay_runs_unsettled$', 'Runs whose outcomes may still come.'),
             ('^acts_runs$', 'The acts on a replay run.'),
             ('^source_deliveries_at$', 'Retention: deliveries that are remembered no longer.'),
+            ('^source_deliveries_place$', 'The delivery of a record, by where the broker stored it.'),
+            ('^source_deliveries_content$',
+             'Deliveries by what was published, for records that come back without headers.'),
+            ('^source_deliveries_unread$', 'Deliveries that the consumer group is not known to be past.'),
+            ('^source_deliveries_read$', 'Deliveries that the consumer group is past, for the quiet time.'),
             ('^source_deliveries_entry$', 'The deliveries of an entry.'),
             ('^source_deliveries_job_id_job_created_at_key$', 'The delivery of a job.'),
             ('^rollup_groups_trend$', 'The trend of a failure group.')) k (pattern, text) ON c.relname ~ k.pattern

@@ -102,6 +102,7 @@ SELECT clock_timestamp()::timestamptz AS now;
 SELECT r.entry_id::uuid AS entry_id, r.edited::boolean AS edited,
     coalesce(r.run_id, '00000000-0000-0000-0000-000000000000')::uuid AS run_id,
     (r.record).topic::text AS topic, coalesce((r.record).original_topic, '')::text AS original_topic,
+    coalesce((r.record).consumer_group, '')::text AS consumer_group,
     coalesce((r.record).original_partition, -1)::integer AS original_partition, (r.record).at::timestamptz AS at,
     (r.record).form::text AS form, (r.record).key::bytea AS key, (r.record).value::bytea AS value,
     coalesce((r.record).header_keys, '{}')::bytea[] AS header_keys,
@@ -110,7 +111,7 @@ FROM dlq.record_of_job(@job::bigint, @created_at::timestamptz) r;
 
 -- name: BeginDelivery :one
 SELECT dlq.begin_delivery(@entry::uuid, @queue::text, @job::bigint, @created_at::timestamptz, @cluster::text,
-    @topic::text)::uuid AS id;
+    @topic::text, nullif(@consumer_group::text, ''), @content::bytea)::uuid AS id;
 
 -- name: EndDelivery :exec
 SELECT dlq.end_delivery(@id::uuid, @partition::integer, @stored_at::bigint);

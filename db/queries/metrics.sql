@@ -69,6 +69,11 @@ CROSS JOIN LATERAL (SELECT count(*) AS entries FROM (SELECT FROM dlq.dead_letter
     AND e.waiting_for = 'automatic' AND e.queue = q.queue LIMIT 10000) l) o
 WHERE o.entries > 0 ORDER BY q.queue;
 
+-- name: Returned :many
+-- Returned counts returned entries by queue, up to 10,000 in all.
+SELECT r.queue, count(*) AS entries FROM (SELECT e.queue FROM dlq.dead_letter_returned e LIMIT 10000) r
+GROUP BY r.queue ORDER BY r.queue;
+
 -- name: NeedsPerson :many
 SELECT p.queue::text AS queue, p.error_class::text AS error_class, p.entries::bigint AS entries
 FROM dlq.needs_person(@after::interval, @queues::text[], @afters::interval[], @most::integer) p;

@@ -66,3 +66,17 @@ SELECT dlq.resume_source(@source::text, @actor::text, nullif(@note::text, ''))::
 SELECT r.before::bigint AS before, r.next::bigint AS next
 FROM dlq.rewind_source(@source::text, @topic::text, @partition::integer, @to_offset::bigint, @is_skip::boolean,
     @actor::text, nullif(@note::text, '')) r;
+
+-- name: TakeDuty :one
+-- TakeDuty reserves the look at consumer groups for one process for a time, or extends the reservation.
+SELECT dlq.take_duty('returned', @holder::uuid, @during::interval)::boolean AS taken;
+
+-- name: UnreadGroups :many
+SELECT g.cluster::text AS cluster, g.consumer_group::text AS consumer_group FROM dlq.unread_groups() g;
+
+-- name: MarkRead :one
+SELECT dlq.mark_read(@cluster::text, @consumer_group::text, @topics::text[], @partitions::integer[],
+    @offsets::bigint[])::integer AS marked;
+
+-- name: ResolveReturned :one
+SELECT dlq.resolve_returned(@queue::text, @quiet::interval, @returned_for::interval)::integer AS resolved;

@@ -316,7 +316,7 @@ DELETE FROM dlq.gates WHERE name = @name::text;
 -- ProbeOutcomes counts which of the entries that a gate released as probes are still under way, and
 -- which have succeeded.
 SELECT count(*) FILTER (WHERE e.status = 'dlq_processing') AS under_way,
-       count(*) FILTER (WHERE e.status = 'dlq_resolved') AS succeeded
+       count(*) FILTER (WHERE e.status IN ('dlq_resolved', 'dlq_returned')) AS succeeded
 FROM dlq.dead_letter_queue e WHERE e.id = ANY (@probes::uuid[]);
 
 -- name: DecidedEntries :many

@@ -26,8 +26,8 @@ type AuditInput struct {
 	EntryID       string `query:"entryId" format:"uuid" doc:"Only acts on this entry."`
 	Queue         string `query:"queue" doc:"Only acts on entries of this queue."`
 	Kind          string `query:"kind" doc:"Only acts on entries of this kind."`
-	From          string `query:"from" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Only changes from this state."`
-	To            string `query:"to" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Only changes to this state."`
+	From          string `query:"from" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_returned,dlq_resolved,dlq_failed,dlq_archived" doc:"Only changes from this state."`
+	To            string `query:"to" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_returned,dlq_resolved,dlq_failed,dlq_archived" doc:"Only changes to this state."`
 	Text          string `query:"text" doc:"Only acts with this text in reason or note."`
 	ConfigVersion string `query:"configVersion" doc:"Only acts under this version of the policy."`
 	After         string `query:"after" format:"date-time" doc:"Only acts at or after this time."`

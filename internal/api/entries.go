@@ -86,7 +86,7 @@ type ReplayAction struct {
 // Moved is the response to an action on an entry.
 type Moved struct {
 	ID     uuid.UUID         `json:"id" doc:"Id of the entry."`
-	Status deadletter.Status `json:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"State of the entry after the action."`
+	Status deadletter.Status `json:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_returned,dlq_resolved,dlq_failed,dlq_archived" doc:"State of the entry after the action."`
 	Undo   *uuid.UUID        `json:"undo,omitempty" doc:"Id of the operation, for POST /api/dlq/undo/{id}; absent if the action cannot be undone."`
 }
 
@@ -135,7 +135,7 @@ type MovesOfDay struct {
 // ListInput selects entries of a list.
 type ListInput struct {
 	Q          string   `query:"q" maxLength:"4096" doc:"A filter as text, such as status:manual queue:payments \"timed out\" (docs/filter.md). A field may be set here or as a parameter, not both." example:"queue:payments age:<2d"`
-	Status     []string `query:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"Only these states: several values are separated by commas, or the parameter is repeated."`
+	Status     []string `query:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_returned,dlq_resolved,dlq_failed,dlq_archived" doc:"Only these states: several values are separated by commas, or the parameter is repeated."`
 	Queue      string   `query:"queue" doc:"Only this queue."`
 	Kind       string   `query:"kind" doc:"Only this kind."`
 	ErrorType  string   `query:"errorType" doc:"Only this error type."`
@@ -288,7 +288,7 @@ func (s *service) registerEntries(api huma.API) {
 	replayOp := huma.Operation{
 		Tags:    tags,
 		Summary: "Replay a dead letter now, unchanged or edited",
-		Description: "Allowed from dlq_pending, dlq_manual and dlq_failed. Answers 409 if the entry's state does not " +
+		Description: "Allowed from dlq_pending, dlq_manual, dlq_failed and dlq_returned. Answers 409 if the entry's state does not " +
 			"allow it, or if an equal job is live (force overrides). Answers 422 if an edit needs checkpoint.",
 		Errors: []int{400, 404, 409, 413, 422, 503}, DefaultStatus: http.StatusAccepted, MaxBodyBytes: s.MaxBodyBytes,
 	}
@@ -302,7 +302,8 @@ func (s *service) registerEntries(api huma.API) {
 		run                 func(context.Context, uuid.UUID, deadletter.Act) error
 	}{
 		{
-			"discard", "Discard a dead letter whose work is no longer wanted", "dlq_pending, dlq_manual and dlq_failed",
+			"discard", "Discard a dead letter whose work is no longer wanted",
+			"dlq_pending, dlq_manual, dlq_failed and dlq_returned",
 			deadletter.Archived, s.Store.Discard,
 		},
 		{
@@ -310,14 +311,14 @@ func (s *service) registerEntries(api huma.API) {
 			deadletter.Archived, s.Store.Expire,
 		},
 		{
-			"resolve", "Close a parked dead letter whose work was done outside dlqd", "dlq_manual", deadletter.Resolved,
-			s.Store.Resolve,
+			"resolve", "Close a parked dead letter whose work was done outside dlqd, or a returned one",
+			"dlq_manual and dlq_returned", deadletter.Resolved, s.Store.Resolve,
 		},
 		{"park", "Park a pending dead letter for manual handling", "dlq_pending", deadletter.Manual, s.Store.Park},
 		{"unpark", "Return a parked dead letter to automatic processing", "dlq_manual", deadletter.Pending, s.Store.Unpark},
 		{
-			"reopen", "Reopen a closed dead letter for manual handling", "dlq_resolved and dlq_archived", deadletter.Manual,
-			s.Store.Reopen,
+			"reopen", "Reopen a closed dead letter for manual handling", "dlq_resolved, dlq_archived and dlq_returned",
+			deadletter.Manual, s.Store.Reopen,
 		},
 	} {
 		op := huma.Operation{

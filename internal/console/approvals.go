@@ -367,7 +367,9 @@ func sinceRequest(before int64, now *approval.Matches) string {
 	}
 	if closed <= left {
 		left -= closed
-		for _, state := range []deadletter.Status{deadletter.Resolved, deadletter.Archived, deadletter.Failed} {
+		for _, state := range []deadletter.Status{
+			deadletter.Returned, deadletter.Resolved, deadletter.Archived, deadletter.Failed,
+		} {
 			if n := now.Closed[string(state)]; n > 0 {
 				word := statusOf(state).Word + " meanwhile"
 				why = append(why, plural(n, "was "+word, "were "+word))

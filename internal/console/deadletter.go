@@ -217,6 +217,8 @@ func sentenceOf(e *deadletter.Entry) string {
 			text += fmt.Sprintf(" as job %d", *e.RedeliveryJobID)
 		}
 		add(text)
+	case deadletter.Returned:
+		add("returned: its record is published again, and waits for its consumer group")
 	case deadletter.Resolved:
 		how := map[string]string{
 			"automatic_retry": "an automatic redelivery succeeded", "manual_retry": "a replay succeeded",
@@ -375,10 +377,11 @@ func nextStepTitle(e *deadletter.Entry) string {
 // this to explain why a move is not possible.
 func movesFrom(name string) []deadletter.Status {
 	open := []deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed}
+	andReturned := append(slices.Clone(open), deadletter.Returned)
 	return map[string][]deadletter.Status{
-		"replay": open, "discard": open, "expire": open,
-		"resolve": {deadletter.Manual}, "unpark": {deadletter.Manual}, "park": {deadletter.Pending},
-		"reopen": {deadletter.Resolved, deadletter.Archived},
+		"replay": andReturned, "discard": andReturned, "expire": open,
+		"resolve": {deadletter.Manual, deadletter.Returned}, "unpark": {deadletter.Manual}, "park": {deadletter.Pending},
+		"reopen": {deadletter.Resolved, deadletter.Archived, deadletter.Returned},
 	}[name]
 }
 

@@ -69,6 +69,7 @@ func quickViews(query string) []quickView {
 		{Name: "Pending", Query: "status:pending"},
 		{Name: "Processing", Query: "status:processing"},
 		{Name: "Failed", Query: "status:failed"},
+		{Name: "Returned", Query: "status:returned"},
 		{Name: "Mine", Query: "assigned:me"},
 		{Name: "Resolved", Query: "status:resolved"},
 	}
@@ -173,13 +174,13 @@ func (v *bulkVerb) Statuses() string {
 
 func bulkVerbs() []bulkVerb {
 	anyStatus := []deadletter.Status{
-		deadletter.Pending, deadletter.Manual, deadletter.Failed, deadletter.Resolved,
+		deadletter.Pending, deadletter.Manual, deadletter.Failed, deadletter.Returned, deadletter.Resolved,
 		deadletter.Archived, deadletter.Processing,
 	}
 	return []bulkVerb{
 		{
 			"replay", "Replay", "redelivers them at a limited rate, and stops if too many fail again",
-			movesFrom("replay"), false,
+			[]deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed}, false,
 		},
 		{"assign", "Assign", "assigns them to a user", anyStatus, false},
 		{"tag", "Tag", "adds tags", anyStatus, false},

@@ -173,6 +173,7 @@ var marks = map[deadletter.Status]mark{
 	deadletter.Pending:    {"pending", "pending", "◷", "neutral"},
 	deadletter.Processing: {"processing", "processing", "◐", "info"},
 	deadletter.Manual:     {"manual", "needs a person", "◆", "warn"},
+	deadletter.Returned:   {"returned", "returned", "↩", "info"},
 	deadletter.Resolved:   {"resolved", "resolved", "✓", "ok"},
 	deadletter.Failed:     {"failed", "failed", "✕", "bad"},
 	deadletter.Archived:   {"archived", "archived", "▢", "faint"},

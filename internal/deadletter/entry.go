@@ -17,6 +17,7 @@ const (
 	Pending    Status = "dlq_pending"
 	Processing Status = "dlq_processing"
 	Manual     Status = "dlq_manual"
+	Returned   Status = "dlq_returned" // its record is published, and its consumer group is not known to be past it
 	Resolved   Status = "dlq_resolved"
 	Failed     Status = "dlq_failed"
 	Archived   Status = "dlq_archived"
@@ -28,7 +29,7 @@ func (s Status) Open() bool { return s == Pending || s == Processing || s == Man
 // Summary is the part of an entry that lists show.
 type Summary struct {
 	ID             uuid.UUID  `json:"id" doc:"Identifies the entry (UUIDv7); ids sort by time of failure." db:"id"`
-	Status         Status     `json:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"State of the entry." db:"status"`
+	Status         Status     `json:"status" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_returned,dlq_resolved,dlq_failed,dlq_archived" doc:"State of the entry." db:"status"`
 	Queue          string     `json:"queue" doc:"River queue of the job." db:"queue"`
 	Kind           string     `json:"kind" doc:"Kind of the message, or of the job if dlqd did not submit it." db:"kind"`
 	EventID        *string    `json:"messageId,omitempty" doc:"Id of the message; absent if dlqd did not submit the job." db:"event_id"`

@@ -189,7 +189,7 @@ func (s *Store) FilterValues(ctx context.Context, field, text string, most int) 
 // partitions.
 func stagesOf(statuses []string) (stages []string) {
 	if len(statuses) == 0 {
-		return []string{"inbox", "open", "resolved", "failed", "archived"}
+		return []string{"inbox", "open", "returned", "resolved", "failed", "archived"}
 	}
 	for _, status := range statuses {
 		switch Status(status) {
@@ -197,7 +197,7 @@ func stagesOf(statuses []string) (stages []string) {
 			stages = append(stages, "inbox", "open")
 		case Processing, Manual:
 			stages = append(stages, "open")
-		case Resolved, Failed, Archived:
+		case Returned, Resolved, Failed, Archived:
 			stages = append(stages, strings.TrimPrefix(status, "dlq_"))
 		}
 	}
@@ -237,7 +237,7 @@ func (s *Store) list(ctx context.Context, p Page, condition string, until time.T
 			return nil, err
 		}
 	}
-	if !slices.ContainsFunc(stages, Part{Stages: []string{"resolved", "failed", "archived"}}.holds) {
+	if !slices.ContainsFunc(stages, Part{Stages: []string{"returned", "resolved", "failed", "archived"}}.holds) {
 		return page, nil
 	}
 	parts, err := s.ClosedParts(ctx)
@@ -346,7 +346,7 @@ func (s *Store) ClosedParts(ctx context.Context) ([]Part, error) {
 	if err != nil {
 		return nil, err
 	}
-	var parts []Part
+	parts := []Part{{Stages: []string{"returned"}}}
 	for _, stage := range []string{"resolved", "failed", "archived"} {
 		part := Part{Stages: []string{stage}}
 		n := 0

@@ -19,7 +19,7 @@ import (
 
 // Filter selects the dead letters for which all of its fields hold. An empty filter selects all.
 type Filter struct {
-	Status        []string `json:"status,omitempty" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_resolved,dlq_failed,dlq_archived" doc:"In one of these states."`
+	Status        []string `json:"status,omitempty" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_returned,dlq_resolved,dlq_failed,dlq_archived" doc:"In one of these states."`
 	Queue         []string `json:"queue,omitempty" doc:"In one of these queues; * stands for any text."`
 	Kind          []string `json:"kind,omitempty" doc:"Of one of these kinds; * stands for any text." example:"[\"payment.*\"]"`
 	ErrorClass    []string `json:"errorClass,omitempty" doc:"Of one of these classes."`
@@ -142,7 +142,7 @@ type field struct {
 }
 
 var (
-	states     = []string{"pending", "processing", "manual", "resolved", "failed", "archived"}
+	states     = []string{"pending", "processing", "manual", "returned", "resolved", "failed", "archived"}
 	openStates = states[:3]
 	classes    = []string{
 		"transient", "rate_limited", "outage", "validation", "malformed", "unauthorized", "not_found",

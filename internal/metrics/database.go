@@ -71,6 +71,8 @@ var (
 	entriesDesc  = desc("dlqd_dead_letters", "Open dead letters.", "status", "queue", "error_class")
 	observedDesc = desc("dlqd_dead_letters_observed", "Pending dead letters for which automatic redelivery is off; up "+
 		"to 10,000 of a queue are counted.", "queue")
+	returnedDesc = desc("dlqd_dead_letters_returned", "Dead letters whose record is published again, while their "+
+		"consumer group is not known to be past it; up to 10,000 are counted.", "queue")
 	needsDesc = desc("dlqd_needs_person",
 		"Dead letters that have been manual or failed for longer than needsPersonAfter (monitoring.yaml), without those of "+
 			"muted groups; absent if there is none.", "queue", "error_class")
@@ -393,7 +395,7 @@ func (p *publisher) publishKind(name, queue string, labels map[string]float64) {
 }
 
 // publishBacklog publishes the numbers and ages of open entries, the alert thresholds of queues, and the numbers of
-// entries that wait for an operator or are observed.
+// entries that wait for an operator, are observed or returned.
 func (p *publisher) publishBacklog() {
 	type group struct{ status, queue, class string }
 	open := map[group]int64{}
@@ -446,6 +448,13 @@ func (p *publisher) publishBacklog() {
 	}
 	for queue, n := range observed {
 		gauge(p.ch, observedDesc, float64(n), queue)
+	}
+	returned := map[string]int64{}
+	for _, r := range p.Returned {
+		returned[p.queue(r.Queue)] += r.Entries
+	}
+	for queue, n := range returned {
+		gauge(p.ch, returnedDesc, float64(n), queue)
 	}
 }
 

@@ -82,6 +82,7 @@ type sample struct {
 	Unfiled   []dbsqlc.UnfiledRow
 	Oldest    []dbsqlc.OldestOpenRow
 	Observed  []dbsqlc.ObservedRow
+	Returned  []dbsqlc.ReturnedRow
 	Needs     []dbsqlc.NeedsPersonRow
 	Stopped   bool
 	Restored  bool
@@ -185,6 +186,7 @@ func (s *Sampler) readAll(ctx context.Context, tx postgres.DB) (*sample, error) 
 	read(&r, &t.Unfiled, func() ([]dbsqlc.UnfiledRow, error) { return queries.Unfiled(ctx) })
 	read(&r, &t.Oldest, func() ([]dbsqlc.OldestOpenRow, error) { return queries.OldestOpen(ctx) })
 	read(&r, &t.Observed, func() ([]dbsqlc.ObservedRow, error) { return queries.Observed(ctx) })
+	read(&r, &t.Returned, func() ([]dbsqlc.ReturnedRow, error) { return queries.Returned(ctx) })
 	read(&r, &t.Needs, func() ([]dbsqlc.NeedsPersonRow, error) { return queries.NeedsPerson(ctx, s.needsPersonParams()) })
 	var stop *automatic.Stop
 	read(&r, &stop, func() (*automatic.Stop, error) { return automatic.ReadStop(ctx, tx) })

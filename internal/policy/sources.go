@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Sources is sources.yaml: topics whose records are dead letters.
@@ -65,6 +66,9 @@ type TopicSource struct {
 	MaxRecordBytes int        `json:"maxRecordBytes" jsonschema:"minimum=1024,maximum=10485760,description=Above this size\\, dlqd stores a record without its value."`
 
 	RedeliveriesPerSecond float64 `json:"redeliveriesPerSecond" jsonschema:"minimum=0,description=Maximum records per second that DLQ workers publish\\, over all processes; 0 for no limit."`
+
+	Quiet       time.Duration `json:"quiet"       jsonschema:"description=A returned entry is resolved this long after its consumer group is past the record: longer than the consumers' retry topics take. Without a known group\\, returnedFor counts."`
+	ReturnedFor time.Duration `json:"returnedFor" jsonschema:"description=A returned entry is resolved after this time\\, whether or not its consumer group is past the record; 0: never."`
 
 	// Descriptor is the content of DescriptorFile.
 	Descriptor []byte `json:"-"`
@@ -165,6 +169,9 @@ func (l *loader) checkSources() {
 		}
 		queues[s.Queue] = name
 		l.checkPace(file, at+".redeliveriesPerSecond", s.RedeliveriesPerSecond)
+		if s.Quiet < 0 || s.ReturnedFor < 0 {
+			l.addf(file, at, "quiet and returnedFor must not be negative")
+		}
 		destination := p.DestinationDefaults
 		destination.Name, destination.URL, destination.Source = name, "kafka://"+s.Cluster, s
 		destination.Probe, destination.Secret, destination.SecretFile = Probe{}, "", ""

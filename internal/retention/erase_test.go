@@ -313,7 +313,7 @@ var ownColumns = map[string]string{
 	"saved_views":         "owner columns sort scope",
 	"sessions":            "name via issuer subject groups address agent",
 	"settings":            "key value",
-	"source_deliveries":   "queue cluster topic",
+	"source_deliveries":   "queue cluster topic consumer_group",
 	"source_positions":    "cluster topic source queue",
 	"source_progress":     "source cluster topic queue state error",
 	"sources":             "name cluster queue paused_by",

@@ -308,7 +308,7 @@ func (s *Server) start(ctx context.Context) error {
 			Open: s.config.OpenSources, Policy: s.policy, Logger: s.logger.With("part", "sources"),
 			Store: s.sourceStore(),
 		}
-		s.loops.Add(s.sources.Loop())
+		s.loops.Add(s.sources.Loop(), s.sources.ReturnedLoop())
 	}
 	if s.config.Process {
 		if err := s.startProcessing(ctx); err != nil {

@@ -112,7 +112,7 @@ func TestPublish_SendsBytesBackAndReturns(t *testing.T) {
 
 	status, answer, _ := b.call("POST", "/api/dlq/entries/"+id+"/replay", `{"note": "mended"}`)
 	require.Less(t, status, 300, answer)
-	b.await("dlq_resolved", "SELECT status::text FROM dlq.dead_letter_queue WHERE id = $1", id)
+	b.await("dlq_returned", "SELECT status::text FROM dlq.dead_letter_queue WHERE id = $1", id)
 	sent := broker.Records("in.pay")
 	require.Len(t, sent, 1)
 	require.Equal(t, "cus_1", string(sent[0].Key))
@@ -135,7 +135,7 @@ func TestPublish_SendsBytesBackAndReturns(t *testing.T) {
 	require.Equal(t, "1", b.one("SELECT count(*)::text FROM dlq.dead_letter_queue"), "the same entry")
 	status, answer, _ = b.call("POST", "/api/dlq/entries/"+id+"/replay", `{}`)
 	require.Less(t, status, 300, answer)
-	b.await("dlq_resolved", "SELECT status::text FROM dlq.dead_letter_queue WHERE id = $1", id)
+	b.await("dlq_returned", "SELECT status::text FROM dlq.dead_letter_queue WHERE id = $1", id)
 	sent = broker.Records("in.pay")
 	require.Len(t, sent, 2)
 	require.NotEqual(t, delivery, header(sent[1], source.HeaderDelivery))
@@ -150,16 +150,17 @@ func TestReturn_IgnoresForgedDelivery(t *testing.T) {
 	b.await("dlq_manual", "SELECT coalesce(min(status::text), '') FROM dlq.dead_letter_queue")
 	id := b.one("SELECT id::text FROM dlq.dead_letter_queue")
 	b.sendBack(id)
-	b.await("dlq_resolved", "SELECT status::text FROM dlq.dead_letter_queue WHERE id = $1", id)
+	b.await("dlq_returned", "SELECT status::text FROM dlq.dead_letter_queue WHERE id = $1", id)
 
 	forged := broker.Records("in.pay")[0]
 	broker.Add("other.dlt", forged)
 	b.await("2", "SELECT count(*)::text FROM dlq.dead_letter_queue")
-	require.Equal(t, "dlq_resolved", b.one("SELECT status::text FROM dlq.dead_letter_queue WHERE id = $1", id),
+	require.Equal(t, "dlq_returned", b.one("SELECT status::text FROM dlq.dead_letter_queue WHERE id = $1", id),
 		"a record of another queue does not touch the entry")
 	require.Equal(t, "0", b.one("SELECT count(*)::text FROM dlq.job_facts WHERE fact = 'returned'"))
 
 	// After a purge, the record becomes a new entry.
+	b.write("SELECT dlq.resolve($1)", id)
 	require.Equal(t, "1", b.one("SELECT dlq.delete_entries(ARRAY[$1::uuid])::text", id))
 	broker.Add("dlq.prod.pay", forged)
 	b.await("1", "SELECT count(*)::text FROM dlq.dead_letter_queue WHERE queue = 'orders' AND stage <> 'inbox'")
@@ -204,7 +205,7 @@ func TestPublish_KeepsTheOrderOfAKey(t *testing.T) {
 	require.Empty(t, broker.Records("in.pay"), "the last one waits for those before it")
 	status, answer, _ := b.call("POST", "/api/dlq/replay", `{"filter": {"queue": ["orders"]}}`)
 	require.Less(t, status, 300, answer)
-	b.await("5", "SELECT count(*)::text FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'")
+	b.await("5", "SELECT count(*)::text FROM dlq.dead_letter_queue WHERE status = 'dlq_returned'")
 	var sent []string
 	for _, m := range broker.Records("in.pay") {
 		sent = append(sent, string(m.Value))

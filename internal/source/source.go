@@ -199,6 +199,13 @@ type Acknowledgement struct {
 	Offset    int64
 }
 
+// Committed is the offset that a consumer group reads next in a partition.
+type Committed struct {
+	Topic     string
+	Partition int32
+	Offset    int64
+}
+
 // Publisher publishes records.
 type Publisher interface {
 	// Publish returns after all in-sync replicas have acknowledged the record. Its error says nothing
@@ -221,6 +228,12 @@ type Broker interface {
 	// The caller starts it again after a pause. An error of one topic or partition does not end it: it
 	// is reported with Progress.
 	Read(ctx context.Context, source *policy.TopicSource, into Appender) error
+	// Committed returns the offsets that a consumer group has committed: those that it reads next. A group
+	// that does not exist has none. It only reads.
+	Committed(ctx context.Context, cluster, group string) ([]Committed, error)
+	// Groups returns the consumer groups of topics: those with a member that reads the topic, or with an offset
+	// in it that the broker has not forgotten. It only reads.
+	Groups(ctx context.Context, cluster string, topics []string) (map[string][]string, error)
 	// Close disconnects, after Read and Publish have returned.
 	Close()
 }

@@ -187,6 +187,7 @@ type stored struct {
 	Form              string          `json:"form"`
 	Size              *int            `json:"size"`
 	SHA256            *string         `json:"sha256"`
+	Content           string          `json:"content"` // hex
 	Headers           [][2][]byte     `json:"headers"` // base64
 }
 
@@ -232,6 +233,7 @@ func describe(source *policy.TopicSource, batch *Batch, r *Record, plain bool) (
 		Group:     known(cmp.Or(f.Group, source.Group)), Node: known(f.Node), OriginalTopic: known(f.Original.Topic),
 		Attempts: min(len(f.Attempts), maxAttempts) + 1,
 		Headers:  make([][2][]byte, len(r.Headers)),
+		Content:  hex.EncodeToString(Content(r.Key, r.Value)),
 	}
 	if r.Value != nil {
 		size, sum := len(r.Value), sha256.Sum256(r.Value)
@@ -269,7 +271,11 @@ func describe(source *policy.TopicSource, batch *Batch, r *Record, plain bool) (
 	}
 	d.Event = json.RawMessage(args)
 	for i, a := range f.Attempts[max(len(f.Attempts)-maxAttempts, 0):] {
-		d.Errors = append(d.Errors, attemptError{storableTime(a.At), i + 1, storable(a.Error), storable(a.Trace)})
+		at := a.At
+		if at.IsZero() { // the envelope does not say it; it was not after the last attempt
+			at = failedAt
+		}
+		d.Errors = append(d.Errors, attemptError{storableTime(at), i + 1, storable(a.Error), storable(a.Trace)})
 	}
 	failure := f.Error
 	if f.Malformed != "" {
@@ -353,6 +359,20 @@ func (r *Record) payload(most int, plain bool) (form string, payload json.RawMes
 		raw = json.RawMessage("null")
 	}
 	return form, raw
+}
+
+// Content returns the hash of a record's key and value, by which a record that comes back without its
+// headers is recognized. Null is not empty.
+func Content(key, value []byte) []byte {
+	hash := sha256.New()
+	for _, part := range [][]byte{key, value} {
+		if part != nil {
+			sum := sha256.Sum256(part)
+			hash.Write(sum[:])
+		}
+		hash.Write([]byte{'/'})
+	}
+	return hash.Sum(nil)
 }
 
 // orderingKey returns a record's key as an ordering key: the key itself, or its hash if the key is no

@@ -4,6 +4,7 @@ package sourcetest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"hash/fnv"
 	"maps"
 	"slices"
@@ -20,10 +21,12 @@ import (
 // Partitions is the number of partitions of each topic.
 const Partitions = 3
 
-// HeaderError is the header with the error of a dead letter, and HeaderTopic that with its original topic.
+// Headers of dead letters: the error, the original topic, the place in it, and the consumer group.
 const (
 	HeaderError = "error"
 	HeaderTopic = "original-topic"
+	HeaderPlace = "original-place" // partition/offset
+	HeaderGroup = "group"
 )
 
 // Broker is a broker in memory. A topic exists from its first record on.
@@ -31,9 +34,11 @@ type Broker struct {
 	// Refuse, if not nil, is called before a record is published.
 	Refuse func(target source.Target, m source.Message) error
 
-	mu     sync.Mutex
-	topics map[string]*topic
-	grown  chan struct{} // closed when a record comes
+	mu        sync.Mutex
+	committed map[string][]source.Committed // by consumer group
+	failure   error                         // of Groups
+	topics    map[string]*topic
+	grown     chan struct{} // closed when a record comes
 }
 
 type topic struct {
@@ -75,6 +80,48 @@ func (b *Broker) Add(name string, m source.Message) source.Acknowledgement {
 	close(b.grown)
 	b.grown = make(chan struct{})
 	return source.Acknowledgement{Partition: p, Offset: int64(len(*records) - 1)}
+}
+
+// Commit sets the offset that a consumer group reads next.
+func (b *Broker) Commit(group, topic string, partition int32, next int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.committed == nil {
+		b.committed = map[string][]source.Committed{}
+	}
+	b.committed[group] = append(b.committed[group], source.Committed{Topic: topic, Partition: partition, Offset: next})
+}
+
+// Fail makes Groups return an error.
+func (b *Broker) Fail(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.failure = err
+}
+
+// Committed implements source.Broker.
+func (b *Broker) Committed(_ context.Context, _, group string) ([]source.Committed, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.committed[group]), nil
+}
+
+// Groups implements source.Broker: a group reads the topics in which it has committed.
+func (b *Broker) Groups(_ context.Context, _ string, topics []string) (map[string][]string, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.failure != nil {
+		return nil, b.failure
+	}
+	groups := map[string][]string{}
+	for _, topic := range topics {
+		for _, name := range slices.Sorted(maps.Keys(b.committed)) {
+			if slices.ContainsFunc(b.committed[name], func(c source.Committed) bool { return c.Topic == topic }) {
+				groups[topic] = append(groups[topic], name)
+			}
+		}
+	}
+	return groups, nil
 }
 
 // Records returns the records of a topic, by partition.
@@ -177,6 +224,10 @@ func record(offset int64, m source.Message) source.Record {
 			r.Failure.Error = riverdlq.Error{Type: "CONSUMER_ERROR", Class: riverdlq.ClassBusiness, Message: string(h.Value)}
 		case HeaderTopic:
 			r.Failure.Original.Topic = string(h.Value)
+		case HeaderGroup:
+			r.Failure.Group = string(h.Value)
+		case HeaderPlace:
+			_, _ = fmt.Sscanf(string(h.Value), "%d/%d", &r.Failure.Original.Partition, &r.Failure.Original.Offset)
 		}
 	}
 	return r

@@ -37,16 +37,18 @@ func (q *Queries) AttemptRuns(ctx context.Context, arg AttemptRunsParams) (bool,
 
 const BeginDelivery = `-- name: BeginDelivery :one
 SELECT dlq.begin_delivery($1::uuid, $2::text, $3::bigint, $4::timestamptz, $5::text,
-    $6::text)::uuid AS id
+    $6::text, nullif($7::text, ''), $8::bytea)::uuid AS id
 `
 
 type BeginDeliveryParams struct {
-	Entry     uuid.UUID
-	Queue     string
-	Job       int64
-	CreatedAt time.Time
-	Cluster   string
-	Topic     string
+	Entry         uuid.UUID
+	Queue         string
+	Job           int64
+	CreatedAt     time.Time
+	Cluster       string
+	Topic         string
+	ConsumerGroup string
+	Content       []byte
 }
 
 func (q *Queries) BeginDelivery(ctx context.Context, arg BeginDeliveryParams) (uuid.UUID, error) {
@@ -57,6 +59,8 @@ func (q *Queries) BeginDelivery(ctx context.Context, arg BeginDeliveryParams) (u
 		arg.CreatedAt,
 		arg.Cluster,
 		arg.Topic,
+		arg.ConsumerGroup,
+		arg.Content,
 	)
 	var id uuid.UUID
 	err := row.Scan(&id)
@@ -389,6 +393,7 @@ const RecordOfJob = `-- name: RecordOfJob :one
 SELECT r.entry_id::uuid AS entry_id, r.edited::boolean AS edited,
     coalesce(r.run_id, '00000000-0000-0000-0000-000000000000')::uuid AS run_id,
     (r.record).topic::text AS topic, coalesce((r.record).original_topic, '')::text AS original_topic,
+    coalesce((r.record).consumer_group, '')::text AS consumer_group,
     coalesce((r.record).original_partition, -1)::integer AS original_partition, (r.record).at::timestamptz AS at,
     (r.record).form::text AS form, (r.record).key::bytea AS key, (r.record).value::bytea AS value,
     coalesce((r.record).header_keys, '{}')::bytea[] AS header_keys,
@@ -407,6 +412,7 @@ type RecordOfJobRow struct {
 	RunID             uuid.UUID
 	Topic             string
 	OriginalTopic     string
+	ConsumerGroup     string
 	OriginalPartition int32
 	At                time.Time
 	Form              string
@@ -426,6 +432,7 @@ func (q *Queries) RecordOfJob(ctx context.Context, arg RecordOfJobParams) (Recor
 		&i.RunID,
 		&i.Topic,
 		&i.OriginalTopic,
+		&i.ConsumerGroup,
 		&i.OriginalPartition,
 		&i.At,
 		&i.Form,

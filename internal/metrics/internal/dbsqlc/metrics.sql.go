@@ -405,6 +405,37 @@ func (q *Queries) ReplayRuns(ctx context.Context) ([]ReplayRunsRow, error) {
 	return items, nil
 }
 
+const Returned = `-- name: Returned :many
+SELECT r.queue, count(*) AS entries FROM (SELECT e.queue FROM dlq.dead_letter_returned e LIMIT 10000) r
+GROUP BY r.queue ORDER BY r.queue
+`
+
+type ReturnedRow struct {
+	Queue   string
+	Entries int64
+}
+
+// Returned counts returned entries by queue, up to 10,000 in all.
+func (q *Queries) Returned(ctx context.Context) ([]ReturnedRow, error) {
+	rows, err := q.db.Query(ctx, Returned)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ReturnedRow{}
+	for rows.Next() {
+		var i ReturnedRow
+		if err := rows.Scan(&i.Queue, &i.Entries); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const RiverJobs = `-- name: RiverJobs :many
 SELECT q.queue::text AS queue, s.state::text AS state, c.jobs
 FROM unnest($1::text[]) q (queue) CROSS

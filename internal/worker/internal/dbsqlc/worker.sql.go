@@ -1264,7 +1264,7 @@ func (q *Queries) Postpone(ctx context.Context, arg PostponeParams) error {
 
 const ProbeOutcomes = `-- name: ProbeOutcomes :one
 SELECT count(*) FILTER (WHERE e.status = 'dlq_processing') AS under_way,
-       count(*) FILTER (WHERE e.status = 'dlq_resolved') AS succeeded
+       count(*) FILTER (WHERE e.status IN ('dlq_resolved', 'dlq_returned')) AS succeeded
 FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1::uuid[])
 `
 

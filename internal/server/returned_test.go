@@ -1,0 +1,243 @@
+package server_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/source"
+	"github.com/dlqd/dlqd/internal/source/sourcetest"
+)
+
+const statusOfEntry = "SELECT status::text FROM dlq.dead_letter_queue WHERE id = $1"
+
+// returned brings a record in, and replays its entry. It returns the entry.
+func returned(b *bundle, broker *sourcetest.Broker, key string) string {
+	b.Helper()
+	fail(broker, "dlq.prod.pay", key, `{"amount": 1}`, "declined")
+	of := `SELECT coalesce(min(id::text), '') FROM dlq.dead_letter_queue WHERE status = 'dlq_manual' AND ordering_key = $1`
+	require.Eventually(b, func() bool { return b.one(of, key) != "" }, 3*time.Minute, 20*time.Millisecond)
+	id := b.one(of, key)
+	b.sendBack(id)
+	b.await("dlq_returned", statusOfEntry, id)
+	return id
+}
+
+// comeBack adds a dead letter of the record that was published last, without the headers of dlqd.
+func comeBack(broker *sourcetest.Broker, m source.Message, headers ...source.Header) {
+	m.Headers = append([]source.Header{{Key: sourcetest.HeaderError, Value: []byte("still declined")}}, headers...)
+	broker.Add("dlq.prod.pay", m)
+}
+
+func TestReturned_IsResolvedOnceItsGroupIsPastIt(t *testing.T) {
+	t.Parallel()
+	b, broker := setupSources(t, policytest.Files{"sources": "    group: payments\n    quiet: 0s\n"})
+	id := returned(b, broker, "cus_1")
+	other := returned(b, broker, "cus_2")
+	require.Equal(t, "0", b.one(`SELECT count(*)::text FROM dlq.dead_letter_queue WHERE status = 'dlq_returned'
+		AND (closed_at IS NULL OR stage <> 'returned' OR redelivery_job_id IS NOT NULL)`))
+	var partition int32
+	var offset int64
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT partition, "offset" FROM dlq.source_deliveries
+		WHERE entry_id = $1 AND consumer_group = 'payments'`, id).Scan(&partition, &offset))
+	require.Equal(t, "0", b.one(`SELECT dlq.mark_read('main', 'payments', '{in.pay}', ARRAY[$1::integer],
+		ARRAY[$2::bigint])::text`, partition, offset), "the group reads this record next")
+	require.Equal(t, "0", b.one("SELECT dlq.resolve_returned('orders', '0', '0')::text"))
+
+	broker.Commit("payments", "in.pay", partition, offset+1)
+	b.await("dlq_resolved", statusOfEntry, id)
+	require.Equal(t, fmt.Sprintf("source: consumer group payments is past in.pay/%d at offset %d", partition, offset),
+		b.one(`SELECT actor || ': ' || reason FROM dlq.dead_letter_transitions WHERE entry_id = $1
+			AND to_status = 'dlq_resolved'`, id))
+	if b.one(`SELECT partition::text FROM dlq.source_deliveries WHERE entry_id = $1`, other) != fmt.Sprint(partition) {
+		require.Equal(t, "dlq_returned", b.one(statusOfEntry, other))
+	}
+}
+
+func TestReturned_WaitsForTheQuietTime(t *testing.T) {
+	t.Parallel()
+	b, broker := setupSources(t, policytest.Files{"sources": "    group: payments\n"})
+	id := returned(b, broker, "cus_1")
+	broker.Commit("payments", "in.pay", 0, 1)
+	broker.Commit("payments", "in.pay", 1, 1)
+	broker.Commit("payments", "in.pay", 2, 1)
+	b.await("true", "SELECT (consumed_at IS NOT NULL)::text FROM dlq.source_deliveries WHERE entry_id = $1", id)
+	require.Equal(t, "0", b.one("SELECT dlq.resolve_returned('orders', '1 hour', '1 hour')::text"))
+	require.Equal(t, "dlq_returned", b.one(statusOfEntry, id))
+	b.write("UPDATE dlq.source_deliveries SET consumed_at = consumed_at - interval '2 hours'")
+	b.await("dlq_resolved", statusOfEntry, id)
+}
+
+// Without a group that is known, an entry stays returned until returnedFor or an operator.
+func TestReturned_WaitsForReturnedForWithoutGroup(t *testing.T) {
+	t.Parallel()
+	b, broker := setupSources(t, policytest.Files{})
+	id := returned(b, broker, "cus_1")
+	require.Equal(t, "0", b.one("SELECT count(*)::text FROM dlq.unread_groups()"))
+	require.Equal(t, "0", b.one("SELECT dlq.resolve_returned('orders', '0', '0')::text"))
+	require.Equal(t, "0", b.one("SELECT dlq.resolve_returned('orders', '0', '1 hour')::text"))
+	require.Equal(t, "0", b.one("SELECT dlq.resolve_returned('other', '0', '1 microsecond')::text"))
+	require.Equal(t, "1", b.one("SELECT dlq.resolve_returned('orders', '0', '1 microsecond')::text"))
+	require.Equal(t, "dlq_resolved", b.one(statusOfEntry, id))
+}
+
+func TestReturned_MovesOfAnOperator(t *testing.T) {
+	t.Parallel()
+	b, broker := setupSources(t, policytest.Files{})
+	id := returned(b, broker, "cus_1")
+	call := func(method, path, body string, want int) map[string]any {
+		status, answer, _ := b.call(method, path, body)
+		require.Equal(t, want, status, "%s: %v", path, answer)
+		return answer
+	}
+	entries := func(q string) int {
+		list, ok := call("GET", "/api/dlq/entries?"+q, "", 200)["entries"].([]any)
+		require.True(t, ok)
+		return len(list)
+	}
+	require.Equal(t, 1, entries("status=dlq_returned"))
+	require.Equal(t, 1, entries("q=status:returned"))
+	require.Equal(t, 1, entries("q=status:closed"))
+	require.Equal(t, 1, entries("queue=orders"))
+	require.Equal(t, 0, entries("q=status:open"))
+	call("GET", "/dead-letters/"+id, "", 200)
+	call("GET", "/dead-letters?q=status:returned", "", 200)
+	refused := call("POST", "/api/dlq/entries/"+id+"/park", `{}`, 409)
+	require.Contains(t, fmt.Sprint(refused), "dlq_returned")
+	_, err := b.pool.Exec(t.Context(), "DELETE FROM dlq.dead_letter_queue WHERE id = $1", id)
+	require.ErrorContains(t, err, "only resolved and archived entries can be deleted")
+
+	// A bulk replay does not publish it twice.
+	call("POST", "/api/dlq/replay", `{"filter": {"queue": ["orders"]}}`, 202)
+	require.Len(t, broker.Records("in.pay"), 1)
+
+	// An operator publishes it again.
+	b.sendBack(id)
+	b.await("2", "SELECT count(*)::text FROM dlq.source_deliveries WHERE acknowledged_at IS NOT NULL")
+	b.await("dlq_returned", statusOfEntry, id)
+	require.Len(t, broker.Records("in.pay"), 2)
+
+	move := func(verb, want string) {
+		call("POST", "/api/dlq/entries/"+id+"/"+verb, `{"note": "seen"}`, 200)
+		require.Equal(t, want, b.one(statusOfEntry, id), verb)
+	}
+	move("resolve", "dlq_resolved")
+	move("reopen", "dlq_manual")
+	b.sendBack(id)
+	b.await("dlq_returned", statusOfEntry, id)
+	move("discard", "dlq_archived")
+	require.Equal(t, "0", b.one(`SELECT count(*)::text FROM dlq.dead_letter_transitions
+		WHERE reason IS NULL AND entry_id = $1 AND from_status IS NOT NULL`, id))
+}
+
+func TestReturned_ComesBackWithoutHeaders(t *testing.T) {
+	t.Parallel()
+	b, broker := setupSources(t, policytest.Files{})
+	count := "SELECT count(*)::text FROM dlq.dead_letter_queue WHERE stage <> 'inbox'"
+	history := `SELECT jsonb_array_length(retry_history)::text FROM dlq.dead_letter_queue WHERE id = $1`
+
+	// By the place at which dlqd published it.
+	id := returned(b, broker, "cus_1")
+	m := broker.Records("in.pay")[0]
+	place := b.one(`SELECT partition || '/' || "offset" FROM dlq.source_deliveries WHERE entry_id = $1`, id)
+	comeBack(broker, m, source.Header{Key: sourcetest.HeaderTopic, Value: []byte("in.pay")},
+		source.Header{Key: sourcetest.HeaderPlace, Value: []byte(place)})
+	b.await("2", history, id)
+	b.await("dlq_manual", statusOfEntry, id)
+	require.Equal(t, "1", b.one(count), "the same entry")
+
+	// By key, value and topic. Another record, which is equal, is another entry.
+	b.sendBack(id)
+	b.await("dlq_returned", statusOfEntry, id)
+	comeBack(broker, m, source.Header{Key: sourcetest.HeaderTopic, Value: []byte("in.pay")})
+	b.await("3", history, id)
+	b.await("dlq_manual", statusOfEntry, id)
+	require.Equal(t, "1", b.one(count), "the same entry")
+	comeBack(broker, m, source.Header{Key: sourcetest.HeaderTopic, Value: []byte("in.pay")})
+	b.await("2", count)
+
+	// A record from another place is another record, and so is one of another topic.
+	b.sendBack(id)
+	b.await("dlq_returned", statusOfEntry, id)
+	comeBack(broker, m, source.Header{Key: sourcetest.HeaderTopic, Value: []byte("in.pay")},
+		source.Header{Key: sourcetest.HeaderPlace, Value: []byte("0/4711")})
+	b.await("3", count)
+	comeBack(broker, m, source.Header{Key: sourcetest.HeaderTopic, Value: []byte("elsewhere")})
+	b.await("4", count)
+	require.Equal(t, "3", b.one(history, id))
+
+	// It is reopened if it was closed, and a new entry after a purge.
+	b.write("SELECT dlq.resolve($1, 'kim')", id)
+	comeBack(broker, m, source.Header{Key: sourcetest.HeaderTopic, Value: []byte("in.pay")})
+	b.await("dlq_manual came-back",
+		"SELECT status || ' ' || coalesce(rule, '') FROM dlq.dead_letter_queue WHERE id = $1", id)
+	b.sendBack(id)
+	b.await("dlq_returned", statusOfEntry, id)
+	b.write("SELECT dlq.discard($1)", id)
+	b.write("SELECT dlq.delete_entries(ARRAY[$1::uuid])", id)
+	comeBack(broker, m, source.Header{Key: sourcetest.HeaderTopic, Value: []byte("in.pay")})
+	b.await("4", count)
+}
+
+// Of two equal records in one batch, one is the record that dlqd published.
+func TestReturned_TakesOneOfTwoEqualRecords(t *testing.T) {
+	t.Parallel()
+	b, broker := setupSources(t, policytest.Files{})
+	fail(broker, "dlq.prod.pay", "cus_1", `{"amount": 1}`, "declined")
+	fail(broker, "dlq.prod.pay", "cus_1", `{"amount": 1}`, "declined")
+	b.await("2", "SELECT count(*)::text FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'")
+	id := b.one("SELECT min(id::text) FROM dlq.dead_letter_queue")
+	b.sendBack(id)
+	b.await("dlq_returned", statusOfEntry, id)
+	require.Equal(t, "1 1", b.one(`SELECT count(*) FILTER (WHERE t.entry_id IS NOT NULL) || ' '
+		|| count(*) FILTER (WHERE t.entry_id IS NULL)
+		FROM (SELECT d.content FROM dlq.source_deliveries d, generate_series(1, 2)) d
+		CROSS JOIN LATERAL dlq.take_delivery('orders', 'main', NULL, 'in.pay', NULL, NULL, NULL, d.content) t`))
+}
+
+// The envelope may have the time of the first failure.
+func TestReturned_FailsAgainWithAnOldTime(t *testing.T) {
+	t.Parallel()
+	b, broker := setupSources(t, policytest.Files{})
+	id := returned(b, broker, "cus_1")
+	m := broker.Records("in.pay")[0]
+	m.Headers = append(m.Headers, source.Header{Key: sourcetest.HeaderError, Value: []byte("still declined")})
+	m.Time = time.Now().Add(-time.Hour)
+	broker.Add("dlq.prod.pay", m)
+	again := "SELECT status || ': ' || error_message FROM dlq.dead_letter_queue WHERE id = $1"
+	b.await("dlq_manual: still declined", again, id)
+
+	// The record was published twice, and comes back to the open entry.
+	m.Headers[len(m.Headers)-1].Value = []byte("declined for good")
+	broker.Add("dlq.prod.pay", m)
+	b.await("dlq_manual: declined for good", again, id)
+
+	// Its redeliveries are used up.
+	b.sendBack(id)
+	b.await("dlq_returned", statusOfEntry, id)
+	b.write("UPDATE dlq.dead_letter_queue SET dlq_max_retries = dlq_retry_count WHERE id = $1", id)
+	m.Headers[len(m.Headers)-1].Value = []byte("declined at last")
+	broker.Add("dlq.prod.pay", m)
+	b.await("dlq_failed: declined at last", again, id)
+	m.Headers[len(m.Headers)-1].Value = []byte("declined after that")
+	broker.Add("dlq.prod.pay", m)
+	b.await("dlq_failed: declined after that", again, id)
+	require.Equal(t, "5 5", b.one(`SELECT jsonb_array_length(retry_history) || ' ' || (SELECT count(DISTINCT t.failed_at)
+		FROM dlq.dead_letter_transitions t WHERE t.entry_id = e.id) FROM dlq.dead_letter_queue e WHERE id = $1`, id))
+	require.Equal(t, "1", b.one("SELECT count(*)::text FROM dlq.dead_letter_queue"))
+}
+
+// A record whose entry is deleted before its failure is applied takes its place in the order of its key.
+func TestReturned_KeepsTheOrderOfADeletedEntry(t *testing.T) {
+	t.Parallel()
+	b, _ := setupSources(t, policytest.Files{})
+	b.write(`SELECT dlq.return_record(dlq.uuid_v7(), jsonb_build_object('ordered', true, 'row', jsonb_build_object('id',
+		dlq.entry_id(-7, now()), 'river_job_id', -7, 'job_created_at', now(), 'queue', 'orders', 'kind', 'k', 'job_kind',
+		'dlqd_message', 'ordering_key', 'cus_1', 'original_event', '{}'::jsonb, 'retry_history', '[]'::jsonb, 'retry_count',
+		1, 'max_retries', 2, 'metadata', '{}'::jsonb, 'first_failed_at', now(), 'last_failed_at', now())))`)
+	require.Equal(t, "1", b.one("SELECT count(*)::text FROM dlq.ordered_jobs WHERE job_id = -7 "+
+		"AND ordering_key = 'cus_1'"))
+}

@@ -1,0 +1,126 @@
+package source
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/source/internal/dbsqlc"
+)
+
+const (
+	// returnedInterval is the time between two looks at the offsets of consumer groups.
+	returnedInterval = 5 * time.Second
+	// returnedTimeout bounds one look at all groups.
+	returnedTimeout = time.Minute
+	// committedTimeout bounds the question about one group.
+	committedTimeout = 5 * time.Second
+	// maxMarked and maxResolved are the limits of dlq.mark_read and dlq.resolve_returned.
+	maxMarked   = 5000
+	maxResolved = 500
+)
+
+// ReturnedLoop returns the background loop that resolves returned entries: it reads the committed offsets
+// of the consumer groups that failed, one group after another, and changes none. Only one process runs it
+// at a time.
+func (c *Client) ReturnedLoop() *background.Loop {
+	holder := uuid.New()
+	return background.New(background.Config{
+		Name: "returned", Interval: returnedInterval, Timeout: returnedTimeout, OneProcess: true,
+		Failing: "reading the offsets of consumer groups failed; entries of their records stay returned",
+		Once: func(ctx context.Context) (time.Duration, error) {
+			if len(c.Policy().Sources.Sources) == 0 {
+				return 0, nil
+			}
+			queries := dbsqlc.New(c.Store.DB)
+			taken, err := queries.TakeDuty(ctx, dbsqlc.TakeDutyParams{Holder: holder, During: 2 * returnedTimeout})
+			if err != nil || !taken {
+				return 0, err
+			}
+			markMore, err := c.markRead(ctx, queries)
+			resolveMore, failed := c.resolveReturned(ctx, queries)
+			if err = errors.Join(err, failed); err == nil && (markMore || resolveMore) {
+				return background.More, nil
+			}
+			return 0, err
+		},
+	})
+}
+
+// markRead records which consumer groups are past records that dlqd published. It returns true if there may
+// be more. An error of one group does not keep it from the others.
+func (c *Client) markRead(ctx context.Context, queries *dbsqlc.Queries) (more bool, err error) {
+	groups, err := queries.UnreadGroups(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, group := range groups {
+		committed, failed := c.committed(ctx, group.Cluster, group.ConsumerGroup)
+		if failed != nil {
+			err = errors.Join(err, fmt.Errorf("cluster %s, consumer group %s: %w", group.Cluster, group.ConsumerGroup, failed))
+			continue
+		}
+		params := dbsqlc.MarkReadParams{Cluster: group.Cluster, ConsumerGroup: group.ConsumerGroup}
+		for _, at := range committed {
+			params.Topics = append(params.Topics, at.Topic)
+			params.Partitions = append(params.Partitions, at.Partition)
+			params.Offsets = append(params.Offsets, at.Offset)
+		}
+		marked, failed := queries.MarkRead(ctx, params)
+		if failed != nil {
+			return more, errors.Join(err, failed)
+		}
+		more = more || marked == maxMarked
+	}
+	return more, err
+}
+
+func (c *Client) committed(ctx context.Context, cluster, group string) ([]Committed, error) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if c.broker == nil {
+		return nil, errNoBroker
+	}
+	ctx, cancel := context.WithTimeout(ctx, committedTimeout)
+	defer cancel()
+	return c.broker.Committed(ctx, cluster, group)
+}
+
+// resolveReturned resolves the returned entries of all sources whose time is over. It returns true if there
+// may be more.
+func (c *Client) resolveReturned(ctx context.Context, queries *dbsqlc.Queries) (more bool, err error) {
+	p := c.Policy()
+	for _, name := range p.SourceNames() {
+		s := p.Sources.Sources[name]
+		resolved, err := queries.ResolveReturned(ctx, dbsqlc.ResolveReturnedParams{
+			Queue: s.Queue, Quiet: s.Quiet, ReturnedFor: s.ReturnedFor,
+		})
+		if err != nil {
+			return more, fmt.Errorf("queue %s: %w", s.Queue, err)
+		}
+		more = more || resolved >= maxResolved
+	}
+	return more, nil
+}
+
+// groupsTimeout bounds the question about the consumer groups of topics.
+const groupsTimeout = 5 * time.Second
+
+// Groups asks a cluster of the policy for the consumer groups of topics. See [Broker].
+func (open Open) Groups(ctx context.Context, p *policy.Policy, cluster string, topics []string) (map[string][]string,
+	error,
+) {
+	ctx, cancel := context.WithTimeout(ctx, groupsTimeout)
+	defer cancel()
+	broker, err := open(p)
+	if err != nil {
+		return nil, err
+	}
+	defer broker.Close()
+	return broker.Groups(ctx, cluster, topics)
+}
