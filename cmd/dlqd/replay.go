@@ -177,7 +177,7 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 			many.Checkpoint = checkpointMode(resume, fromStart)
 			many.Actor = actor()
 			if one {
-				if err := allowOnlyFlags(cmd, "with an ID", "note", "force", "payload", "patch", "merge-patch", "to-destination",
+				if err := allowOnlyFlags(cmd, "with an ID", "note", "force", "other-groups", "payload", "patch", "merge-patch", "to-destination",
 					"resume", "from-start", "dry-run"); err != nil {
 					return err
 				}
@@ -252,6 +252,8 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 	flags := cmd.Flags()
 	flags.StringVar(&many.Note, "note", "", "reason")
 	flags.BoolVar(&many.Force, "force", false, "replay even if an equal job is live or the destination is failing")
+	flags.BoolVar(&many.OtherGroups, "other-groups", false, "publish records although consumer groups that did not fail "+
+		"read their topics, or may")
 	flags.StringVar(&payload, "payload", "", "with an ID: JSON to send instead of the payload; dlqd keeps the original")
 	flags.BoolVar(&many.All, "all", false, "select every dead letter that can be replayed")
 	flags.BoolVar(&many.DryRun, "dry-run", false, "only show what replay would do")
@@ -309,7 +311,7 @@ func (c *client) replayOne(cmd *cobra.Command, id string, payload json.RawMessag
 	replayed, err := call(cmd, c, api.ReplayEntry, api.ReplayEntryInput{
 		EntryInput: api.EntryInput{ID: id}, Body: &api.ReplayAction{
 			Action: in.Action, Payload: payload, Patch: in.Patch, MergePatch: in.MergePatch,
-			Destination: in.Destination, Checkpoint: in.Checkpoint, Force: in.Force,
+			Destination: in.Destination, Checkpoint: in.Checkpoint, Force: in.Force, OtherGroups: in.OtherGroups,
 		},
 	})
 	if err != nil || c.asJSON {
@@ -346,6 +348,11 @@ func printPreview(cmd *cobra.Command, p *replay.Preview) error {
 		toDestination(p.Destination), durationText(p))
 	for _, problem := range p.Unhealthy {
 		printSafef(out, "unhealthy: %s (--force replays anyway)\n", problem)
+	}
+	for i := range p.Readers {
+		if refusal := p.Readers[i].Refusal; refusal != "" {
+			printSafef(out, "refused: %s (--other-groups replays anyway)\n", refusal)
+		}
 	}
 	if p.Approval != "" {
 		printSafef(out, "approval: it %s\n", p.Approval)

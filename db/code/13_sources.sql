@@ -431,3 +431,15 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
             THEN coalesce(s.behind_since, excluded.behind_since) ELSE excluded.behind_since END
 $$;
 COMMENT ON FUNCTION dlq.report_progress IS 'Records what the readers of a source report. -1: unknown.';
+
+CREATE OR REPLACE FUNCTION dlq.record_origins(p_filter jsonb, p_limit integer DEFAULT 1000)
+    RETURNS TABLE (queue text, topic text, original_topic text, consumer_group text)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    RETURN QUERY EXECUTE 'SELECT DISTINCT e.queue, (e.record).topic, (e.record).original_topic,
+            (e.record).consumer_group FROM dlq.dead_letter_queue e WHERE e.river_job_id < 0 AND (e.record).topic IS NOT NULL AND '
+        || dlq.filter_where(p_filter) || ' LIMIT $2' USING p_filter, p_limit;
+END
+$$;
+COMMENT ON FUNCTION dlq.record_origins IS
+    'The topics and consumer groups in which the records of a filter''s entries failed, up to p_limit.';

@@ -386,6 +386,12 @@ SELECT (EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.
 -- name: CheckDestination :exec
 SELECT dlq.check_destination(@filter::jsonb, nullif(@destination::text, ''));
 
+-- name: RecordOrigins :many
+-- RecordOrigins returns where the records of a filter's entries failed, up to 1,000 places. What is not known is empty.
+SELECT o.queue::text AS queue, o.topic::text AS topic, coalesce(o.original_topic, '')::text AS original_topic,
+    coalesce(o.consumer_group, '')::text AS consumer_group
+FROM dlq.record_origins(@filter::jsonb) o;
+
 -- name: UnworkedQueues :one
 SELECT dlq.unworked_queues(@queues::text[])::text[] AS queues;
 

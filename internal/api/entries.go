@@ -81,6 +81,7 @@ type ReplayAction struct {
 	Destination string            `json:"toDestination,omitempty" maxLength:"127" doc:"Deliver the message to this destination instead of its queue's."`
 	Checkpoint  string            `json:"checkpoint,omitempty" enum:"resume,discard" doc:"Whether a resumable job that has completed a step continues after it (resume) or repeats all steps (discard). Required for an edit of such a job; otherwise resume if absent."`
 	Force       bool              `json:"force,omitempty" doc:"Replay although an equal job is live."`
+	OtherGroups bool              `json:"otherGroups,omitempty" doc:"Publish a record although consumer groups that did not fail read its topic, or may."`
 }
 
 // Moved is the response to an action on an entry.
@@ -481,7 +482,7 @@ func (s *service) replayEntry(ctx context.Context, in *ReplayEntryInput) (*Repla
 	}
 	job, changes, err := s.Replayer.Replay(ctx, id, deadletter.Replay{
 		Payload: in.Body.Payload, Destination: in.Body.Destination, Checkpoint: in.Body.Checkpoint, Force: in.Body.Force,
-		Act: in.Body.act(ctx),
+		OtherGroups: in.Body.OtherGroups, Act: in.Body.act(ctx),
 	}, patch)
 	if err != nil {
 		if in.Body.Payload != nil { // replay.Request has only patches
@@ -489,7 +490,7 @@ func (s *service) replayEntry(ctx context.Context, in *ReplayEntryInput) (*Repla
 		}
 		return nil, s.approvalOrProblem(ctx, err, approval.Replay, replay.Request{
 			Patch: patch, Filter: filterOf(id), Destination: in.Body.Destination,
-			Checkpoint: in.Body.Checkpoint, Force: in.Body.Force,
+			Checkpoint: in.Body.Checkpoint, Force: in.Body.Force, OtherGroups: in.Body.OtherGroups,
 		}, &in.Body.Action)
 	}
 	out := &Replayed{Moved: Moved{ID: id, Status: deadletter.Processing}, JobID: job, Changes: changes}

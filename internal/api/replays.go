@@ -42,6 +42,7 @@ type ReplayRequest struct {
 	Destination string            `json:"toDestination,omitempty" maxLength:"127" doc:"Deliver messages to this destination instead of the destination of their queue. Rejected if the filter selects an application's job, which has no destination."`
 	Checkpoint  string            `json:"checkpoint,omitempty" enum:"resume,discard" doc:"Whether resumable jobs that have completed a step continue after it (resume) or repeat all steps (discard). Required for a patch if the filter selects such jobs; otherwise resume if absent."`
 	Force       bool              `json:"force,omitempty" doc:"Start although a destination is unhealthy, and replay entries although an equal job is live."`
+	OtherGroups bool              `json:"otherGroups,omitempty" doc:"Publish records although consumer groups that did not fail read their topics, or may."`
 	StopAt      float64           `json:"stopAt,omitempty" minimum:"1" maximum:"100" doc:"Percentage of failures among the last 50 redeliveries at which the run stops; 50 if absent. A progressive run judges each failure group instead."`
 	Progressive bool              `json:"progressive,omitempty" doc:"Send each failure group in steps: 5 entries, then 10, 50 and 100 %. A group that does not recover is held or stopped alone."`
 	SkipStale   *bool             `json:"skipStale,omitempty" doc:"Skip entries whose work is out of date: past the message's expiresAt or the job's metadata dlqd:expires_at, or older than staleAfter of the policy. Absent: what the policy says of each queue and kind."`
@@ -351,7 +352,7 @@ func (s *service) startReplay(ctx context.Context, in *StartReplayInput) (*Repla
 		All: body.All, NewestFirst: body.Order == "newest",
 		BatchSize: body.BatchSize, Rate: body.Rate, Concurrency: body.Concurrency,
 		Queue: body.Queue, Destination: body.Destination, Checkpoint: body.Checkpoint,
-		Force: body.Force, StopAt: body.StopAt, Progressive: body.Progressive, StepDeadline: body.Deadline,
+		Force: body.Force, OtherGroups: body.OtherGroups, StopAt: body.StopAt, Progressive: body.Progressive, StepDeadline: body.Deadline,
 		SkipStale: body.SkipStale, SkipSuperseded: body.SkipDone, Act: body.act(ctx),
 	}
 	var err error

@@ -30,7 +30,7 @@ func (c *Console) act(in *request) (*done, error) {
 	if from := in.PostFormValue("next"); access.LocalPath(from) {
 		to = from
 	}
-	out, err := move(in, id, verb, api.Action{Note: in.PostFormValue("note")})
+	out, err := move(in, id, verb)
 	if d, ok := approvalRedirect(err); ok {
 		return d, nil
 	}
@@ -48,10 +48,12 @@ func (c *Console) act(in *request) (*done, error) {
 }
 
 // move makes a move. Only the answer to a replay has a job.
-func move(in *request, id, verb string, note api.Action) (*api.Replayed, error) {
-	entry := api.EntryInput{ID: id}
+func move(in *request, id, verb string) (*api.Replayed, error) {
+	entry, note := api.EntryInput{ID: id}, api.Action{Note: in.PostFormValue("note")}
 	if verb == "replay" {
-		return call(in, api.ReplayEntry, api.ReplayEntryInput{EntryInput: entry, Body: &api.ReplayAction{Action: note}})
+		return call(in, api.ReplayEntry, api.ReplayEntryInput{EntryInput: entry, Body: &api.ReplayAction{
+			Action: note, OtherGroups: in.PostFormValue("otherGroups") != "",
+		}})
 	}
 	moved, err := call(in, api.MoveEntry(verb), api.EntryActionInput{EntryInput: entry, Body: &note})
 	if err != nil {
@@ -155,6 +157,7 @@ func (c *Console) edit(in *request) (*done, error) {
 	}
 	out, err := call(in, api.ReplayEntry, api.ReplayEntryInput{EntryInput: entry, Body: &api.ReplayAction{
 		Payload: json.RawMessage(payload), Action: api.Action{Note: e.Note}, Checkpoint: e.Checkpoint,
+		OtherGroups: in.PostFormValue("otherGroups") != "",
 	}})
 	if d, ok := approvalRedirect(err); ok {
 		return d, nil

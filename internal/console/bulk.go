@@ -150,6 +150,7 @@ func (b *bulk) replayRequest() (r api.ReplayRequest, err error) {
 	r = api.ReplayRequest{
 		Action: api.Action{Note: b.Form.Get("note")}, Filter: b.filter(), All: b.everything(),
 		Order: b.Form.Get("order"), Destination: b.Form.Get("destination"), Force: b.Form.Get("force") != "",
+		OtherGroups: b.Form.Get("otherGroups") != "",
 		Progressive: b.Form.Get("progressive") != "", SkipStale: b.choice("skipStale"),
 		SkipDone: b.choice("skipSuperseded"),
 	}
@@ -307,6 +308,9 @@ func (b *bulk) copies(in *request, curl string) []copyText {
 	}
 	if b.Form.Get("force") != "" {
 		command += " --force"
+	}
+	if b.Form.Get("otherGroups") != "" {
+		command += " --other-groups"
 	}
 	if b.Steps {
 		command += " --progressive"

@@ -660,7 +660,9 @@ type Replay struct {
 	// Checkpoint is [Resume] or [Discard]. An edit requires it if the entry has a [Checkpoint].
 	Checkpoint string
 	Force      bool // do not check whether an equal job, or the entry's own one, is in the way
-	Act        Act
+	// OtherGroups accepts that consumer groups that did not fail read a record again; replay.Replayer checks it.
+	OtherGroups bool
+	Act         Act
 }
 
 // Replay redelivers an entry now. It returns the id of the new job, or of the entry's own job if

@@ -103,16 +103,20 @@ func SkipTexts(s policy.Skips) []string {
 	return texts
 }
 
-// Notes describes when the run will have ended, what the policy skips, kinds that no worker seems to know, what to expect, and the load of the queues that get most entries.
+// Notes describes when the run will have ended, what the policy skips, kinds that no worker seems to know, who reads
+// the topics of records, what to expect, and the load of the queues that get most entries.
 func (p *Preview) Notes() []string {
 	expect := p.Expect.Texts()
-	notes := make([]string, 0, 3+len(p.Unworked)+len(expect)+len(p.Load))
+	notes := make([]string, 0, 3+len(p.Unworked)+len(p.Readers)+len(expect)+len(p.Load))
 	if text := p.endText(); text != "" {
 		notes = append(notes, text)
 	}
 	notes = append(notes, SkipTexts(p.Skips)...)
 	for i := range p.Unworked[:min(len(p.Unworked), toldGroups)] {
 		notes = append(notes, p.Unworked[i].Text())
+	}
+	for i := range p.Readers[:min(len(p.Readers), toldGroups)] {
+		notes = append(notes, p.Readers[i].Text())
 	}
 	notes = append(notes, expect...)
 	for i := range p.Load[:min(len(p.Load), toldGroups)] {

@@ -151,6 +151,8 @@ type Request struct {
 	// Checkpoint is deadletter.Resume or deadletter.Discard. A patch requires it if entries have a checkpoint.
 	Checkpoint string `json:"checkpoint,omitempty"`
 	Force      bool   `json:"force,omitempty"`
+	// OtherGroups accepts that consumer groups that did not fail read records again. See [Readers].
+	OtherGroups bool `json:"otherGroups,omitempty"`
 	// StopAt is the percentage of failures among the last outcomes that stops the run; 0 means DefaultStopAt. A
 	// progressive run ignores it.
 	StopAt float64 `json:"stopAt,omitempty"`
@@ -188,6 +190,7 @@ type Preview struct {
 	Ends        *Ending          `json:"ends,omitempty" doc:"When the run will have ended, if no failure group is held; absent if that is not known."`
 	EndsUnknown string           `json:"endsNotKnown,omitempty" enum:"attempts,workers" doc:"Why it is not known when the run will have ended. attempts: fewer than five recent attempts have a known duration. workers: it is not known how many redeliveries an application works at a time; a concurrency, or a low rate, limits them."`
 	Skips       policy.Skips     `json:"skips,omitzero" doc:"What the run skips because the policy says so, and the request does not say otherwise: queues, and kinds, which come first."`
+	Readers     []Readers        `json:"readers,omitempty" doc:"Who reads the topics that records would be published to."`
 	Samples     []Sample         `json:"samples" doc:"Up to five of the entries."`
 }
 
@@ -295,6 +298,8 @@ type Replayer struct {
 	Planner func() *strategy.Planner
 	// Tracer creates a span for each run; nil disables that.
 	Tracer trace.Tracer
+	// Groups returns the consumer groups of topics (source.Open.Groups); nil: they are not known.
+	Groups func(ctx context.Context, p *policy.Policy, cluster string, topics []string) (map[string][]string, error)
 	// Wake is called when a run can continue. It is nil if the process has no [Runner]; runs then begin
 	// within a second.
 	Wake func()
@@ -333,6 +338,7 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 		Samples: []Sample{},
 	}
 	rate := cmp.Or(in.Rate, unlimitedRate)
+	var origins []dbsqlc.RecordOriginsRow
 	err := inTx(ctx, r.Store, func(tx transaction) error {
 		filter, err := tx.Replayable(ctx, in.Filter)
 		if err != nil {
@@ -370,6 +376,11 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 		if p.Approval, err = needsApproval(ctx, tx, in, filter); err != nil {
 			return err
 		}
+		if len(r.Planner().Policy().Sources.Sources) > 0 {
+			if origins, err = tx.RecordOrigins(ctx, filter); err != nil {
+				return err
+			}
+		}
 		return p.addSamples(ctx, tx, in, filter)
 	})
 	if err != nil {
@@ -393,6 +404,7 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 		p.Unhealthy = append(p.Unhealthy, "no River client works queue "+queue+": redeliveries would wait there")
 	}
 	p.Seconds = float64(p.Total) / rate
+	p.Readers = r.readers(ctx, origins, in.Queue, in.Destination)
 	return p, nil
 }
 
@@ -561,6 +573,11 @@ func (r *Replayer) start(ctx context.Context, in *Request, before func(tx transa
 			return nil, &deadletter.MoveError{
 				Kind: deadletter.ErrUnhealthy, Detail: "replay run not started: " + strings.Join(preview.Unhealthy, "; "),
 				Hint: "Wait until they have passed, or start the run with force.",
+			}
+		}
+		if !in.OtherGroups {
+			if err := refuseOthers(preview.Readers); err != nil {
+				return nil, err
 			}
 		}
 		in.Forecast = &Forecast{

@@ -19,6 +19,19 @@ func (r *Replayer) Replay(ctx context.Context, id uuid.UUID, in deadletter.Repla
 	if err := r.checkDestination(in.Destination); err != nil {
 		return 0, nil, err
 	}
+	if !in.OtherGroups && len(r.Planner().Policy().Sources.Sources) > 0 {
+		filter, err := json.Marshal(map[string][]uuid.UUID{"ids": {id}})
+		if err != nil {
+			return 0, nil, err
+		}
+		origins, err := dbsqlc.New(r.Store.DB()).RecordOrigins(ctx, filter)
+		if err != nil {
+			return 0, nil, err
+		}
+		if err := refuseOthers(r.readers(ctx, origins, "", in.Destination)); err != nil {
+			return 0, nil, err
+		}
+	}
 	if in.Payload != nil || patch.JSONPatch != nil || patch.MergePatch != nil {
 		if in.Payload, changes, err = r.edit(ctx, id, in.Payload, patch); err != nil {
 			return 0, nil, err

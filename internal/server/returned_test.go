@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -240,4 +241,55 @@ func TestReturned_KeepsTheOrderOfADeletedEntry(t *testing.T) {
 		1, 'max_retries', 2, 'metadata', '{}'::jsonb, 'first_failed_at', now(), 'last_failed_at', now())))`)
 	require.Equal(t, "1", b.one("SELECT count(*)::text FROM dlq.ordered_jobs WHERE job_id = -7 "+
 		"AND ordering_key = 'cus_1'"))
+}
+
+const toOriginal = `
+  pays: {cluster: main, topics: [pay.dlt], group: payments}
+`
+
+// A record that goes back to its own topic reaches every consumer group of it.
+func TestReaders_OfOtherGroupsAreRefused(t *testing.T) {
+	t.Parallel()
+	b, broker := setupSources(t, policytest.Files{"sources": toOriginal})
+	m := source.Message{Key: []byte("cus_1"), Value: []byte(`{"amount": 1}`), Headers: []source.Header{
+		{Key: sourcetest.HeaderError, Value: []byte("declined")}, {Key: sourcetest.HeaderTopic, Value: []byte("pay")},
+	}}
+	broker.Add("pay.dlt", m)
+	b.await("dlq_manual", "SELECT coalesce(min(status::text), '') FROM dlq.dead_letter_queue")
+	id := b.one("SELECT id::text FROM dlq.dead_letter_queue")
+	preview := func() string {
+		status, answer, _ := b.call("POST", "/api/dlq/replay", `{"filter": {"queue": ["pays"]}, "dryRun": true}`)
+		require.Equal(t, 200, status, answer)
+		shown, ok := answer["preview"].(map[string]any)
+		require.True(t, ok, answer)
+		return fmt.Sprint(shown["readers"])
+	}
+	refused := func(why string) {
+		for path, body := range map[string]string{
+			"/api/dlq/entries/" + id + "/replay": `{}`, "/api/dlq/replay": `{"filter": {"queue": ["pays"]}, "force": true}`,
+		} {
+			status, answer, _ := b.call("POST", path, body)
+			require.Equal(t, 409, status, answer)
+			require.Contains(t, fmt.Sprint(answer), why)
+		}
+		require.Empty(t, broker.Records("pay"))
+	}
+	require.NotContains(t, preview(), "refusal")
+	broker.Commit("payments", "pay", 0, 1)
+	require.NotContains(t, preview(), "refusal", "only the group that failed reads it")
+	broker.Commit("audit", "pay", 0, 1)
+	require.Contains(t, preview(), "at least these consumer groups read it: audit, payments; payments failed")
+	refused("audit, payments")
+
+	broker.Fail(errors.New("dial tcp: refused"))
+	require.Contains(t, preview(), "its consumer groups are not known (dial tcp: refused)")
+	refused("not known")
+
+	page, _, body := b.call("GET", "/dead-letters/"+id, "")
+	require.Equal(t, 200, page)
+	require.Contains(t, body, `name="otherGroups"`)
+	status, answer, _ := b.call("POST", "/api/dlq/replay", `{"filter": {"queue": ["pays"]}, "otherGroups": true}`)
+	require.Equal(t, 202, status, answer)
+	b.await("dlq_returned", statusOfEntry, id)
+	require.Len(t, broker.Records("pay"), 1)
 }

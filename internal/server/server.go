@@ -542,7 +542,11 @@ func (s *Server) startDLQWorker() error {
 }
 
 func (s *Server) replayer() *replay.Replayer {
-	return &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns, Tracer: s.telemetry.Tracer}
+	r := &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns, Tracer: s.telemetry.Tracer}
+	if s.config.OpenSources != nil {
+		r.Groups = s.config.OpenSources.Groups
+	}
+	return r
 }
 
 // startMaintenance adds the maintenance loops: partitions, places of ordered messages, browser sessions, retention,

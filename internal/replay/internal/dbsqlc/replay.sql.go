@@ -1092,6 +1092,45 @@ func (q *Queries) Places(ctx context.Context, ids []uuid.UUID) ([]PlacesRow, err
 	return items, nil
 }
 
+const RecordOrigins = `-- name: RecordOrigins :many
+SELECT o.queue::text AS queue, o.topic::text AS topic, coalesce(o.original_topic, '')::text AS original_topic,
+    coalesce(o.consumer_group, '')::text AS consumer_group
+FROM dlq.record_origins($1::jsonb) o
+`
+
+type RecordOriginsRow struct {
+	Queue         string
+	Topic         string
+	OriginalTopic string
+	ConsumerGroup string
+}
+
+// RecordOrigins returns where the records of a filter's entries failed, up to 1,000 places. What is not known is empty.
+func (q *Queries) RecordOrigins(ctx context.Context, filter json.RawMessage) ([]RecordOriginsRow, error) {
+	rows, err := q.db.Query(ctx, RecordOrigins, filter)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []RecordOriginsRow{}
+	for rows.Next() {
+		var i RecordOriginsRow
+		if err := rows.Scan(
+			&i.Queue,
+			&i.Topic,
+			&i.OriginalTopic,
+			&i.ConsumerGroup,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const ReleaseFailed = `-- name: ReleaseFailed :many
 WITH page AS MATERIALIZED (
     SELECT e.entry_id FROM dlq.replay_run_entries e
