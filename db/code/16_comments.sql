@@ -693,7 +693,8 @@ BEGIN
             ('^rollup_groups_trend$', 'The trend of a failure group.')) k (pattern, text) ON c.relname ~ k.pattern
                 AND NOT x.indisprimary
         WHERE c.relnamespace = v_schema AND NOT c.relispartition AND t.relname <> 'schema_migrations'
-            AND (c.relkind = 'I' OR NOT t.relispartition OR t.relname IN ('dead_letter_inbox', 'dead_letter_open'))
+            AND (c.relkind = 'I' OR NOT t.relispartition OR t.relname IN ('dead_letter_inbox', 'dead_letter_open',
+                'dead_letter_returned'))
     LOOP
         EXECUTE format('COMMENT ON INDEX %s IS %L', v_object.name, v_object.text);
     END LOOP;

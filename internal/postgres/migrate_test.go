@@ -355,7 +355,8 @@ func TestSchema_HasComments(t *testing.T) {
 		WHERE c.relnamespace = 'dlq'::regnamespace AND obj_description(c.oid, 'pg_class') IS NULL
 			AND c.relname NOT LIKE 'schema\_migrations%' AND c.relkind <> 'c' -- the comment is that of the type
 		  -- Of a month's index, the comment is its table's.
-		  AND NOT (c.relkind = 'i' AND t.relispartition AND t.relname NOT IN ('dead_letter_inbox', 'dead_letter_open'))
+		  AND NOT (c.relkind = 'i' AND t.relispartition AND t.relname NOT IN ('dead_letter_inbox',
+			'dead_letter_open', 'dead_letter_returned'))
 		UNION ALL
 		SELECT 'function ' || p.oid::regprocedure FROM pg_proc p
 		WHERE p.pronamespace = 'dlq'::regnamespace AND obj_description(p.oid, 'pg_proc') IS NULL

@@ -1,0 +1,147 @@
+package source_test
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/source"
+	"github.com/dlqd/dlqd/internal/source/sourcetest"
+)
+
+// fileOne appends a record, and files its entry.
+func (b *bundle) fileOne(offset int64) (entry string) {
+	b.Helper()
+	batch := b.batch(offset, offset+1, offset)
+	batch.Start = offset == 0
+	_, err := b.store.Append(b.Context(), batch)
+	require.NoError(b, err)
+	entry = b.one("SELECT id::text FROM dlq.dead_letter_inbox")
+	b.exec("SELECT dlq.file(ARRAY[$1::uuid])", entry)
+	return entry
+}
+
+// publish replays an entry, as an operator and a delivery of it would, to an offset of topic in.
+func (b *bundle) publish(entry string, offset int64) {
+	b.Helper()
+	job := b.one("SELECT dlq.replay($1)::text", entry)
+	delivery := b.one(`SELECT dlq.begin_delivery($1, 'orders', id, created_at, 'main', 'in', 'pay', $2)::text FROM river_job
+		WHERE id = $3::bigint`, entry, source.Content([]byte("k"), []byte(`{"a": 1}`)), job)
+	b.exec("SELECT dlq.end_delivery($1, 1, $2)", delivery, offset)
+	b.exec("UPDATE river_job SET state = 'completed', attempt = 1, finalized_at = now() WHERE id = $1::bigint", job)
+	b.exec("SELECT dlq.apply_facts()")
+	require.Equal(b, "dlq_returned", b.status(entry))
+}
+
+func (b *bundle) status(entry string) string {
+	return b.one("SELECT status::text FROM dlq.dead_letter_queue WHERE id = $1", entry)
+}
+
+// comesBack appends a record that is as the one that publish published, and applies its fact if it has one.
+func (b *bundle) comesBack(offset int64, original source.Origin) source.Stored {
+	b.Helper()
+	batch := b.batch(offset, offset+1, offset)
+	batch.Records[0].Failure.Original = original
+	batch.Records[0].Time = time.Now().Add(-time.Hour) // its envelope has the time of the first failure
+	stored, err := b.store.Append(b.Context(), batch)
+	require.NoError(b, err)
+	b.exec("SELECT dlq.apply_facts()")
+	return stored
+}
+
+var unknown = source.Origin{Topic: "in", Partition: source.Unknown, Offset: source.Unknown}
+
+func TestReturned_LoopResolvesWhatItsGroupIsPast(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	broker := sourcetest.New()
+	p := b.store.Policy()
+	p.Sources.Sources["orders"].Quiet = 0
+	client := &source.Client{
+		Open: broker.Open, Policy: b.store.Policy, Store: b.store, Logger: slog.New(slog.DiscardHandler),
+	}
+	entry, other := b.fileOne(0), b.fileOne(1)
+	b.publish(entry, 7)
+	b.publish(other, 8)
+	broker.Commit("pay", "in", 1, 7)
+	group := background.Group{Logger: slog.New(slog.DiscardHandler)}
+	group.Add(client.Loop(), client.ReturnedLoop())
+	group.Start()
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		require.NoError(t, group.Stop(ctx))
+	}()
+	broker.Commit("pay", "in", 1, 8)
+	require.Eventually(t, func() bool { return b.status(entry) == "dlq_resolved" }, 3*time.Minute, 50*time.Millisecond)
+	require.Equal(t, "dlq_returned", b.status(other), "the group reads it next")
+}
+
+func TestReturned_ComesBackToItsEntry(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	entry := b.fileOne(0)
+	b.publish(entry, 7)
+	back := source.Stored{Returned: 1}
+	of := func(stored source.Stored) source.Stored { stored.Next = 0; return stored }
+	require.Equal(t, back, of(b.comesBack(1, source.Origin{Topic: "in", Partition: 1, Offset: 7})), "by its place")
+	require.Equal(t, "dlq_pending", b.status(entry))
+	require.Equal(t, "2 true", b.one(`SELECT jsonb_array_length(retry_history) || ' ' || (last_failed_at > first_failed_at)
+		FROM dlq.dead_letter_queue WHERE id = $1`, entry), "its old time does not lose it")
+
+	require.Equal(t, back, of(b.comesBack(2, source.Origin{Topic: "in", Partition: 1, Offset: 7})), "published twice")
+	require.Equal(t, "3", b.one("SELECT jsonb_array_length(retry_history)::text FROM dlq.dead_letter_queue WHERE id = $1", entry))
+
+	b.publish(entry, 8)
+	made := source.Stored{Entries: 1}
+	require.Equal(t, made, of(b.comesBack(3, source.Origin{Topic: "in", Partition: 1, Offset: 9})), "another record")
+	require.Equal(t, made, of(b.comesBack(4, source.Origin{Topic: "out", Partition: -1, Offset: -1})), "another topic")
+	require.Equal(t, "dlq_returned", b.status(entry))
+	require.Equal(t, back, of(b.comesBack(5, unknown)), "by its key and value")
+	require.Equal(t, made, of(b.comesBack(6, unknown)), "of two equal records, one was published")
+
+	// Its redeliveries are used up. A failure after that counts, too.
+	b.publish(entry, 10)
+	b.exec("UPDATE dlq.dead_letter_queue SET dlq_max_retries = dlq_retry_count WHERE id = $1", entry)
+	require.Equal(t, back, of(b.comesBack(7, unknown)))
+	require.Equal(t, "dlq_failed", b.status(entry))
+	require.Equal(t, back, of(b.comesBack(8, source.Origin{Topic: "in", Partition: 1, Offset: 10})))
+	require.Equal(t, "dlq_failed 6", b.one(`SELECT status || ' ' || jsonb_array_length(retry_history)
+		FROM dlq.dead_letter_queue WHERE id = $1`, entry))
+
+	// A closed entry is reopened; a deleted one is not, and the order of its key is kept.
+	b.publish(entry, 11)
+	b.exec("SELECT dlq.resolve($1)", entry)
+	require.Equal(t, back, of(b.comesBack(9, source.Origin{Topic: "in", Partition: 1, Offset: 11})))
+	require.Equal(t, "dlq_manual", b.status(entry))
+	b.publish(entry, 12)
+	b.exec("SELECT dlq.discard($1)", entry)
+	b.exec("SELECT dlq.delete_entries(ARRAY[$1::uuid])", entry)
+	require.Equal(t, made, of(b.comesBack(10, source.Origin{Topic: "in", Partition: 1, Offset: 12})))
+}
+
+func TestReturned_KeepsTheOrderOfADeletedEntry(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec(`SELECT dlq.return_record(dlq.uuid_v7(), jsonb_build_object('ordered', true, 'row', jsonb_build_object('id',
+		dlq.entry_id(-7, now()), 'river_job_id', -7, 'job_created_at', now(), 'queue', 'orders', 'kind', 'k', 'job_kind',
+		'dlqd_message', 'ordering_key', 'cus_1', 'original_event', '{}'::jsonb, 'retry_history', '[]'::jsonb, 'retry_count',
+		1, 'max_retries', 2, 'metadata', '{}'::jsonb, 'first_failed_at', now(), 'last_failed_at', now())))`)
+	require.Equal(t, "1", b.one("SELECT count(*)::text FROM dlq.ordered_jobs WHERE job_id = -7"))
+}
+
+func TestAppend_GivesEarlierAttemptsATime(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	batch := b.batch(0, 1, 0)
+	batch.Start = true
+	batch.Records[0].Failure.Attempts = []source.Attempt{{Error: "first"}}
+	_, err := b.store.Append(t.Context(), batch)
+	require.NoError(t, err)
+	require.Equal(t, "true", b.one(`SELECT bool_and((a ->> 'at')::timestamptz = last_failed_at)::text
+		FROM dlq.dead_letter_inbox, jsonb_array_elements(retry_history) a`))
+}
