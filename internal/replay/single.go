@@ -24,7 +24,11 @@ func (r *Replayer) Replay(ctx context.Context, id uuid.UUID, in deadletter.Repla
 		if err != nil {
 			return 0, nil, err
 		}
-		origins, err := dbsqlc.New(r.Store.DB()).RecordOrigins(ctx, filter)
+		var origins []dbsqlc.RecordOriginsRow
+		err = inTx(ctx, r.Store, func(tx transaction) (err error) {
+			origins, err = tx.RecordOrigins(ctx, filter)
+			return err
+		})
 		if err != nil {
 			return 0, nil, err
 		}

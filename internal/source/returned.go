@@ -83,8 +83,8 @@ func (c *Client) markRead(ctx context.Context, queries *dbsqlc.Queries) (more bo
 func (c *Client) committed(ctx context.Context, cluster, group string) ([]Committed, error) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	if c.broker == nil {
-		return nil, errNoBroker
+	if c.broker == nil { // [Client.Loop] connects, and reports it if it cannot
+		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, committedTimeout)
 	defer cancel()
