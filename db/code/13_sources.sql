@@ -60,8 +60,15 @@ BEGIN
             attempts integer, metadata jsonb, consumer_group text, node text, original_topic text,
             original_partition integer, original_offset bigint, form text, size bigint, sha256 text, content text,
             headers jsonb)
+    ), taken AS MATERIALIZED (
+        -- Not in a join, which could call it once for equal records (Memoize).
+        SELECT l.*, dlq.take_delivery(p_queue, p_cluster, l.delivery_id, l.original_topic, l.original_partition,
+            l.original_offset, l.consumer_group, decode(l.content, 'hex')) AS delivery
+        FROM read l WHERE l."offset" >= v_position AND (l."offset" >= v_until OR NOT dlq.is_stored(
+            p_cluster, p_topic_id, l.message_id, l.at, decode(l.sha256, 'hex'), l.delivery_id, p_queue))
+        ORDER BY l.place
     ), made AS MATERIALIZED (
-        SELECT -nextval('dlq.record_ids') AS job, d.entry_id, d.job_id, n.*,
+        SELECT -nextval('dlq.record_ids') AS job, (n.delivery).entry_id, (n.delivery).job_id, n.*,
             least(greatest(n.failed_at, '1970-01-01Z'), now()) AS ended_at,
             ROW (p_cluster, p_topic, p_topic_id, p_partition, n."offset", n.at, n.consumer_group, n.node,
                 n.original_topic, n.original_partition, n.original_offset, n.form, n.size,
@@ -70,11 +77,7 @@ BEGIN
                     h (pair, place) ORDER BY h.place),
                 ARRAY(SELECT decode(h.pair ->> 1, 'base64') FROM jsonb_array_elements(n.headers) WITH ORDINALITY
                     h (pair, place) ORDER BY h.place))::dlq.record AS record
-        FROM (SELECT * FROM read l WHERE l."offset" >= v_position AND (l."offset" >= v_until OR NOT dlq.is_stored(
-            p_cluster, p_topic_id, l.message_id, l.at, decode(l.sha256, 'hex'), l.delivery_id, p_queue))
-            ORDER BY l.place) n
-        CROSS JOIN LATERAL dlq.take_delivery(p_queue, p_cluster, n.delivery_id, n.original_topic, n.original_partition,
-            n.original_offset, n.consumer_group, decode(n.content, 'hex')) d
+        FROM taken n ORDER BY n.place
     ), rows AS MATERIALIZED (
         SELECT m.job, m.entry_id, m.job_id, m.place, m.ordering_key,
             dlq.entry_id(m.job, m.ended_at) AS id, left(m.message_id, 255) AS event_id, m.ended_at, left(m.kind, 255)

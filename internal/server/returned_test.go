@@ -183,22 +183,6 @@ func TestReturned_ComesBackWithoutHeaders(t *testing.T) {
 	b.await("4", count)
 }
 
-// Of two equal records in one batch, one is the record that dlqd published.
-func TestReturned_TakesOneOfTwoEqualRecords(t *testing.T) {
-	t.Parallel()
-	b, broker := setupSources(t, policytest.Files{})
-	fail(broker, "dlq.prod.pay", "cus_1", `{"amount": 1}`, "declined")
-	fail(broker, "dlq.prod.pay", "cus_1", `{"amount": 1}`, "declined")
-	b.await("2", "SELECT count(*)::text FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'")
-	id := b.one("SELECT min(id::text) FROM dlq.dead_letter_queue")
-	b.sendBack(id)
-	b.await("dlq_returned", statusOfEntry, id)
-	require.Equal(t, "1 1", b.one(`SELECT count(*) FILTER (WHERE t.entry_id IS NOT NULL) || ' '
-		|| count(*) FILTER (WHERE t.entry_id IS NULL)
-		FROM (SELECT d.content FROM dlq.source_deliveries d, generate_series(1, 2)) d
-		CROSS JOIN LATERAL dlq.take_delivery('orders', 'main', NULL, 'in.pay', NULL, NULL, NULL, d.content) t`))
-}
-
 // The envelope may have the time of the first failure.
 func TestReturned_FailsAgainWithAnOldTime(t *testing.T) {
 	t.Parallel()
@@ -229,18 +213,6 @@ func TestReturned_FailsAgainWithAnOldTime(t *testing.T) {
 	require.Equal(t, "5 5", b.one(`SELECT jsonb_array_length(retry_history) || ' ' || (SELECT count(DISTINCT t.failed_at)
 		FROM dlq.dead_letter_transitions t WHERE t.entry_id = e.id) FROM dlq.dead_letter_queue e WHERE id = $1`, id))
 	require.Equal(t, "1", b.one("SELECT count(*)::text FROM dlq.dead_letter_queue"))
-}
-
-// A record whose entry is deleted before its failure is applied takes its place in the order of its key.
-func TestReturned_KeepsTheOrderOfADeletedEntry(t *testing.T) {
-	t.Parallel()
-	b, _ := setupSources(t, policytest.Files{})
-	b.write(`SELECT dlq.return_record(dlq.uuid_v7(), jsonb_build_object('ordered', true, 'row', jsonb_build_object('id',
-		dlq.entry_id(-7, now()), 'river_job_id', -7, 'job_created_at', now(), 'queue', 'orders', 'kind', 'k', 'job_kind',
-		'dlqd_message', 'ordering_key', 'cus_1', 'original_event', '{}'::jsonb, 'retry_history', '[]'::jsonb, 'retry_count',
-		1, 'max_retries', 2, 'metadata', '{}'::jsonb, 'first_failed_at', now(), 'last_failed_at', now())))`)
-	require.Equal(t, "1", b.one("SELECT count(*)::text FROM dlq.ordered_jobs WHERE job_id = -7 "+
-		"AND ordering_key = 'cus_1'"))
 }
 
 const toOriginal = `
@@ -285,10 +257,10 @@ func TestReaders_OfOtherGroupsAreRefused(t *testing.T) {
 	require.Contains(t, preview(), "its consumer groups are not known (dial tcp: refused)")
 	refused("not known")
 
-	page, _, body := b.call("GET", "/dead-letters/"+id, "")
-	require.Equal(t, 200, page)
-	require.Contains(t, body, `name="otherGroups"`)
-	status, answer, _ := b.call("POST", "/api/dlq/replay", `{"filter": {"queue": ["pays"]}, "otherGroups": true}`)
+	status, answer, _ := b.call("GET", "/dead-letters/"+id, "")
+	require.Equal(t, 200, status)
+	require.Contains(t, answer["text"], `name="otherGroups"`)
+	status, answer, _ = b.call("POST", "/api/dlq/replay", `{"filter": {"queue": ["pays"]}, "otherGroups": true}`)
 	require.Equal(t, 202, status, answer)
 	b.await("dlq_returned", statusOfEntry, id)
 	require.Len(t, broker.Records("pay"), 1)
