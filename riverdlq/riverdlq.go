@@ -40,6 +40,16 @@ const MetadataKey = "dlq:error"
 // of each, and the load of the worker's machine if [Middleware.SystemState] returns it.
 const AttemptsKey = "dlq:attempts"
 
+// StageKey is the key in a job's metadata that holds the stage that [Stage] recorded last, a string.
+const StageKey = "dlq:stage"
+
+// VersionKey is the key in a job's metadata that holds the version of the program that worked it last,
+// a string ([Middleware.Version]).
+const VersionKey = "dlq:version"
+
+// maxNameBytes limits a recorded stage or version. A longer one is cut.
+const maxNameBytes = 100
+
 // maxAttempts is the number of failed attempts that a job's metadata keeps. The oldest are dropped.
 const maxAttempts = 100
 
@@ -151,6 +161,22 @@ func Record(ctx context.Context, job *rivertype.JobRow, err error) error {
 	return river.MetadataSet(ctx, MetadataKey, r)
 }
 
+// Stage records how far the worker has come: what it has done and a repetition would do again, such as
+// "charged". The last stage counts, also that of an earlier attempt. stage is a name of the program and
+// never data: letters, digits, spaces and ". / : _ -", up to 100 bytes.
+//
+// The job's row gets it when the attempt ends, in River's statement: a worker that dies records no stage.
+// ctx must be a context that River passes to a worker, a middleware or a hook; with another one, Stage
+// returns an error. It must not be called by several goroutines of an attempt at once.
+func Stage(ctx context.Context, stage string) error {
+	return river.MetadataSet(ctx, StageKey, name(stage))
+}
+
+// name cuts the name of a stage or a version to maxNameBytes.
+func name(s string) string {
+	return clean(s[:min(len(s), maxNameBytes)])
+}
+
 // storable returns context as JSON that jsonb can hold, or nil if it cannot be stored: then the
 // rest of the error is still recorded, and the job still completes.
 //
@@ -224,6 +250,10 @@ func clean(s string) string {
 type Middleware struct {
 	river.MiddlewareDefaults
 
+	// Version, if not empty, is the version of this program, such as "4.2.0": letters, digits and ". + _ -",
+	// up to 100 bytes. Each job gets it when an attempt ends, so that dlqd learns which version works a queue.
+	Version string
+
 	// SystemState, if not nil, returns the load of this machine, or false if it is unknown. It is
 	// called after each failed attempt and must not block.
 	SystemState func() (SystemState, bool)
@@ -240,6 +270,9 @@ func NewMiddleware() *Middleware { return &Middleware{} }
 
 // Work implements rivertype.WorkerMiddleware.
 func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
+	if m.Version != "" {
+		_ = river.MetadataSet(ctx, VersionKey, name(m.Version)) // fails like that of a failed attempt below
+	}
 	start, returned := time.Now(), false
 	defer func() {
 		if returned {

@@ -28,8 +28,9 @@ import (
 // which every later dlqd must be able to read.
 func TestMiddleware_WritesMetadata(t *testing.T) {
 	t.Parallel()
-	job := run(t, &river.InsertOpts{MaxAttempts: 2}, func(_ context.Context, job *river.Job[testArgs]) error {
+	job := run(t, &river.InsertOpts{MaxAttempts: 2}, func(ctx context.Context, job *river.Job[testArgs]) error {
 		if job.Attempt == 1 {
+			check(t, riverdlq.Stage(ctx, "charged"))
 			return errors.New("no")
 		}
 		return fmt.Errorf("charge: %w", &riverdlq.Error{
@@ -151,14 +152,14 @@ func run(
 	river.AddWorker(workers, river.WorkFunc(work))
 	client, err := river.NewClient(riverpgxv5.New(database(t)), &river.Config{
 		Logger: slog.New(slog.DiscardHandler),
-		Middleware: []rivertype.Middleware{&riverdlq.Middleware{SystemState: func() (riverdlq.SystemState, bool) {
+		Middleware: []rivertype.Middleware{&riverdlq.Middleware{Version: "4.2.0", SystemState: func() (riverdlq.SystemState, bool) {
 			return riverdlq.SystemState{CPU: 41.5, Memory: 63}, true
 		}}},
 		Queues:      map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}},
 		RetryPolicy: noWait{}, TestOnly: true, Workers: workers,
 	})
 	check(t, err)
-	events, unsubscribe := client.Subscribe(river.EventKindJobCancelled, river.EventKindJobFailed)
+	events, unsubscribe := client.Subscribe(river.EventKindJobCancelled, river.EventKindJobCompleted, river.EventKindJobFailed)
 	defer unsubscribe()
 	check(t, client.Start(ctx))
 	defer func() { check(t, client.StopAndCancel(ctx)) }()
@@ -218,6 +219,7 @@ func recorded(t *testing.T, metadata []byte) map[string]any {
 	check(t, decoder.Decode(&all))
 	return map[string]any{
 		riverdlq.MetadataKey: all[riverdlq.MetadataKey], riverdlq.AttemptsKey: all[riverdlq.AttemptsKey],
+		riverdlq.VersionKey: all[riverdlq.VersionKey], riverdlq.StageKey: all[riverdlq.StageKey],
 	}
 }
 
@@ -225,5 +227,34 @@ func check(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A stage and the version are kept with jobs that fail and with those that complete. A later attempt keeps the stage.
+func TestStage_IsKeptWithTheJob(t *testing.T) {
+	t.Parallel()
+	job := run(t, &river.InsertOpts{MaxAttempts: 2}, func(ctx context.Context, job *river.Job[testArgs]) error {
+		if job.Attempt == 1 {
+			check(t, riverdlq.Stage(ctx, "reserved"))
+			check(t, riverdlq.Stage(ctx, "charged"))
+		}
+		return errors.New("no")
+	})
+	var got map[string]any
+	check(t, json.Unmarshal(job.Metadata, &got))
+	if got[riverdlq.StageKey] != "charged" || got[riverdlq.VersionKey] != "4.2.0" {
+		t.Errorf("metadata is %s, want stage charged and version 4.2.0", job.Metadata)
+	}
+	job = run(t, nil, func(ctx context.Context, _ *river.Job[testArgs]) error {
+		return riverdlq.Stage(ctx, strings.Repeat("a", 99)+"\u00e9")
+	})
+	got = nil
+	check(t, json.Unmarshal(job.Metadata, &got))
+	if job.State != rivertype.JobStateCompleted || got[riverdlq.VersionKey] != "4.2.0" ||
+		got[riverdlq.StageKey] != strings.Repeat("a", 99)+"\ufffd" {
+		t.Errorf("job is %s with metadata %s", job.State, job.Metadata)
+	}
+	if riverdlq.Stage(t.Context(), "charged") == nil {
+		t.Error("a context that is not River's gives no error")
 	}
 }
