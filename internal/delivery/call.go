@@ -61,6 +61,7 @@ func (w *Worker) call(ctx context.Context, queue *policy.Queue, destination *pol
 	case err != nil:
 		return response.StatusCode, transportError(ctx, destination, grpc.DeadlineError(ctx, err), hide)
 	case !outcome.OK():
+		reportVersion(ctx, meta, grpc.Metadata(response, versionHeader))
 		failure := callError(destination, outcome, hide)
 		if class := riverdlq.Class(grpc.Metadata(response, "X-Error-Class")); slices.Contains(riverdlq.Classes(), class) {
 			failure.Class = class
@@ -70,6 +71,7 @@ func (w *Worker) call(ctx context.Context, queue *policy.Queue, destination *pol
 		}
 		return response.StatusCode, failure
 	}
+	reportVersion(ctx, meta, grpc.Metadata(response, versionHeader))
 	var document []byte
 	if len(answers) == 1 && answers[0] != nil {
 		document = method.Answer(answers[0])

@@ -18,6 +18,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -412,10 +413,25 @@ func (w *Worker) post(ctx context.Context, queue *policy.Queue, destination *pol
 		return 0, transportError(ctx, destination, err, hide)
 	}
 	defer func() { _ = response.Body.Close() }()
+	reportVersion(ctx, meta, response.Header.Get(versionHeader))
 	if response.StatusCode < http.StatusOK { // 101: the receiver may keep the connection open without end
 		return response.StatusCode, answerError(destination, response, nil, hide)
 	}
 	return response.StatusCode, w.judge(ctx, queue, destination, job, response, hide)
+}
+
+// versionHeader is the header of an answer in which a receiver may report its version.
+const versionHeader = "Dlqd-Version"
+
+// version matches versions that dlqd takes from a receiver, which it does not trust.
+var version = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z.+_-]{0,99}$`)
+
+// reportVersion keeps the version of a receiver with the job, as that of a worker. That of a destination to which an
+// operator sent the message says nothing about the queue's.
+func reportVersion(ctx context.Context, meta *metadata, reported string) {
+	if meta.Destination == "" && version.MatchString(reported) {
+		_ = river.MetadataSet(ctx, riverdlq.VersionKey, reported) // fails only outside of a worker
+	}
 }
 
 // requestError returns the error of a message that makes no request.

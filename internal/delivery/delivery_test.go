@@ -633,3 +633,48 @@ func TestFailureOf_MatchesRecordedFailure(t *testing.T) {
 	_, err = delivery.FailureOf(t.Context(), &policy.Data{}, &policy.Queue{}, destination, &message.Message{}, answer)
 	require.ErrorContains(t, err, "known: CONNECTION_ERROR,")
 }
+
+// A receiver may report its version. It is not trusted.
+func TestDeliver_KeepsTheVersionOfTheReceiver(t *testing.T) {
+	t.Parallel()
+	for reported, kept := range map[string]string{
+		"4.2.0": "4.2.0", strings.Repeat("9", 101): "", "4.2 <script>": "", "4.2\u00e9": "", "": "",
+	} {
+		url := answering(t, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Dlqd-Version", reported)
+			if r.Header.Get("Webhook-Id") == "fails" {
+				w.WriteHeader(http.StatusUnprocessableEntity)
+			}
+		})
+		b := setup(t, url, "")
+		for _, job := range []*rivertype.JobRow{
+			b.deliver(`, "messageId": "works"`, rivertype.JobStateCompleted),
+			b.deliver(`, "messageId": "fails"`, rivertype.JobStateCancelled),
+		} {
+			var metadata map[string]any
+			require.NoError(t, json.Unmarshal(job.Metadata, &metadata))
+			if kept == "" {
+				require.NotContains(t, metadata, riverdlq.VersionKey)
+			} else {
+				require.Equal(t, kept, metadata[riverdlq.VersionKey])
+			}
+		}
+	}
+}
+
+// An operator sends a message to another destination, whose version says nothing about that of the queue.
+func TestDeliver_IgnoresTheVersionOfAnotherDestination(t *testing.T) {
+	t.Parallel()
+	url := answering(t, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Dlqd-Version", "9.9.9") })
+	b := setup(t, url, "")
+	var metadata string
+	require.NoError(t, b.pool.QueryRow(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, metadata)
+		VALUES ('dlqd_message', '{"messageId": "m", "kind": "k", "payload": 1}', 'default', 1, '{"dlq:destination": "default"}')
+		RETURNING metadata`).Scan(&metadata))
+	require.Eventually(t, func() bool {
+		var state string
+		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT state, metadata FROM river_job").Scan(&state, &metadata))
+		return state == "completed"
+	}, 5*time.Minute, 5*time.Millisecond)
+	require.NotContains(t, metadata, riverdlq.VersionKey)
+}
