@@ -5,6 +5,8 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -47,6 +49,46 @@ func TestReceiver_IsTheDocumentedOne(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, string(source), "\n"+code)
 	require.Contains(t, code, "func receive(")
+}
+
+// The documented receivers in other languages compile, with what each takes from its caller.
+func TestReceiver_CompilesInEachLanguage(t *testing.T) {
+	t.Parallel()
+	document, err := os.ReadFile("../../docs/delivery.md")
+	require.NoError(t, err)
+	for _, language := range []struct {
+		name, file, before, after string
+		compile                   []string
+	}{
+		{"python", "receive.py", "", "", []string{"python3", "-m", "py_compile"}},
+		{
+			"typescript", "receive.ts", "type Work = (db: PoolClient, payload: unknown) => Promise<void>;\n" +
+				"interface PoolClient { query(sql: string, values?: unknown[]): Promise<{ rowCount: number | null }> }\n",
+			"", []string{"tsc", "--strict", "--noEmit", "--target", "es2022"},
+		},
+		{
+			"java", "Receive.java", "import java.sql.Connection;\nclass Receive {\n" +
+				"interface Work { void run(Connection db, byte[] payload) throws Exception; }\n",
+			"}\n", []string{"javac", "-Xlint:all", "-Werror"},
+		},
+		{"ruby", "receive.rb", "", "", []string{"ruby", "-wc"}},
+	} {
+		t.Run(language.name, func(t *testing.T) {
+			t.Parallel()
+			_, code, found := strings.Cut(string(document), "```"+language.name+"\n")
+			require.True(t, found)
+			code, _, _ = strings.Cut(code, "```")
+			require.Contains(t, code, "INSERT INTO seen_messages (id) VALUES")
+			if _, err := exec.LookPath(language.compile[0]); err != nil {
+				t.Skip(language.compile[0] + " is not installed")
+			}
+			file := filepath.Join(t.TempDir(), language.file)
+			require.NoError(t, os.WriteFile(file, []byte(language.before+code+language.after), 0o600))
+			output, err := exec.CommandContext(t.Context(), language.compile[0],
+				append(language.compile[1:], file)...).CombinedOutput()
+			require.NoError(t, err, "%s", output)
+		})
+	}
 }
 
 // A redelivery has the id of its message and its own number. The receiver did the work and lost its first answer: it
