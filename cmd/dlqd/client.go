@@ -469,6 +469,12 @@ func newShow() *cobra.Command {
 			if e.Checkpoint != nil {
 				row("checkpoint", e.Checkpoint.String())
 			}
+			if e.StageReached != "" {
+				row("stage reached", e.StageReached)
+			}
+			if e.Version != "" {
+				row("version", e.Version)
+			}
 			row("assignee", text(e.AssignedTo))
 			row("notes", text(e.Notes))
 			row("event", string(e.OriginalEvent))

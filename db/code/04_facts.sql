@@ -156,9 +156,10 @@ DECLARE
 BEGIN
     -- Every replay run that redelivered one of these entries counts it as succeeded.
     UPDATE dlq.replay_run_entries r SET outcome = 'succeeded', ended_at = clock_timestamp(),
-        worked = (SELECT greatest(extract(epoch FROM j.finalized_at - j.attempted_at)::double precision, 0)
-                  FROM river.river_job j WHERE j.id = r.job_id)
-    FROM unnest(p_ids) i (id) JOIN dlq.entry_jobs m ON m.entry_id = i.id AND m.run_id IS NOT NULL
+        worked = greatest(extract(epoch FROM j.finalized_at - j.attempted_at)::double precision, 0),
+        version = dlq.reported_version(j.metadata)
+    FROM unnest(p_ids, p_jobs) i (id, job) JOIN dlq.entry_jobs m ON m.entry_id = i.id AND m.run_id IS NOT NULL
+    LEFT JOIN river.river_job j ON j.id = i.job
     WHERE r.run_id = m.run_id AND r.entry_id = i.id AND r.outcome IS NULL;
     v_moving := dlq.set_moves((SELECT jsonb_build_object('actor', p_actor, 'reasons',
             jsonb_object_agg(e.id, 'job ' || d.job || ' completed'))
@@ -277,7 +278,8 @@ BEGIN
     UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = left(p_job -> 'errors' -> -1 ->> 'error', 1000),
         ended_at = clock_timestamp(),
         worked = (SELECT greatest(extract(epoch FROM j.finalized_at - j.attempted_at)::double precision, 0)
-                  FROM river.river_job j WHERE j.id = v_job)
+                  FROM river.river_job j WHERE j.id = v_job),
+        version = dlq.reported_version(p_job -> 'metadata')
     FROM dlq.entry_jobs m
     WHERE m.job_id = v_job AND m.entry_id = p_entry AND m.run_id IS NOT NULL AND r.run_id = m.run_id
         AND r.entry_id = p_entry AND r.job_id = v_job;

@@ -17,6 +17,14 @@ COMMENT ON FUNCTION dlq.has_checkpoint IS
     'Whether a job with this metadata resumes: River skips the steps that an earlier attempt '
     'completed.';
 
+CREATE OR REPLACE FUNCTION dlq.reported_version(p_metadata jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN jsonb_typeof(p_metadata -> 'dlq:version') = 'string'
+    AND p_metadata ->> 'dlq:version' ~ '^[0-9A-Za-z][0-9A-Za-z.+_-]{0,99}$' THEN p_metadata ->> 'dlq:version' END;
+COMMENT ON FUNCTION dlq.reported_version IS
+    'The version that worked a job with this metadata, as its worker (riverdlq) or its destination (Dlqd-Version) '
+    'reported it; null if there is none, or it is no version.';
+
 -- carried_metadata keeps what the application wrote into a job's metadata, and drops what describes
 -- the old job. River needs an object: metadata of another type becomes {}. Postgres inlines this expression, and that
 -- of dlq.is_superseded, because no part of it is STABLE, as a cast of an expression to text[] and to_jsonb are
@@ -24,7 +32,7 @@ COMMENT ON FUNCTION dlq.has_checkpoint IS
 CREATE OR REPLACE FUNCTION dlq.carried_metadata(p_metadata jsonb, p_checkpoint text DEFAULT NULL) RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN jsonb_typeof(p_metadata) = 'object'
-    THEN p_metadata - '{dlq:error,dlq:attempts,dlq:entry_id,dlq:held,dlq:run_id,dlq:replay,dlq:trace,dlq:destination,dlq:done_by,dlq:done,dlq:copied,dlq:rescues,dlq:logical_failure,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
+    THEN p_metadata - '{dlq:error,dlq:attempts,dlq:entry_id,dlq:held,dlq:run_id,dlq:replay,dlq:trace,dlq:destination,dlq:done_by,dlq:done,dlq:copied,dlq:rescues,dlq:logical_failure,dlq:stage,dlq:version,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
                     - CASE WHEN p_checkpoint = 'discard' THEN '{river:resumable_step,river:resumable_cursor}'::text[]
                         ELSE '{}'::text[] END
     ELSE '{}' END;
@@ -34,7 +42,8 @@ COMMENT ON FUNCTION dlq.carried_metadata IS
 
 -- River keeps rescue counts and checkpoints for each job, and a redelivery is a separate job. So an
 -- entry keeps the checkpoint of the job that failed last, and one rescue count each for its own job
--- and for every redelivery.
+-- and for every redelivery. It keeps the last stage that any of them reported, and the version of the
+-- job that failed last.
 --
 -- jsonb_build_object is STABLE, so an IMMUTABLE function that calls it is not inlined: each statement would parse and
 -- plan it again.
@@ -43,10 +52,11 @@ CREATE OR REPLACE FUNCTION dlq.metadata_after(p_metadata jsonb, p_own boolean, p
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE
     WHEN jsonb_typeof(p_metadata) <> 'object' OR jsonb_typeof(p_of_job) IS DISTINCT FROM 'object'
-        OR NOT (p_metadata || p_of_job) ?| '{river:resumable_step,river:resumable_cursor,river:rescue_count}'
+        OR NOT (p_metadata || p_of_job) ?| '{river:resumable_step,river:resumable_cursor,river:rescue_count,dlq:stage,dlq:version}'
             THEN p_metadata
-    ELSE p_metadata - '{river:resumable_step,river:resumable_cursor}'::text[]
-        || jsonb_strip_nulls(jsonb_build_object('river:resumable_step', p_of_job -> 'river:resumable_step'))
+    ELSE p_metadata - '{river:resumable_step,river:resumable_cursor,dlq:version}'::text[]
+        || jsonb_strip_nulls(jsonb_build_object('river:resumable_step', p_of_job -> 'river:resumable_step',
+            'dlq:stage', p_of_job -> 'dlq:stage', 'dlq:version', p_of_job -> 'dlq:version'))
         || CASE WHEN p_of_job ? 'river:resumable_cursor' THEN jsonb_build_object('river:resumable_cursor',
             p_of_job -> 'river:resumable_cursor') ELSE '{}' END
         || CASE WHEN NOT p_of_job ? 'river:rescue_count' THEN '{}'
@@ -58,7 +68,8 @@ RETURN CASE
     END;
 COMMENT ON FUNCTION dlq.metadata_after IS
     'The metadata of an entry after one of its jobs has failed, its own (p_own) or a redelivery: '
-    'with that job''s checkpoint, and how often River''s rescuer ended its attempts.';
+    'with that job''s checkpoint and version, its stage if it reported one, and how often River''s rescuer ended its '
+    'attempts.';
 
 CREATE OR REPLACE FUNCTION dlq.count_rescues(p_metadata jsonb) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE

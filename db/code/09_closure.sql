@@ -83,28 +83,31 @@ COMMENT ON FUNCTION dlq.diff_runs IS
 -- The last outcomes are found by replay_run_entries_group, one probe for each group.
 CREATE OR REPLACE FUNCTION dlq.group_outcomes(p_queues text[], p_fingerprints text[])
 RETURNS TABLE (queue text, fingerprint text, since timestamptz, recovered bigint, failed bigint,
-    recovered_before bigint, failed_before bigint)
+    recovered_before bigint, failed_before bigint, version text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
-    SELECT g.queue, g.fingerprint, l.since, l.recovered, l.failed, l.recovered_before, l.failed_before
+    SELECT g.queue, g.fingerprint, l.since, l.recovered, l.failed, l.recovered_before, l.failed_before, l.version
     FROM unnest(p_queues, p_fingerprints) g (queue, fingerprint)
     CROSS JOIN LATERAL (
         SELECT min(o.ended_at) FILTER (WHERE o.last) AS since,
                count(*) FILTER (WHERE o.last AND o.outcome = 'succeeded') AS recovered,
                count(*) FILTER (WHERE o.last AND o.outcome = 'failed') AS failed,
                count(*) FILTER (WHERE NOT o.last AND o.outcome = 'succeeded') AS recovered_before,
-               count(*) FILTER (WHERE NOT o.last AND o.outcome = 'failed') AS failed_before
-        FROM (SELECT p.outcome, p.ended_at,
-                  p.run_id = first_value(p.run_id) OVER (ORDER BY p.ended_at DESC, p.run_id DESC) AS last
-              FROM (SELECT x.run_id, x.outcome, x.ended_at FROM dlq.replay_run_entries x
+               count(*) FILTER (WHERE NOT o.last AND o.outcome = 'failed') AS failed_before,
+               min(o.version) FILTER (WHERE o.last) AS version
+        FROM (SELECT p.outcome, p.ended_at, p.version, p.run_id = first_value(p.run_id) OVER latest
+                  AND p.version IS NOT DISTINCT FROM first_value(p.version) OVER latest AS last
+              FROM (SELECT x.run_id, x.outcome, x.ended_at, x.version FROM dlq.replay_run_entries x
                     WHERE x.queue = g.queue AND x.was = g.fingerprint AND x.outcome IN ('succeeded', 'failed')
                         AND EXISTS (SELECT FROM dlq.replay_runs r
                             WHERE r.id = x.run_id AND dlq.scope_within(r.scope, dlq.scope()))
-                    ORDER BY x.ended_at DESC LIMIT 100) p) o
+                    ORDER BY x.ended_at DESC LIMIT 100) p
+              WINDOW latest AS (ORDER BY p.ended_at DESC, p.run_id DESC)) o
         HAVING count(*) > 0) l
 $$;
 COMMENT ON FUNCTION dlq.group_outcomes IS
     'What became of the last 100 redeliveries of each of the given failure groups in replay runs: in the run with the '
-    'latest outcome, whose first outcome was at since, and in runs before. Groups without outcomes have no row.';
+    'latest outcome, with the version that made it (null if none was reported), whose first outcome was at since, and '
+    'before. Groups without outcomes have no row.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_result(p_run uuid) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

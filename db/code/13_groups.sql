@@ -233,7 +233,7 @@ BEGIN
     RETURN QUERY EXECUTE
         'WITH details AS (
              SELECT e.source,
-                    coalesce(e.error_context ->> ''version'', e.error_context ->> ''appVersion'', e.error_context ->> ''release'', e.metadata ->> ''version'', e.metadata ->> ''appVersion'', e.metadata ->> ''release'') AS version,
+                    coalesce(e.error_context ->> ''version'', e.error_context ->> ''appVersion'', e.error_context ->> ''release'', e.metadata ->> ''version'', e.metadata ->> ''appVersion'', e.metadata ->> ''release'', e.metadata ->> ''dlq:version'') AS version,
                     -- If the application sets no client id, River makes one of the host and the start time.
                     coalesce(e.error_context ->> ''host'', e.error_context ->> ''hostname'', e.metadata ->> ''host'', e.metadata ->> ''hostname'',
                              (SELECT CASE WHEN c.id ~ ''^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$''

@@ -16,7 +16,7 @@ COMMENT ON FUNCTION dlq.version_key IS
 
 CREATE OR REPLACE FUNCTION dlq.deployed_version(p_queue text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
-    SELECT d.version FROM dlq.deploys d WHERE d.queue IN (p_queue, '') ORDER BY d.last_at DESC, d.number DESC LIMIT 1
+    SELECT d.version FROM dlq.deploys d WHERE d.queue IN (p_queue, '') ORDER BY d.last_number DESC LIMIT 1
 $$;
 COMMENT ON FUNCTION dlq.deployed_version IS
     'The version that works a queue: the last that was reported for it or for all queues.';
@@ -55,6 +55,24 @@ COMMENT ON FUNCTION dlq.settle_fixes IS
     'Writes for the groups of a queue (empty: of all queues) that are fixed in a version whether a version with the '
     'fix runs, and since when.';
 
+CREATE OR REPLACE FUNCTION dlq.note_deploy(p_queue text, p_version text, p_actor text, p_note text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+BEGIN
+    -- A number, because a clock may be set back.
+    INSERT INTO dlq.deploys AS d (queue, version, actor, last_number)
+    VALUES (p_queue, p_version, dlq.actor(p_actor), (SELECT coalesce(max(o.last_number), 0) + 1 FROM dlq.deploys o))
+    ON CONFLICT (queue, version) DO UPDATE SET last_at = clock_timestamp(), actor = excluded.actor,
+        last_number = excluded.last_number;
+    DELETE FROM dlq.deploys d WHERE d.queue = p_queue AND d.version IN (
+        SELECT o.version FROM dlq.deploys o WHERE o.queue = p_queue ORDER BY o.last_number DESC OFFSET 1000);
+    PERFORM dlq.settle_fixes(p_queue);
+    PERFORM dlq.record_act(CASE p_queue WHEN '' THEN 'deploy' ELSE 'queue ' || p_queue END,
+        'deployed ' || p_version, p_actor, p_note, NULL);
+END
+$$;
+COMMENT ON FUNCTION dlq.note_deploy IS
+    'Writes that a version works a queue (empty: all queues). The caller holds the advisory lock of dlq.deploys.';
+
 CREATE OR REPLACE FUNCTION dlq.record_deploy(p_version text, p_queues text[] DEFAULT NULL,
     p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off AS $$
@@ -77,17 +95,11 @@ BEGIN
         IF v_queue <> '' AND NOT dlq.in_scope(v_queue, NULL, dlq.queue_scope()) THEN
             RAISE EXCEPTION 'deploy: one of the queues is not in your scope' USING ERRCODE = 'DLQ06';
         END IF;
-        INSERT INTO dlq.deploys AS d (queue, version, actor) VALUES (v_queue, p_version, dlq.actor(p_actor))
-        ON CONFLICT (queue, version) DO UPDATE SET last_at = clock_timestamp(), actor = excluded.actor;
-        DELETE FROM dlq.deploys d WHERE d.queue = v_queue AND d.version IN (
-            SELECT o.version FROM dlq.deploys o WHERE o.queue = v_queue ORDER BY o.last_at DESC OFFSET 1000);
+        PERFORM dlq.note_deploy(v_queue, p_version, p_actor, p_note);
         -- A caller who is limited to some queues may name any number that match a pattern.
         DELETE FROM dlq.deploys d WHERE dlq.queue_scope() IS NOT NULL AND (d.queue, d.version) IN (
             SELECT o.queue, o.version FROM dlq.deploys o WHERE o.actor = dlq.actor(p_actor)
-            ORDER BY o.last_at DESC, o.number DESC OFFSET 10000);
-        PERFORM dlq.settle_fixes(v_queue);
-        PERFORM dlq.record_act(CASE v_queue WHEN '' THEN 'deploy' ELSE 'queue ' || v_queue END,
-            'deployed ' || p_version, p_actor, p_note, NULL);
+            ORDER BY o.last_number DESC OFFSET 10000);
     END LOOP;
 END
 $$;
@@ -95,6 +107,48 @@ COMMENT ON FUNCTION dlq.record_deploy IS
     'Records that a version works these queues from now on (null: all queues), for failure groups that are fixed in a '
     'version. An earlier version again is a rollback. Of a queue, the last 1,000 versions are kept; of an actor who is '
     'limited to some queues, the last 10,000 reports.';
+
+-- learn_versions takes the versions that completed jobs report. While a deploy is under way, two versions report: it
+-- takes one only if it is alone among at least ten reports of its queue. A job that dlqd completed for a resolved
+-- entry reports nothing: no worker has worked it. A receiver may change its version with each answer: it is taken
+-- once in five minutes.
+CREATE OR REPLACE FUNCTION dlq.learn_versions() RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
+DECLARE
+    v_queue   text;
+    v_version text;
+    v_count   integer := 0;
+BEGIN
+    IF NOT EXISTS (SELECT FROM dlq.group_marks m WHERE m.fixed_in IS NOT NULL)
+        OR NOT pg_try_advisory_xact_lock(hashtextextended('dlq.deploys', 0)) THEN
+        RETURN 0;
+    END IF;
+    FOR v_queue, v_version IN
+        SELECT r.queue, min(r.version)
+        FROM (SELECT j.queue, dlq.reported_version(j.metadata) AS version
+              FROM (SELECT l.queue, l.metadata, l.attempt FROM river.river_job l
+                    WHERE l.state = 'completed' AND l.finalized_at > now() - interval '5 minutes'
+                        AND l.finalized_at <= now()
+                    ORDER BY l.finalized_at DESC LIMIT 1000) j
+              WHERE NOT dlq.is_superseded('completed', j.attempt, j.metadata)) r
+        WHERE r.version IS NOT NULL
+            AND EXISTS (SELECT FROM dlq.group_marks m WHERE m.queue = r.queue AND m.fixed_in IS NOT NULL)
+            AND NOT EXISTS (SELECT FROM dlq.deploys d WHERE d.queue = r.queue AND d.actor = 'capture'
+                AND d.last_at BETWEEN now() - interval '5 minutes' AND now())
+        GROUP BY r.queue HAVING count(*) >= 10 AND min(r.version) = max(r.version)
+            AND min(r.version) IS DISTINCT FROM dlq.deployed_version(r.queue)
+        ORDER BY r.queue
+    LOOP
+        PERFORM dlq.note_deploy(v_queue, v_version, 'capture', 'reported by completed jobs');
+        v_count := v_count + 1;
+    END LOOP;
+    RETURN v_count;
+END
+$$;
+COMMENT ON FUNCTION dlq.learn_versions IS
+    'Records the versions that work queues with a failure group that is fixed in a version, as at least ten of the last '
+    '1,000 jobs that completed within five minutes report them, all of the queue the same. Returns how many changed.';
 
 -- Of several processes, one starts the run: the others skip the locked row, and find it done later.
 CREATE OR REPLACE FUNCTION dlq.fixed_groups(p_queues text[], p_after text[], p_limit integer)

@@ -244,7 +244,7 @@ SELECT f.id::uuid AS id FROM dlq.find_ids(@filter::jsonb, @max_entries::integer,
 -- GroupOutcomes returns what became of the last redeliveries of failure groups in replay runs.
 SELECT o.queue::text AS queue, o.fingerprint::text AS fingerprint, o.since::timestamptz AS since,
     o.recovered::bigint AS recovered, o.failed::bigint AS failed, o.recovered_before::bigint AS recovered_before,
-    o.failed_before::bigint AS failed_before
+    o.failed_before::bigint AS failed_before, coalesce(o.version, '')::text AS version
 FROM dlq.group_outcomes(@queues::text[], @fingerprints::text[]) o;
 
 -- name: NeedsApproval :one
@@ -292,6 +292,24 @@ WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('inbox', 'open', 'failed')
 SELECT e.id::uuid AS id, e.queue::text AS queue, e.kind::text AS kind, e.due_at::timestamptz AS due_at,
     e.expires_at::text AS expires_at
 FROM dlq.expiries(@ids::uuid[]) e;
+
+-- name: HowFar :many
+-- HowFar counts entries by how far their last attempts came: the stage that a worker reported, and whether
+-- the receiver of a message answered. An attempt that reached no receiver counts as neither.
+SELECT a.what::text AS what, a.stage::text AS stage, count(*) AS entries
+FROM dlq.dead_letter_queue e
+CROSS JOIN LATERAL (
+    SELECT 'stage_reached' AS what, e.metadata ->> 'dlq:stage' AS stage
+    WHERE jsonb_typeof(e.metadata -> 'dlq:stage') = 'string'
+        AND e.metadata ->> 'dlq:stage' ~ '^[0-9A-Za-z][0-9A-Za-z ./:_-]{0,99}$'
+    UNION ALL
+    SELECT 'answered', '' WHERE e.job_kind = 'dlqd_message' AND e.error_context ?| '{status,grpcStatus}'
+    UNION ALL
+    SELECT 'no_answer', '' WHERE e.job_kind = 'dlqd_message' AND (e.error_context ?| '{status,grpcStatus}') IS NOT TRUE
+        AND e.error_type IN ('TIMEOUT_ERROR', 'CONNECTION_RESET', 'CONNECTION_ERROR')) a
+WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('inbox', 'open', 'failed')
+    AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(@ids::uuid[]))
+GROUP BY 1, 2 ORDER BY 3 DESC, 2 LIMIT 10;
 
 -- name: BeforeReplay :many
 -- BeforeReplay returns what is known of entries before a replay. seconds is -1 if it is not known how long the last
@@ -508,6 +526,9 @@ SELECT CASE @verb::text
 
 -- name: SetReplayRate :exec
 SELECT dlq.replay_set_rate(@id::uuid, nullif(@rate::float8, 0), @actor::text);
+
+-- name: LearnVersions :exec
+SELECT dlq.learn_versions();
 
 -- name: FixedGroups :many
 -- FixedGroups returns groups whose fix runs, for which the policy has started no replay run yet.

@@ -113,6 +113,9 @@ func newDeadLetterPage(in *request, detail *api.EntryDetail) *deadLetterPage {
 	if l.Checkpoint != nil && slices.Contains(movesFrom("replay"), l.Status) {
 		l.Sentence += " When redelivered, it " + l.Checkpoint.String() + "."
 	}
+	if l.StageReached != "" {
+		l.Sentence += " It had reached stage " + l.StageReached + "."
+	}
 	l.Attempts = attemptsOf(&detail.Entry)
 	l.Actions = verbsOf(detail.Status, missingRole(in.me(), access.Operator))
 	if detail.ErrorStackTrace != nil {

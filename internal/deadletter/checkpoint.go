@@ -3,8 +3,11 @@ package deadletter
 import (
 	"encoding/json"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/dlqd/dlqd/internal/riverdlq"
 )
 
 // Ways in which a replay treats a checkpoint.
@@ -37,6 +40,24 @@ func CheckpointOf(metadata json.RawMessage) *Checkpoint {
 		return nil
 	}
 	return &c
+}
+
+// reported matches the names that dlqd takes from metadata, which any client of River can write: those that
+// [riverdlq.Stage] and [riverdlq.Middleware.Version] allow.
+var reported = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z ./:+_-]{0,99}$`)
+
+// StageOf returns the last stage that a worker of the job reported, in the job's metadata; "" if there is none.
+func StageOf(metadata json.RawMessage) string { return reportedOf(metadata, riverdlq.StageKey) }
+
+// VersionOf returns the version that worked the job last, as its worker or its destination reported it; "" if none did.
+func VersionOf(metadata json.RawMessage) string { return reportedOf(metadata, riverdlq.VersionKey) }
+
+func reportedOf(metadata json.RawMessage, key string) (name string) {
+	var values map[string]json.RawMessage
+	if json.Unmarshal(metadata, &values) != nil || json.Unmarshal(values[key], &name) != nil || !reported.MatchString(name) {
+		return ""
+	}
+	return name
 }
 
 // String describes where a job with the checkpoint continues.

@@ -12,7 +12,7 @@ import (
 // markers are the keys that dlqd writes into the metadata of River's jobs.
 var markers = []string{
 	"dlq:entry_id", "dlq:run_id", "dlq:replay", "dlq:trace", "dlq:destination", "dlq:held", "dlq:error",
-	"dlq:attempts", "dlq:logical_failure", "dlq:done_by", "dlq:done",
+	"dlq:attempts", "dlq:stage", "dlq:version", "dlq:logical_failure", "dlq:done_by", "dlq:done",
 }
 
 // Left is something that a detach leaves behind, and how to remove it.

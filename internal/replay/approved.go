@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 )
 
 // maxForecastChange is the relative change of a figure since the request for approval above which a run shows it.
@@ -77,7 +78,7 @@ func changesSince(before, now *Forecast) []ForecastChange {
 func estimatesOf(f *Forecast) map[string]Estimate {
 	estimates := map[string]Estimate{}
 	for _, e := range f.Estimates {
-		estimates[e.What] = e
+		estimates[strings.TrimSpace(e.What+" "+e.Stage)] = e
 	}
 	return estimates
 }

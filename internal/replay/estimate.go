@@ -38,6 +38,9 @@ const (
 	estimateRanUnknown = "ran_not_known"
 	estimateRepeated   = "repeated"
 	estimateStepsDone  = "steps_done"
+	estimateStage      = "stage_reached"
+	estimateAnswered   = "answered"
+	estimateNoAnswer   = "no_answer"
 	// Who goes, who does not, and whom an operator has. What is skipped has the identifier of its reason.
 	estimateGoes     = "goes"
 	estimateSkipped  = "skipped_"
@@ -60,7 +63,8 @@ const (
 
 // Estimate is a number of entries, estimated from a sample.
 type Estimate struct {
-	What    string `json:"what" enum:"goes,skipped_stale,skipped_superseded,skipped_held,live_job,behind,assigned,parked,in_review,stale,superseded,superseded_not_known,other_run,patch_fails,ran_long,ran_not_known,repeated,steps_done" doc:"What is counted. goes: the run sends it, if nothing changes and the patch applies. skipped_stale, skipped_superseded: the run skips it as out of date, or because a later job has done the work. skipped_held: the policy starts the run, and an operator has the entry. live_job: skipped unless force, because another job has its unique key. behind: another message of its ordering key is before it, so that it goes only after that one's success. assigned, parked, in_review: an operator has it; it goes all the same. stale: the work is out of date. superseded: a later job has done the work. superseded_not_known: whether one has is not known. other_run: another replay run has not sent the entry yet, or holds it. patch_fails: the patch does not apply. ran_long: its last attempt ran for more than 5 s. ran_not_known: it is not known how long its last attempt ran. repeated: it was attempted more than once, redeliveries included. steps_done: its resumable job has completed a step."`
+	What    string `json:"what" enum:"goes,skipped_stale,skipped_superseded,skipped_held,live_job,behind,assigned,parked,in_review,stale,superseded,superseded_not_known,other_run,patch_fails,ran_long,ran_not_known,repeated,steps_done,stage_reached,answered,no_answer" doc:"What is counted. goes: the run sends it, if nothing changes and the patch applies. skipped_stale, skipped_superseded: the run skips it as out of date, or because a later job has done the work. skipped_held: the policy starts the run, and an operator has the entry. live_job: skipped unless force, because another job has its unique key. behind: another message of its ordering key is before it, so that it goes only after that one's success. assigned, parked, in_review: an operator has it; it goes all the same. stale: the work is out of date. superseded: a later job has done the work. superseded_not_known: whether one has is not known. other_run: another replay run has not sent the entry yet, or holds it. patch_fails: the patch does not apply. ran_long: its last attempt ran for more than 5 s. ran_not_known: it is not known how long its last attempt ran. repeated: it was attempted more than once, redeliveries included. steps_done: its resumable job has completed a step. stage_reached: a worker reported the stage. answered: the receiver answered its last attempt, with an error. no_answer: none came, and the receiver may have done the work."`
+	Stage   string `json:"stage,omitempty" doc:"Of stage_reached: the stage."`
 	Entries int64  `json:"entries" doc:"Estimated number of entries."`
 	Low     int64  `json:"low" doc:"Lower end of the 95 % interval (Clopper-Pearson)."`
 	High    int64  `json:"high" doc:"Upper end of the 95 % interval."`
@@ -82,6 +86,8 @@ var estimateWords = map[string]string{
 	estimateRanUnknown:                 "it is not known how long the last attempt ran",
 	estimateRepeated:                   "attempted more than once",
 	estimateStepsDone:                  "completed a step of their resumable jobs",
+	estimateAnswered:                   "answered by the receiver, with an error",
+	estimateNoAnswer:                   "no answer came from the receiver: it may have done the work",
 	estimateGoes:                       "go",
 	estimateSkipped + reasonStale:      "skipped, because their work is out of date",
 	estimateSkipped + reasonSuperseded: "skipped, because a later job has done their work",
@@ -97,6 +103,9 @@ var estimateWords = map[string]string{
 // Text describes the estimate, of total entries.
 func (e Estimate) Text(total int64) string {
 	of := estimateWords[e.What]
+	if e.What == estimateStage {
+		of = "had reached stage " + e.Stage
+	}
 	if e.Exact(total) {
 		return fmt.Sprintf("%d: %s", e.Entries, of)
 	}
@@ -216,6 +225,14 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 		if counts[what] > 0 || always {
 			add(what, counts[what], len(ids))
 		}
+	}
+	far, err := tx.HowFar(ctx, ids)
+	if err != nil {
+		return err
+	}
+	for i := range far {
+		add(far[i].What, int(far[i].Entries), len(ids))
+		p.Estimates[len(p.Estimates)-1].Stage = far[i].Stage
 	}
 	if err := r.addEnding(ctx, tx, in, seconds, p); err != nil {
 		return err

@@ -41,18 +41,19 @@ type GroupExpectation struct {
 	Queue           string    `json:"queue" doc:"Queue of the group."`
 	Fingerprint     string    `json:"fingerprint" doc:"The failure group."`
 	Entries         int64     `json:"entries" doc:"Number of its entries."`
-	Since           time.Time `json:"since" doc:"Time of the first outcome in the last run that redelivered entries of the group."`
-	Recovered       int64     `json:"recovered" doc:"Number of entries that recovered in that run."`
-	Failed          int64     `json:"failed" doc:"Number of entries that failed in that run."`
-	RecoveredBefore int64     `json:"recoveredBefore" doc:"Number of entries that recovered in runs before."`
-	FailedBefore    int64     `json:"failedBefore" doc:"Number of entries that failed in runs before."`
+	Version         string    `json:"version,omitempty" doc:"Version with which these outcomes were made: that of the latest one, as its worker or destination reported it."`
+	Since           time.Time `json:"since" doc:"Time of the first outcome of the last run that redelivered entries of the group, with its last version."`
+	Recovered       int64     `json:"recovered" doc:"Number of entries that recovered in that run, with that version."`
+	Failed          int64     `json:"failed" doc:"Number of entries that failed in that run, with that version."`
+	RecoveredBefore int64     `json:"recoveredBefore" doc:"Number of entries that recovered before."`
+	FailedBefore    int64     `json:"failedBefore" doc:"Number of entries that failed before."`
 	Recover         int64     `json:"recover" doc:"Expected number of its entries that recover."`
 	Low             int64     `json:"low" doc:"Lower end of its 80 % interval."`
 	High            int64     `json:"high" doc:"Upper end of its 80 % interval."`
 }
 
 // prediction returns the mean and the variance of the number of entries that recover (beta-binomial, with Jeffreys'
-// prior). It takes the outcomes of the last run, because a repair or a new fault makes earlier ones out of date.
+// prior). It takes the outcomes of the last run and version, because a repair or a new fault makes earlier ones out of date.
 func (g *GroupExpectation) prediction() (mean, variance float64) {
 	recovered, failed := g.Recovered, g.Failed
 	if recovered+failed < fewOutcomes {
@@ -64,12 +65,15 @@ func (g *GroupExpectation) prediction() (mean, variance float64) {
 
 // Text describes the expectation.
 func (g *GroupExpectation) Text() string {
-	before := ""
+	before, with := "", ""
+	if g.Version != "" {
+		with = " with " + g.Version
+	}
 	if n := g.RecoveredBefore + g.FailedBefore; n > 0 {
 		before = fmt.Sprintf(", %d of %d before", g.RecoveredBefore, n)
 	}
-	return fmt.Sprintf("%s in %s: %d of %d recovered since %s%s; of %d, about %d (%d to %d) will", g.Fingerprint, g.Queue,
-		g.Recovered, g.Recovered+g.Failed, g.Since.UTC().Format("2006-01-02 15:04 UTC"), before, g.Entries, g.Recover, g.Low,
+	return fmt.Sprintf("%s in %s: %d of %d recovered%s since %s%s; of %d, about %d (%d to %d) will", g.Fingerprint, g.Queue,
+		g.Recovered, g.Recovered+g.Failed, with, g.Since.UTC().Format("2006-01-02 15:04 UTC"), before, g.Entries, g.Recover, g.Low,
 		g.High)
 }
 
@@ -142,7 +146,7 @@ func expect(ctx context.Context, tx transaction, cells []dbsqlc.CountGroupsRow) 
 		g := GroupExpectation{
 			Queue: row.Queue, Fingerprint: row.Fingerprint, Entries: entries[key{row.Queue, row.Fingerprint}],
 			Since: row.Since, Recovered: row.Recovered, Failed: row.Failed, RecoveredBefore: row.RecoveredBefore,
-			FailedBefore: row.FailedBefore,
+			FailedBefore: row.FailedBefore, Version: row.Version,
 		}
 		m, v := g.prediction()
 		g.Recover = int64(math.Round(m))

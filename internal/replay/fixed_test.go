@@ -336,3 +336,136 @@ func TestVersions_AreOrdered(t *testing.T) {
 		require.Equal(t, c.has, b.count("SELECT dlq.has_fix('a', $1, $2)::integer", c.version, c.fixedIn) == 1, c)
 	}
 }
+
+// completeReporting makes n jobs of a queue complete with metadata.
+func (b *bundle) completeReporting(n int, queue, metadata string) {
+	b.Helper()
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, finalized_at, metadata)
+		SELECT 'order.other', '{}', $1, 5, 1, 'completed', now(), $2 FROM generate_series(1, $3) i`, queue, metadata, n)
+}
+
+// Workers report their version with the jobs that they complete: no report of a deploy is needed.
+func TestFixes_LearnVersionsFromJobs(t *testing.T) {
+	t.Parallel()
+	b := setupFixes(t)
+	running := func() (version string) {
+		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT coalesce(dlq.deployed_version('a'), '')").Scan(&version))
+		return version
+	}
+	b.die(8, "a", fixedGroup, "order.paid", "bug")
+	b.completeReporting(20, "a", `{"dlq:version": "4.1.9"}`)
+	b.look(1)
+	require.Empty(t, running(), "no group is fixed in a version: nothing is read")
+
+	b.fixedIn("a", fixedGroup, "4.2")
+	b.completeReporting(20, "b", `{"dlq:version": "4.2.0"}`)
+	b.look(1)
+	require.Equal(t, "4.1.9", running(), "versions of other queues say nothing")
+	b.completeReporting(20, "a", `{"dlq:version": "4.2.0"}`)
+	b.look(1)
+	require.Equal(t, "4.1.9", running(), "a deploy is under way")
+
+	b.exec("UPDATE river_job SET finalized_at = now() - interval '6 minutes' WHERE metadata ->> 'dlq:version' = '4.1.9'")
+	b.look(1)
+	require.Equal(t, "4.1.9", running(), "a version is taken once in five minutes")
+	b.exec("UPDATE dlq.deploys SET last_at = now() - interval '6 minutes'")
+	b.completeReporting(20, "a", `{"dlq:version": "4.3; DROP TABLE"}`)
+	b.completeReporting(20, "a", `{"dlq:version": {"n": 4}}`)
+	b.completeReporting(20, "a", `{"dlq:version": "4.1.0", "dlq:done": {"attempt": 1}}`)
+	b.look(4)
+	require.Equal(t, "4.2.0", running(), "what is no version, and what no worker worked, says nothing")
+	require.Equal(t, 1, b.runs())
+	require.Equal(t, 2, b.count("SELECT count(*)::integer FROM dlq.acts WHERE subject = 'queue a' AND act LIKE 'deployed %'"),
+		"once for each version")
+
+	b.exec("UPDATE river_job SET finalized_at = now() - interval '6 minutes' WHERE state = 'completed'")
+	b.exec("UPDATE dlq.deploys SET last_at = now() - interval '6 minutes'")
+	b.completeReporting(9, "a", `{"dlq:version": "4.1.9"}`)
+	b.look(1)
+	require.Equal(t, "4.2.0", running(), "nine jobs are too few")
+	b.completeReporting(1, "a", `{"dlq:version": "4.1.9"}`)
+	b.look(1)
+	require.Equal(t, "4.1.9", running(), "a rollback")
+}
+
+// The order of reports decides which version runs, not the clock.
+func TestDeploys_DoNotFollowTheClock(t *testing.T) {
+	t.Parallel()
+	b := setupFixes(t)
+	b.deploy("4.1.9")
+	b.exec("UPDATE dlq.deploys SET last_at = now() + interval '1 hour'") // the clock was set back since
+	b.deploy("4.2.0")
+	var version string
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT dlq.deployed_version('a')").Scan(&version))
+	require.Equal(t, "4.2.0", version)
+}
+
+// A preview tells the outcomes with the last version from earlier ones.
+func TestPreview_SaysWhatToExpectByVersion(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(16, "a", "TIMEOUT_ERROR")
+	b.exec("UPDATE dlq.dead_letter_queue SET fingerprint = 'f'")
+	run := b.start(replay.Request{All: true, BatchSize: 16})
+	b.turn()
+	b.exec(`UPDATE river_job SET metadata = metadata || '{"dlq:version": "4.1"}' WHERE state = 'available'`)
+	b.endJobs("discarded", 7)
+	b.turn()
+	b.exec(`UPDATE river_job SET metadata = metadata || '{"dlq:version": "4.2"}' WHERE state = 'available'`)
+	b.endJobs("completed", 9)
+	b.turn()
+	require.EqualValues(t, 16, b.get(run).Replayed)
+	b.exec("UPDATE dlq.dead_letter_queue SET fingerprint = 'f' WHERE status = 'dlq_pending'")
+	preview, err := b.replayer.Preview(t.Context(), withDefaults(replay.Request{All: true}))
+	require.NoError(t, err)
+	require.Len(t, preview.Expect.Groups, 1)
+	g := preview.Expect.Groups[0]
+	require.Equal(t, []any{"4.2", int64(9), int64(0), int64(0), int64(7)},
+		[]any{g.Version, g.Recovered, g.Failed, g.RecoveredBefore, g.FailedBefore})
+	require.Contains(t, g.Text(), "9 of 9 recovered with 4.2 since ")
+	require.Contains(t, g.Text(), ", 0 of 7 before; of 7, about ")
+	require.Equal(t, 7, b.count(`SELECT count(*)::integer FROM dlq.dead_letter_queue
+		WHERE metadata ->> 'dlq:version' = '4.1' AND status = 'dlq_pending'`))
+}
+
+// A preview says how far the work came: by what a worker reported, and whether a receiver answered.
+func TestPreview_SaysHowFarTheWorkCame(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(6, "a", "TIMEOUT_ERROR")
+	b.exec(`UPDATE dlq.dead_letter_queue SET metadata = metadata || CASE original_event ->> 'n'
+			WHEN '1' THEN '{"dlq:stage": "charged"}' WHEN '2' THEN '{"dlq:stage": "charged"}'
+			WHEN '3' THEN '{"dlq:stage": "card 4111\u003b"}' ELSE '{}' END::jsonb,
+		job_kind = CASE WHEN original_event ->> 'n' IN ('4', '5', '6') THEN 'dlqd_message' ELSE job_kind END,
+		error_context = CASE WHEN original_event ->> 'n' IN ('5', '6') THEN '{"status": 500}'::jsonb END`)
+	preview, err := b.replayer.Preview(t.Context(), withDefaults(replay.Request{All: true}))
+	require.NoError(t, err)
+	var texts []string
+	for _, e := range preview.Estimates {
+		if e.Entries > 0 {
+			texts = append(texts, e.Text(preview.Total))
+		}
+	}
+	require.Subset(t, texts, []string{
+		"2: had reached stage charged", "2: answered by the receiver, with an error",
+		"1: no answer came from the receiver: it may have done the work",
+	})
+	require.NotContains(t, fmt.Sprint(texts), "4111", "a text that is no name of a stage")
+}
+
+// The stage and the version of an entry are those of its redeliveries, which do not take them from it.
+func TestRedelivery_ReportsItsOwnStage(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(1, "a", "TIMEOUT_ERROR")
+	b.exec(`UPDATE dlq.dead_letter_queue SET metadata = metadata || '{"dlq:stage": "reserved", "dlq:version": "4.1"}'`)
+	b.start(replay.Request{All: true})
+	b.turn()
+	require.Zero(t, b.count(`SELECT count(*)::integer FROM river_job
+		WHERE state = 'available' AND metadata ?| '{dlq:stage,dlq:version}'`))
+	b.exec(`UPDATE river_job SET metadata = metadata || '{"dlq:stage": "charged"}' WHERE state = 'available'`)
+	b.endJobs("discarded", 1)
+	b.turn()
+	require.Equal(t, 1, b.count(`SELECT count(*)::integer FROM dlq.dead_letter_queue
+		WHERE metadata ->> 'dlq:stage' = 'charged' AND NOT metadata ? 'dlq:version'`))
+}
