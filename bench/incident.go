@@ -139,19 +139,65 @@ type incident struct {
 func incidentBench(b *bench, scale float64) error {
 	fmt.Printf("The operator asks for %d/s. The weak destination takes %d requests a second, and then fails for %s.\n\n",
 		askedRate, weakLimit, weakOutage)
+	verdicts := verdicts{}
 	for round := range b.rounds {
 		sizes := incidentSizes(uint64(round), int(20_000*scale))
 		b.newTable("seed", "replay", "dead letters", "recovered", "in", "wasted: data", "weak", "superseded", "stale",
 			"peak/s at weak", "live failed", "groups held or stopped", "acts of the operator")
 		for _, progressive := range []bool{false, true} {
+			if round > 0 && !progressive {
+				continue // the other shapes ask whether the decisions are right
+			}
 			i, err := b.incident(sizes, progressive)
 			if err != nil {
 				return err
 			}
 			i.print(round, progressive)
+			if progressive && round > 0 {
+				verdicts.add(i)
+			}
 		}
 	}
+	verdicts.print(b)
 	return nil
+}
+
+// verdicts counts, by cause, the groups whose progressive replay took a decision, and the right ones.
+type verdicts map[string]*struct{ right, wrong int }
+
+// add judges the decisions of an incident. It is right that messages that never work are held or stopped, that the weak
+// destination is held or stopped if it refused one of the run's requests, and that every other group goes.
+func (v verdicts) add(i *incident) {
+	i.plant.mu.Lock()
+	defer i.plant.mu.Unlock()
+	for _, cause := range causes {
+		want, state := "go", i.decided[cause]
+		switch {
+		case i.sizes[cause] == 0:
+			continue
+		case cause == causeData, cause == causeWeak && i.plant.wasted[causeWeak] > 0:
+			want = "hold or stop"
+		}
+		of := cause + ": " + want
+		if v[of] == nil {
+			v[of] = &struct{ right, wrong int }{}
+		}
+		if (state != "") == (want != "go") {
+			v[of].right++
+		} else {
+			v[of].wrong++
+		}
+	}
+}
+
+func (v verdicts) print(b *bench) {
+	if len(v) == 0 {
+		return
+	}
+	b.newTable("group of the seeds above 0", "right", "wrong")
+	for _, of := range slices.Sorted(maps.Keys(v)) {
+		b.row(of, v[of].right, v[of].wrong)
+	}
 }
 
 // incidentSizes returns the number of messages of each cause. The first seed is the shape that docs/replay.md shows.
@@ -338,6 +384,12 @@ func (i *incident) operate(progressive bool) error {
 			}
 			verb := "end"
 			if g.ErrorType != causeData && g.ErrorType != "" {
+				// An operator waits for the destination before the group goes on.
+				if open, err := i.isBreakerOpen(); err != nil {
+					return err
+				} else if open {
+					continue
+				}
 				verb = "go-on"
 				if !careful {
 					careful = true
@@ -358,6 +410,20 @@ func (i *incident) operate(progressive bool) error {
 	}
 	i.complete = true
 	return nil
+}
+
+// isBreakerOpen reports whether the weak destination's circuit breaker lets not all deliveries through.
+func (i *incident) isBreakerOpen() (bool, error) {
+	var list struct {
+		Breakers []struct{ Name, State string }
+	}
+	err := i.call(http.MethodGet, "/api/circuit-breakers", "", &list)
+	for _, b := range list.Breakers {
+		if b.Name == "destination:bank" && b.State != "closed" {
+			return true, err
+		}
+	}
+	return false, err
 }
 
 func (i *incident) total() (n int) {
