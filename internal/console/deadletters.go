@@ -180,7 +180,8 @@ func bulkVerbs() []bulkVerb {
 	return []bulkVerb{
 		{
 			"replay", "Replay", "redelivers them at a limited rate, and stops if too many fail again",
-			[]deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed}, false,
+			[]deadletter.Status{deadletter.Pending, deadletter.Manual, deadletter.Failed},
+			false,
 		},
 		{"assign", "Assign", "assigns them to a user", anyStatus, false},
 		{"tag", "Tag", "adds tags", anyStatus, false},

@@ -64,12 +64,14 @@ func TestReceiver_CompilesInEachLanguage(t *testing.T) {
 		{
 			"typescript", "receive.ts", "type Work = (db: PoolClient, payload: unknown) => Promise<void>;\n" +
 				"interface PoolClient { query(sql: string, values?: unknown[]): Promise<{ rowCount: number | null }> }\n",
-			"", []string{"tsc", "--strict", "--noEmit", "--target", "es2022"},
+			"",
+			[]string{"tsc", "--strict", "--noEmit", "--target", "es2022"},
 		},
 		{
 			"java", "Receive.java", "import java.sql.Connection;\nclass Receive {\n" +
 				"interface Work { void run(Connection db, byte[] payload) throws Exception; }\n",
-			"}\n", []string{"javac", "-Xlint:all", "-Werror"},
+			"}\n",
+			[]string{"javac", "-Xlint:all", "-Werror"},
 		},
 		{"ruby", "receive.rb", "", "", []string{"ruby", "-wc"}},
 	} {

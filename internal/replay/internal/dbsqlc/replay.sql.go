@@ -59,6 +59,60 @@ func (q *Queries) BackBeforeLookup(ctx context.Context) error {
 	return err
 }
 
+const BeforeReplay = `-- name: BeforeReplay :many
+SELECT b.entry_id::uuid AS entry_id, coalesce(b.seconds, -1)::float8 AS seconds, b.attempts::bigint AS attempts,
+    b.checkpoint::boolean AS checkpoint, b.other_run::boolean AS other_run, b.live_job::boolean AS live_job,
+    b.behind::boolean AS behind, b.assigned_to::text AS assigned_to, b.parked_by::text AS parked_by,
+    b.in_review::text AS in_review
+FROM dlq.before_replay($1::uuid[]) b
+`
+
+type BeforeReplayRow struct {
+	EntryID    uuid.UUID
+	Seconds    float64
+	Attempts   int64
+	Checkpoint bool
+	OtherRun   bool
+	LiveJob    bool
+	Behind     bool
+	AssignedTo string
+	ParkedBy   string
+	InReview   string
+}
+
+// BeforeReplay returns what is known of entries before a replay. seconds is -1 if it is not known how long the last
+// attempt ran.
+func (q *Queries) BeforeReplay(ctx context.Context, ids []uuid.UUID) ([]BeforeReplayRow, error) {
+	rows, err := q.db.Query(ctx, BeforeReplay, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []BeforeReplayRow{}
+	for rows.Next() {
+		var i BeforeReplayRow
+		if err := rows.Scan(
+			&i.EntryID,
+			&i.Seconds,
+			&i.Attempts,
+			&i.Checkpoint,
+			&i.OtherRun,
+			&i.LiveJob,
+			&i.Behind,
+			&i.AssignedTo,
+			&i.ParkedBy,
+			&i.InReview,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const Calibration = `-- name: Calibration :many
 SELECT c.run_id::uuid AS run_id, c.queue::text AS queue, c.fingerprint::text AS fingerprint,
     c.entries::bigint AS entries, c.recover::bigint AS recover, c.low::bigint AS low, c.high::bigint AS high,
@@ -415,6 +469,48 @@ func (q *Queries) Expiries(ctx context.Context, ids []uuid.UUID) ([]ExpiriesRow,
 	return items, nil
 }
 
+const FigureCalibration = `-- name: FigureCalibration :many
+SELECT c.what::text AS what, c.runs::bigint AS runs, c.held::bigint AS held, c.forecast::float8 AS forecast,
+    c.actual::float8 AS actual, c.off::float8 AS off
+FROM dlq.replay_figure_calibration() c
+`
+
+type FigureCalibrationRow struct {
+	What     string
+	Runs     int64
+	Held     int64
+	Forecast float64
+	Actual   float64
+	Off      float64
+}
+
+func (q *Queries) FigureCalibration(ctx context.Context) ([]FigureCalibrationRow, error) {
+	rows, err := q.db.Query(ctx, FigureCalibration)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []FigureCalibrationRow{}
+	for rows.Next() {
+		var i FigureCalibrationRow
+		if err := rows.Scan(
+			&i.What,
+			&i.Runs,
+			&i.Held,
+			&i.Forecast,
+			&i.Actual,
+			&i.Off,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const FindIDs = `-- name: FindIDs :many
 SELECT f.id::uuid AS id FROM dlq.find_ids($1::jsonb, $2::integer, NULL, $3::boolean) f (id)
 `
@@ -673,22 +769,6 @@ func (q *Queries) HowFar(ctx context.Context, ids []uuid.UUID) ([]HowFarRow, err
 	return items, nil
 }
 
-const InRuns = `-- name: InRuns :one
-SELECT count(DISTINCT e.entry_id)
-FROM dlq.replay_runs r
-JOIN dlq.replay_run_entries e ON e.run_id = r.id AND e.entry_id = ANY ($1::uuid[])
-    AND (e.outcome IS NULL AND e.job_id IS NULL OR r.progressive AND e.outcome = 'failed')
-WHERE r.unsettled AND r.status IN ('running', 'paused', 'stopped')
-`
-
-// InRuns counts the entries that a run has not sent yet, or holds because they failed in it.
-func (q *Queries) InRuns(ctx context.Context, ids []uuid.UUID) (int64, error) {
-	row := q.db.QueryRow(ctx, InRuns, ids)
-	var count int64
-	err := row.Scan(&count)
-	return count, err
-}
-
 const IsMasked = `-- name: IsMasked :one
 SELECT (dlq.mask(false) IS NOT NULL)::boolean AS masked
 `
@@ -788,7 +868,7 @@ func (q *Queries) LockProgressive(ctx context.Context, id uuid.UUID) (LockProgre
 const LockReplay = `-- name: LockReplay :one
 SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch,
        coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor, r.progressive,
-       r.skip_stale, r.skip_superseded, r.for_fix,
+       r.skip_stale, r.skip_superseded, coalesce(r.skips, '{}')::jsonb AS skips, r.for_fix,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id
            AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
@@ -814,6 +894,7 @@ type LockReplayRow struct {
 	Progressive    bool
 	SkipStale      bool
 	SkipSuperseded bool
+	Skips          json.RawMessage
 	ForFix         bool
 	Ended          int64
 	Failed         int64
@@ -840,6 +921,7 @@ func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, 
 		&i.Progressive,
 		&i.SkipStale,
 		&i.SkipSuperseded,
+		&i.Skips,
 		&i.ForFix,
 		&i.Ended,
 		&i.Failed,
@@ -1034,44 +1116,75 @@ func (q *Queries) NextRescued(ctx context.Context, arg NextRescuedParams) ([]uui
 	return items, nil
 }
 
-const RanBefore = `-- name: RanBefore :one
-SELECT count(*) FILTER (WHERE a.seconds > $1::integer) AS ran_long,
-    count(*) FILTER (WHERE a.seconds IS NULL) AS ran_not_known,
-    count(*) FILTER (WHERE a.attempts > 1) AS repeated, count(*) FILTER (WHERE a.checkpoint) AS steps_done
-FROM (SELECT CASE jsonb_typeof(l.last -> 'processingDuration') WHEN 'number'
-          THEN (l.last ->> 'processingDuration')::numeric END AS seconds, -- any client can write 1e400
-          e.retry_count + jsonb_array_length(e.replay_attempts) AS attempts,
-          dlq.has_checkpoint(e.metadata) AS checkpoint
-      FROM dlq.dead_letter_queue e CROSS JOIN LATERAL (
-          SELECT coalesce(e.replay_attempts -> -1, e.retry_history -> -1) AS last) l
-      WHERE e.id = ANY ($2::uuid[]) AND e.stage IN ('inbox', 'open', 'failed')
-          AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since($2::uuid[]))) a
+const Places = `-- name: Places :many
+SELECT e.id, e.queue, e.kind FROM dlq.dead_letter_queue e
+WHERE e.id = ANY ($1::uuid[]) AND e.stage IN ('inbox', 'open', 'failed')
+    AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since($1::uuid[]))
 `
 
-type RanBeforeParams struct {
-	LongSeconds int32
-	Ids         []uuid.UUID
+type PlacesRow struct {
+	ID    uuid.UUID
+	Queue string
+	Kind  string
 }
 
-type RanBeforeRow struct {
-	RanLong     int64
-	RanNotKnown int64
-	Repeated    int64
-	StepsDone   int64
+func (q *Queries) Places(ctx context.Context, ids []uuid.UUID) ([]PlacesRow, error) {
+	rows, err := q.db.Query(ctx, Places, ids)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []PlacesRow{}
+	for rows.Next() {
+		var i PlacesRow
+		if err := rows.Scan(&i.ID, &i.Queue, &i.Kind); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
-// RanBefore counts entries by what they may have done before they failed. Their last attempt is that of
-// the last redelivery, or else of the job. Errors of rescued jobs have no duration.
-func (q *Queries) RanBefore(ctx context.Context, arg RanBeforeParams) (RanBeforeRow, error) {
-	row := q.db.QueryRow(ctx, RanBefore, arg.LongSeconds, arg.Ids)
-	var i RanBeforeRow
-	err := row.Scan(
-		&i.RanLong,
-		&i.RanNotKnown,
-		&i.Repeated,
-		&i.StepsDone,
-	)
-	return i, err
+const RecordOrigins = `-- name: RecordOrigins :many
+SELECT o.queue::text AS queue, o.topic::text AS topic, coalesce(o.original_topic, '')::text AS original_topic,
+    coalesce(o.consumer_group, '')::text AS consumer_group
+FROM dlq.record_origins($1::jsonb) o
+`
+
+type RecordOriginsRow struct {
+	Queue         string
+	Topic         string
+	OriginalTopic string
+	ConsumerGroup string
+}
+
+// RecordOrigins returns where the records of a filter's entries failed, up to 1,000 places. What is not known is empty.
+func (q *Queries) RecordOrigins(ctx context.Context, filter json.RawMessage) ([]RecordOriginsRow, error) {
+	rows, err := q.db.Query(ctx, RecordOrigins, filter)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []RecordOriginsRow{}
+	for rows.Next() {
+		var i RecordOriginsRow
+		if err := rows.Scan(
+			&i.Queue,
+			&i.Topic,
+			&i.OriginalTopic,
+			&i.ConsumerGroup,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const ReleaseFailed = `-- name: ReleaseFailed :many
@@ -1129,6 +1242,42 @@ func (q *Queries) ReleaseFailed(ctx context.Context, arg ReleaseFailedParams) ([
 		return nil, err
 	}
 	return items, nil
+}
+
+const ReplayEnds = `-- name: ReplayEnds :one
+SELECT coalesce(e.earliest, 0)::float8 AS earliest, coalesce(e.latest, 0)::float8 AS latest,
+    coalesce(e.not_known, '')::text AS not_known
+FROM dlq.replay_ends($1::bigint, $2::float8[], $3::float8, $4::float8,
+    nullif($5::float8, 0), $6::boolean) e
+`
+
+type ReplayEndsParams struct {
+	Entries     int64
+	Seconds     []float64
+	Rate        float64
+	Concurrency float64
+	Workers     float64
+	Progressive bool
+}
+
+type ReplayEndsRow struct {
+	Earliest float64
+	Latest   float64
+	NotKnown string
+}
+
+func (q *Queries) ReplayEnds(ctx context.Context, arg ReplayEndsParams) (ReplayEndsRow, error) {
+	row := q.db.QueryRow(ctx, ReplayEnds,
+		arg.Entries,
+		arg.Seconds,
+		arg.Rate,
+		arg.Concurrency,
+		arg.Workers,
+		arg.Progressive,
+	)
+	var i ReplayEndsRow
+	err := row.Scan(&i.Earliest, &i.Latest, &i.NotKnown)
+	return i, err
 }
 
 const ReplayEntries = `-- name: ReplayEntries :many
@@ -1301,7 +1450,7 @@ func (q *Queries) ReplayRuns(ctx context.Context, most int32) ([]uuid.UUID, erro
 }
 
 const ReplayStep = `-- name: ReplayStep :exec
-SELECT dlq.replay_step($1::uuid, $2::uuid[], $3::uuid[], $4::text[])
+SELECT dlq.replay_step($1::uuid, $2::uuid[], $3::uuid[], $4::text[], $5::text[])
 `
 
 type ReplayStepParams struct {
@@ -1309,6 +1458,7 @@ type ReplayStepParams struct {
 	Ids     []uuid.UUID
 	Skipped []uuid.UUID
 	Why     []string
+	Reasons []string
 }
 
 // ReplayStep redelivers a batch of a run; the entries in @skipped are skipped, each for its own
@@ -1319,6 +1469,7 @@ func (q *Queries) ReplayStep(ctx context.Context, arg ReplayStepParams) error {
 		arg.Ids,
 		arg.Skipped,
 		arg.Why,
+		arg.Reasons,
 	)
 	return err
 }
@@ -1511,7 +1662,8 @@ SELECT t.is_total::boolean AS is_total, coalesce(t.was, '')::text AS was, t.clos
     coalesce(t.what, '')::text AS what, t.entries::bigint AS entries, coalesce(t.since, 'epoch')::timestamptz AS since,
     t.median::float8 AS median, t.slowest::float8 AS slowest, coalesce(t.queue, '')::text AS queue,
     coalesce(t.error_type, '')::text AS error_type,
-    coalesce(dlq.title_of_group(t.queue, t.was), '')::text AS title
+    coalesce(dlq.title_of_group(t.queue, t.was), '')::text AS title, coalesce(t.reason, '')::text AS reason,
+    t.requests::bigint AS requests, t.worked::float8 AS worked
 FROM dlq.run_report($1::uuid, $2::integer) t
 `
 
@@ -1532,6 +1684,9 @@ type RunReportRow struct {
 	Queue     string
 	ErrorType string
 	Title     string
+	Reason    string
+	Requests  int64
+	Worked    float64
 }
 
 // RunReport counts the entries of a run by failure group at the start and by what became of them, after
@@ -1557,6 +1712,9 @@ func (q *Queries) RunReport(ctx context.Context, arg RunReportParams) ([]RunRepo
 			&i.Queue,
 			&i.ErrorType,
 			&i.Title,
+			&i.Reason,
+			&i.Requests,
+			&i.Worked,
 		); err != nil {
 			return nil, err
 		}
@@ -1582,7 +1740,7 @@ SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_
        coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at,
        r.finished_at, coalesce(r.origin, '')::text AS origin, coalesce(r.forecast, 'null')::jsonb AS forecast,
        r.progressive, extract(epoch FROM r.step_deadline)::float8 AS step_deadline, r.skip_stale, r.skip_superseded,
-       r.not_known,
+       r.not_known, coalesce(r.skips, '{}')::jsonb AS skips, coalesce(r.figures, '[]')::jsonb AS figures,
        CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
            WHERE e.run_id = r.id AND e.outcome = 'succeeded') END::bigint AS succeeded,
        CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
@@ -1625,6 +1783,8 @@ type RunsByIDRow struct {
 	SkipStale      bool
 	SkipSuperseded bool
 	NotKnown       int64
+	Skips          json.RawMessage
+	Figures        json.RawMessage
 	Succeeded      int64
 	Failed         int64
 }
@@ -1670,6 +1830,8 @@ func (q *Queries) RunsByID(ctx context.Context, arg RunsByIDParams) ([]RunsByIDR
 			&i.SkipStale,
 			&i.SkipSuperseded,
 			&i.NotKnown,
+			&i.Skips,
+			&i.Figures,
 			&i.Succeeded,
 			&i.Failed,
 		); err != nil {
@@ -1782,12 +1944,31 @@ func (q *Queries) SetReplayRate(ctx context.Context, arg SetReplayRateParams) er
 }
 
 const Settle = `-- name: Settle :exec
-UPDATE dlq.replay_runs SET unsettled = false, result = dlq.replay_result($1::uuid) WHERE id = $1
+UPDATE dlq.replay_runs SET unsettled = false, result = dlq.replay_result($1::uuid),
+    figures = dlq.replay_figures($1::uuid)
+WHERE id = $1
 `
 
 func (q *Queries) Settle(ctx context.Context, id uuid.UUID) error {
 	_, err := q.db.Exec(ctx, Settle, id)
 	return err
+}
+
+const SkipDefaults = `-- name: SkipDefaults :one
+SELECT coalesce(dlq.skip_defaults($1::boolean, $2::boolean), '{}')::jsonb AS skips
+`
+
+type SkipDefaultsParams struct {
+	Stale      *bool
+	Superseded *bool
+}
+
+// SkipDefaults returns what a run skips because the policy says so, where its request says nothing.
+func (q *Queries) SkipDefaults(ctx context.Context, arg SkipDefaultsParams) (json.RawMessage, error) {
+	row := q.db.QueryRow(ctx, SkipDefaults, arg.Stale, arg.Superseded)
+	var skips json.RawMessage
+	err := row.Scan(&skips)
+	return skips, err
 }
 
 const SkipEnded = `-- name: SkipEnded :one
@@ -1805,7 +1986,7 @@ WITH next AS MATERIALIZED (
     WHERE g.run_id = $2 AND g.state = 'ended'
 ), skipped AS (
     UPDATE dlq.replay_run_entries r SET outcome = 'skipped', ended_at = clock_timestamp(), behind = NULL,
-        detail = 'its group was ended: ' || n.reason
+        detail = 'its group was ended: ' || n.reason, reason = 'group_ended'
     FROM next n WHERE r.run_id = $2 AND r.entry_id = n.entry_id
     RETURNING r.entry_id
 ), counted AS (
@@ -1858,8 +2039,8 @@ type StartReplayParams struct {
 	Checkpoint     string
 	Progressive    bool
 	StepDeadline   float64
-	SkipStale      bool
-	SkipSuperseded bool
+	SkipStale      *bool
+	SkipSuperseded *bool
 }
 
 func (q *Queries) StartReplay(ctx context.Context, arg StartReplayParams) (uuid.UUID, error) {

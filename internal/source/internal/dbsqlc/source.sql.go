@@ -76,40 +76,49 @@ func (q *Queries) Append(ctx context.Context, arg AppendParams) (AppendRow, erro
 }
 
 const ListPartitions = `-- name: ListPartitions :many
-SELECT p.source, p.cluster, p.topic, p.partition, p.queue, p.state, coalesce(p.next_offset, -1)::bigint AS next_offset,
-    coalesce(p.end_offset, -1)::bigint AS end_offset,
+SELECT n.name AS source, coalesce(p.cluster, n.cluster)::text AS cluster, coalesce(p.topic, '')::text AS topic,
+    coalesce(p.partition, -1)::integer AS partition, coalesce(p.queue, n.queue)::text AS queue,
+    (CASE WHEN n.removed_at IS NOT NULL THEN 'removed' WHEN n.paused_at IS NOT NULL THEN 'paused'
+        WHEN n.seen_at IS NULL OR n.seen_at < now() - interval '1 minute' OR p.state IS NULL THEN 'waiting'
+        ELSE p.state END)::text AS state,
+    coalesce(p.next_offset, -1)::bigint AS next_offset, coalesce(p.end_offset, -1)::bigint AS end_offset,
+    coalesce(p.start_offset, -1)::bigint AS start_offset,
     coalesce(dlq.masked_text(p.error, (SELECT dlq.mask())), '')::text AS error,
-    coalesce(p.error_at, 'epoch')::timestamptz AS error_at, p.at,
-    coalesce(s.next_offset - s.first_offset - s.holes - s.lost, 0)::bigint AS records,
+    coalesce(p.error_at, 'epoch')::timestamptz AS error_at, coalesce(p.at, n.published_at)::timestamptz AS at,
+    coalesce(s.updated_at, 'epoch')::timestamptz AS moved_at, coalesce(s.records, 0)::bigint AS records,
     coalesce(s.holes, 0)::bigint AS holes, coalesce(s.lost, 0)::bigint AS lost
-FROM dlq.source_progress p
-LEFT JOIN LATERAL (SELECT l.cluster, l.topic_id, l.partition, l.topic, l.source, l.queue, l.first_offset, l.next_offset, l.holes, l.lost, l.started_at, l.updated_at FROM dlq.source_positions l WHERE l.cluster = p.cluster AND l.topic = p.topic
+FROM dlq.sources n
+LEFT JOIN dlq.source_progress p ON p.source = n.name
+LEFT JOIN LATERAL (SELECT l.cluster, l.topic_id, l.partition, l.topic, l.source, l.queue, l.first_offset, l.next_offset, l.holes, l.lost, l.started_at, l.updated_at, l.records, l.stored_until FROM dlq.source_positions l WHERE l.cluster = p.cluster AND l.topic = p.topic
     AND l.partition = p.partition AND l.source = p.source ORDER BY l.started_at DESC LIMIT 1) s ON true
-WHERE dlq.in_patterns(p.queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))
-ORDER BY p.source, p.topic, p.partition
+WHERE dlq.in_patterns(n.queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))
+  AND ($1::text = '' OR n.name = $1::text)
+ORDER BY n.name, p.topic, p.partition
 `
 
 type ListPartitionsRow struct {
-	Source     string
-	Cluster    string
-	Topic      string
-	Partition  int32
-	Queue      string
-	State      string
-	NextOffset int64
-	EndOffset  int64
-	Error      string
-	ErrorAt    time.Time
-	At         time.Time
-	Records    int64
-	Holes      int64
-	Lost       int64
+	Source      string
+	Cluster     string
+	Topic       string
+	Partition   int32
+	Queue       string
+	State       string
+	NextOffset  int64
+	EndOffset   int64
+	StartOffset int64
+	Error       string
+	ErrorAt     time.Time
+	At          time.Time
+	MovedAt     time.Time
+	Records     int64
+	Holes       int64
+	Lost        int64
 }
 
 // ListPartitions returns the partitions of sources in the caller's scope: what their readers reported, and the ledger.
-// An offset that is not known is -1, a time the epoch.
-func (q *Queries) ListPartitions(ctx context.Context) ([]ListPartitionsRow, error) {
-	rows, err := q.db.Query(ctx, ListPartitions)
+// A source that has reported nothing has one row without a topic. An offset that is not known is -1, a time the epoch.
+func (q *Queries) ListPartitions(ctx context.Context, source string) ([]ListPartitionsRow, error) {
+	rows, err := q.db.Query(ctx, ListPartitions, source)
 	if err != nil {
 		return nil, err
 	}
@@ -126,12 +135,84 @@ func (q *Queries) ListPartitions(ctx context.Context) ([]ListPartitionsRow, erro
 			&i.State,
 			&i.NextOffset,
 			&i.EndOffset,
+			&i.StartOffset,
 			&i.Error,
 			&i.ErrorAt,
 			&i.At,
+			&i.MovedAt,
 			&i.Records,
 			&i.Holes,
 			&i.Lost,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const ListSources = `-- name: ListSources :many
+SELECT n.name, n.cluster, n.queue, (n.paused_at IS NOT NULL)::boolean AS paused,
+    (n.removed_at IS NOT NULL)::boolean AS removed, f.partitions::bigint AS partitions, f.failing::bigint AS failing,
+    f.lag::bigint AS lag, f.records::bigint AS records, f.holes::bigint AS holes, f.lost::bigint AS lost,
+    coalesce(dlq.masked_text(f.error, (SELECT dlq.mask())), '')::text AS error,
+    coalesce(n.paused_at, 'epoch')::timestamptz AS paused_at, coalesce(n.paused_by, '')::text AS paused_by,
+    coalesce(f.moved_at, 'epoch')::timestamptz AS moved_at,
+    (coalesce(n.seen_at, 'epoch') > now() - interval '1 minute')::boolean AS running
+FROM dlq.source_figures() f JOIN dlq.sources n ON n.name = f.source
+WHERE dlq.in_patterns(n.queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))
+ORDER BY n.name
+`
+
+type ListSourcesRow struct {
+	Name       string
+	Cluster    string
+	Queue      string
+	Paused     bool
+	Removed    bool
+	Partitions int64
+	Failing    int64
+	Lag        int64
+	Records    int64
+	Holes      int64
+	Lost       int64
+	Error      string
+	PausedAt   time.Time
+	PausedBy   string
+	MovedAt    time.Time
+	Running    bool
+}
+
+// ListSources returns the sources in the caller's scope. A time that is not known is the epoch.
+func (q *Queries) ListSources(ctx context.Context) ([]ListSourcesRow, error) {
+	rows, err := q.db.Query(ctx, ListSources)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ListSourcesRow{}
+	for rows.Next() {
+		var i ListSourcesRow
+		if err := rows.Scan(
+			&i.Name,
+			&i.Cluster,
+			&i.Queue,
+			&i.Paused,
+			&i.Removed,
+			&i.Partitions,
+			&i.Failing,
+			&i.Lag,
+			&i.Records,
+			&i.Holes,
+			&i.Lost,
+			&i.Error,
+			&i.PausedAt,
+			&i.PausedBy,
+			&i.MovedAt,
+			&i.Running,
 		); err != nil {
 			return nil, err
 		}
@@ -169,6 +250,23 @@ func (q *Queries) MarkRead(ctx context.Context, arg MarkReadParams) (int32, erro
 	return marked, err
 }
 
+const PauseSource = `-- name: PauseSource :one
+SELECT dlq.pause_source($1::text, $2::text, nullif($3::text, ''))::boolean AS changed
+`
+
+type PauseSourceParams struct {
+	Source string
+	Actor  string
+	Note   string
+}
+
+func (q *Queries) PauseSource(ctx context.Context, arg PauseSourceParams) (bool, error) {
+	row := q.db.QueryRow(ctx, PauseSource, arg.Source, arg.Actor, arg.Note)
+	var changed bool
+	err := row.Scan(&changed)
+	return changed, err
+}
+
 const Position = `-- name: Position :one
 SELECT next_offset FROM dlq.source_positions
 WHERE cluster = $1 AND topic_id = $2 AND partition = $3
@@ -187,9 +285,24 @@ func (q *Queries) Position(ctx context.Context, arg PositionParams) (int64, erro
 	return next_offset, err
 }
 
+const PublishSources = `-- name: PublishSources :exec
+SELECT dlq.publish_sources($1::text[], $2::text[], $3::text[])
+`
+
+type PublishSourcesParams struct {
+	Names    []string
+	Clusters []string
+	Queues   []string
+}
+
+func (q *Queries) PublishSources(ctx context.Context, arg PublishSourcesParams) error {
+	_, err := q.db.Exec(ctx, PublishSources, arg.Names, arg.Clusters, arg.Queues)
+	return err
+}
+
 const ReportProgress = `-- name: ReportProgress :exec
 SELECT dlq.report_progress($1::text, $2::text, $3::text, $4::text[], $5::integer[],
-    $6::text[], $7::bigint[], $8::bigint[], $9::text[])
+    $6::text[], $7::bigint[], $8::bigint[], $9::text[], $10::bigint[])
 `
 
 type ReportProgressParams struct {
@@ -202,6 +315,7 @@ type ReportProgressParams struct {
 	Nexts      []int64
 	Ends       []int64
 	Errors     []string
+	Starts     []int64
 }
 
 func (q *Queries) ReportProgress(ctx context.Context, arg ReportProgressParams) error {
@@ -215,6 +329,7 @@ func (q *Queries) ReportProgress(ctx context.Context, arg ReportProgressParams) 
 		arg.Nexts,
 		arg.Ends,
 		arg.Errors,
+		arg.Starts,
 	)
 	return err
 }
@@ -234,6 +349,90 @@ func (q *Queries) ResolveReturned(ctx context.Context, arg ResolveReturnedParams
 	var resolved int32
 	err := row.Scan(&resolved)
 	return resolved, err
+}
+
+const ResumeSource = `-- name: ResumeSource :one
+SELECT dlq.resume_source($1::text, $2::text, nullif($3::text, ''))::boolean AS changed
+`
+
+type ResumeSourceParams struct {
+	Source string
+	Actor  string
+	Note   string
+}
+
+func (q *Queries) ResumeSource(ctx context.Context, arg ResumeSourceParams) (bool, error) {
+	row := q.db.QueryRow(ctx, ResumeSource, arg.Source, arg.Actor, arg.Note)
+	var changed bool
+	err := row.Scan(&changed)
+	return changed, err
+}
+
+const RewindSource = `-- name: RewindSource :one
+SELECT r.before::bigint AS before, r.next::bigint AS next
+FROM dlq.rewind_source($1::text, $2::text, $3::integer, $4::bigint, $5::boolean,
+    $6::text, nullif($7::text, '')) r
+`
+
+type RewindSourceParams struct {
+	Source    string
+	Topic     string
+	Partition int32
+	ToOffset  int64
+	IsSkip    bool
+	Actor     string
+	Note      string
+}
+
+type RewindSourceRow struct {
+	Before int64
+	Next   int64
+}
+
+func (q *Queries) RewindSource(ctx context.Context, arg RewindSourceParams) (RewindSourceRow, error) {
+	row := q.db.QueryRow(ctx, RewindSource,
+		arg.Source,
+		arg.Topic,
+		arg.Partition,
+		arg.ToOffset,
+		arg.IsSkip,
+		arg.Actor,
+		arg.Note,
+	)
+	var i RewindSourceRow
+	err := row.Scan(&i.Before, &i.Next)
+	return i, err
+}
+
+const SeeSources = `-- name: SeeSources :many
+SELECT s.name::text AS name, s.paused::boolean AS paused, s.changes::bigint AS changes
+FROM dlq.see_sources($1::text[]) s
+`
+
+type SeeSourcesRow struct {
+	Name    string
+	Paused  bool
+	Changes int64
+}
+
+func (q *Queries) SeeSources(ctx context.Context, names []string) ([]SeeSourcesRow, error) {
+	rows, err := q.db.Query(ctx, SeeSources, names)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []SeeSourcesRow{}
+	for rows.Next() {
+		var i SeeSourcesRow
+		if err := rows.Scan(&i.Name, &i.Paused, &i.Changes); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const TakeDuty = `-- name: TakeDuty :one
