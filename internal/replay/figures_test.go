@@ -87,8 +87,8 @@ func TestSkips_AreThoseOfThePolicyUnlessTheRequestSays(t *testing.T) {
 func TestSkips_AreBoundByTheRequest(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.publish(skippingPolicy)
 	b.askForApproval()
+	b.publish(skippingPolicy)
 	b.failOld("old", "a", "b", "c")
 	run := b.approve(withDefaults(replay.Request{All: true, Filter: json.RawMessage(`{"queue": "old"}`)}), func() {
 		b.publish("queues: {}")
