@@ -127,3 +127,27 @@ func ExampleRecord() {
 	fmt.Println(err != nil)
 	// Output: true
 }
+
+type ReceiptWorker struct {
+	river.WorkerDefaults[ChargeArgs]
+}
+
+func (w *ReceiptWorker) Work(ctx context.Context, job *river.Job[ChargeArgs]) error {
+	if err := charge(ctx, job.Args.PaymentID, job.Args.Amount); err != nil {
+		return err
+	}
+	_ = riverdlq.Stage(ctx, "charged") // if the receipt fails, dlqd says that the job had reached this stage
+	return sendReceipt(ctx, job.Args.PaymentID)
+}
+
+// sendReceipt stands for a call of a mail server.
+func sendReceipt(context.Context, string) error { return nil }
+
+// A worker records what it has done, and the middleware the version of the program.
+func ExampleStage() {
+	worker := &ReceiptWorker{}
+	middleware := riverdlq.NewMiddleware()
+	middleware.Version = "4.2.0"
+	fmt.Println(worker.Work(context.Background(), &river.Job[ChargeArgs]{Args: ChargeArgs{PaymentID: "pay_81"}}))
+	// Output: too many requests
+}
