@@ -296,6 +296,8 @@ func TestCapture_ReadsMetadataOfRiverdlq(t *testing.T) {
 	require.Contains(t, string(entry.ErrorContext), "9007199254740993")
 	require.Contains(t, string(entry.ErrorContext), "a\uFFFDb")
 	require.JSONEq(t, `{"cpu": 41.5, "memory": 63}`, string(entry.SystemState))
+	require.Equal(t, "charged", deadletter.StageOf(entry.Metadata))
+	require.Equal(t, "4.2.0", deadletter.VersionOf(entry.Metadata))
 	attempts := attemptsOf(t, entry.RetryHistory)
 	require.Len(t, attempts, 2)
 	for _, attempt := range attempts {
