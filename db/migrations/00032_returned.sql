@@ -44,7 +44,7 @@ DO $$
 BEGIN
     IF EXISTS (SELECT FROM dlq.dead_letter_returned) THEN
         RAISE EXCEPTION 'there are entries in the state dlq_returned, which the older version does not have'
-            USING HINT = 'Resolve them first: dlqd resolve --filter status:returned.';
+            USING HINT = 'Resolve or discard them first: the filter is status:returned.';
     END IF;
 END
 $$;
