@@ -168,7 +168,7 @@ func newTrySource() *cobra.Command {
 			if filepath.Base(args[0]) != "sources.yaml" {
 				return fmt.Errorf("%s: the file is named sources.yaml", args[0])
 			}
-			p, err := policy.Load(policy.Source{Dir: filepath.Dir(args[0]), Env: env})
+			p, err := policy.Load(policy.Source{Dir: filepath.Dir(args[0]), Env: env, Destination: defaultDestination})
 			if err != nil {
 				return err
 			}

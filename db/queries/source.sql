@@ -57,15 +57,18 @@ SELECT s.name::text AS name, s.paused::boolean AS paused, s.changes::bigint AS c
 FROM dlq.see_sources(@names::text[]) s;
 
 -- name: PauseSource :one
-SELECT dlq.pause_source(@source::text, @actor::text, nullif(@note::text, ''))::boolean AS changed;
+SELECT dlq.pause_source(@source::text, @actor::text, nullif(@note::text, ''))::boolean AS changed
+FROM (SELECT set_config('dlq.origin', @origin::text, true) OFFSET 0) o;
 
 -- name: ResumeSource :one
-SELECT dlq.resume_source(@source::text, @actor::text, nullif(@note::text, ''))::boolean AS changed;
+SELECT dlq.resume_source(@source::text, @actor::text, nullif(@note::text, ''))::boolean AS changed
+FROM (SELECT set_config('dlq.origin', @origin::text, true) OFFSET 0) o;
 
 -- name: RewindSource :one
 SELECT r.before::bigint AS before, r.next::bigint AS next
-FROM dlq.rewind_source(@source::text, @topic::text, @partition::integer, @to_offset::bigint, @is_skip::boolean,
-    @actor::text, nullif(@note::text, '')) r;
+FROM (SELECT set_config('dlq.origin', @origin::text, true) AS origin OFFSET 0) o
+CROSS JOIN LATERAL dlq.rewind_source(@source::text, @topic::text, @partition::integer, @to_offset::bigint,
+    @is_skip::boolean, @actor::text, nullif(@note::text || left(o.origin, 0), '')) r;
 
 -- name: TakeDuty :one
 -- TakeDuty reserves the look at consumer groups for one process for a time, or extends the reservation.

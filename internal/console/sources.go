@@ -107,12 +107,15 @@ func (s *sources) summary() string {
 			paused = append(paused, row.Name)
 		}
 	}
-	sentences := []string{"All records are read."}
-	if lag > 0 {
-		sentences[0] = plural(lag, "record is", "records are") + " not read yet."
+	var sentences []string
+	switch {
+	case lag > 0:
+		sentences = append(sentences, plural(lag, "record is", "records are")+" not read yet.")
+	case len(bad) == 0 && len(paused) == 0:
+		sentences = append(sentences, "All records are read.")
 	}
 	if len(bad) > 0 {
-		sentences = append(sentences, "Not read without errors: "+strings.Join(bad, ", ")+".")
+		sentences = append(sentences, "Reading fails: "+strings.Join(bad, ", ")+".")
 	}
 	if len(paused) > 0 {
 		sentences = append(sentences, "Paused: "+strings.Join(paused, ", ")+".")

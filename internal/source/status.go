@@ -139,14 +139,16 @@ func (s *Store) see(ctx context.Context, of policy.Sources) ([]dbsqlc.SeeSources
 
 // Pause stops the reading of a source in all processes. It returns false if it is paused already.
 func (s *Store) Pause(ctx context.Context, source, actor, note string) (changed bool, err error) {
-	changed, err = dbsqlc.New(s.DB).PauseSource(ctx, dbsqlc.PauseSourceParams{Source: source, Actor: actor, Note: note})
+	changed, err = dbsqlc.New(s.DB).PauseSource(ctx, dbsqlc.PauseSourceParams{
+		Source: source, Actor: actor, Note: note, Origin: deadletter.Origin(ctx),
+	})
 	return changed, deadletter.AsMoveError(err)
 }
 
 // Resume resumes the reading of a source. It returns false if it is not paused.
 func (s *Store) Resume(ctx context.Context, source, actor, note string) (changed bool, err error) {
 	changed, err = dbsqlc.New(s.DB).ResumeSource(ctx, dbsqlc.ResumeSourceParams{
-		Source: source, Actor: actor, Note: note,
+		Source: source, Actor: actor, Note: note, Origin: deadletter.Origin(ctx),
 	})
 	return changed, deadletter.AsMoveError(err)
 }
@@ -163,6 +165,7 @@ func (s *Store) Rewind(
 ) (*Rewound, error) {
 	row, err := dbsqlc.New(s.DB).RewindSource(ctx, dbsqlc.RewindSourceParams{
 		Source: source, Topic: topic, Partition: partition, ToOffset: offset, IsSkip: skip, Actor: actor, Note: note,
+		Origin: deadletter.Origin(ctx),
 	})
 	if err != nil {
 		return nil, deadletter.AsMoveError(err)

@@ -252,16 +252,23 @@ func (q *Queries) MarkRead(ctx context.Context, arg MarkReadParams) (int32, erro
 
 const PauseSource = `-- name: PauseSource :one
 SELECT dlq.pause_source($1::text, $2::text, nullif($3::text, ''))::boolean AS changed
+FROM (SELECT set_config('dlq.origin', $4::text, true) OFFSET 0) o
 `
 
 type PauseSourceParams struct {
 	Source string
 	Actor  string
 	Note   string
+	Origin string
 }
 
 func (q *Queries) PauseSource(ctx context.Context, arg PauseSourceParams) (bool, error) {
-	row := q.db.QueryRow(ctx, PauseSource, arg.Source, arg.Actor, arg.Note)
+	row := q.db.QueryRow(ctx, PauseSource,
+		arg.Source,
+		arg.Actor,
+		arg.Note,
+		arg.Origin,
+	)
 	var changed bool
 	err := row.Scan(&changed)
 	return changed, err
@@ -353,16 +360,23 @@ func (q *Queries) ResolveReturned(ctx context.Context, arg ResolveReturnedParams
 
 const ResumeSource = `-- name: ResumeSource :one
 SELECT dlq.resume_source($1::text, $2::text, nullif($3::text, ''))::boolean AS changed
+FROM (SELECT set_config('dlq.origin', $4::text, true) OFFSET 0) o
 `
 
 type ResumeSourceParams struct {
 	Source string
 	Actor  string
 	Note   string
+	Origin string
 }
 
 func (q *Queries) ResumeSource(ctx context.Context, arg ResumeSourceParams) (bool, error) {
-	row := q.db.QueryRow(ctx, ResumeSource, arg.Source, arg.Actor, arg.Note)
+	row := q.db.QueryRow(ctx, ResumeSource,
+		arg.Source,
+		arg.Actor,
+		arg.Note,
+		arg.Origin,
+	)
 	var changed bool
 	err := row.Scan(&changed)
 	return changed, err
@@ -370,11 +384,13 @@ func (q *Queries) ResumeSource(ctx context.Context, arg ResumeSourceParams) (boo
 
 const RewindSource = `-- name: RewindSource :one
 SELECT r.before::bigint AS before, r.next::bigint AS next
-FROM dlq.rewind_source($1::text, $2::text, $3::integer, $4::bigint, $5::boolean,
-    $6::text, nullif($7::text, '')) r
+FROM (SELECT set_config('dlq.origin', $1::text, true) AS origin OFFSET 0) o
+CROSS JOIN LATERAL dlq.rewind_source($2::text, $3::text, $4::integer, $5::bigint,
+    $6::boolean, $7::text, nullif($8::text || left(o.origin, 0), '')) r
 `
 
 type RewindSourceParams struct {
+	Origin    string
 	Source    string
 	Topic     string
 	Partition int32
@@ -391,6 +407,7 @@ type RewindSourceRow struct {
 
 func (q *Queries) RewindSource(ctx context.Context, arg RewindSourceParams) (RewindSourceRow, error) {
 	row := q.db.QueryRow(ctx, RewindSource,
+		arg.Origin,
 		arg.Source,
 		arg.Topic,
 		arg.Partition,
