@@ -111,9 +111,13 @@ func (r *recorder) Read(ctx context.Context, _ *policy.TopicSource, _ source.App
 	return nil
 }
 
-func (*recorder) Committed(context.Context, string, string) ([]source.Committed, error) { return nil, nil }
+func (*recorder) Committed(context.Context, string, string) ([]source.Committed, error) {
+	return nil, nil
+}
 
-func (*recorder) Groups(context.Context, string, []string) (map[string][]string, error) { return nil, nil }
+func (*recorder) Groups(context.Context, string, []string) (map[string][]string, error) {
+	return nil, nil
+}
 
 func (*recorder) Close() {}
 
