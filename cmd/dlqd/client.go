@@ -472,8 +472,8 @@ func newShow() *cobra.Command {
 			if e.StageReached != "" {
 				row("stage reached", e.StageReached)
 			}
-			if e.Version != "" {
-				row("version", e.Version)
+			if e.WorkerVersion != "" {
+				row("worker version", e.WorkerVersion)
 			}
 			row("assignee", text(e.AssignedTo))
 			row("notes", text(e.Notes))

@@ -56,7 +56,7 @@ type EntryDetail struct {
 	Transitions      []deadletter.Transition `json:"transitions" doc:"Audit trail of the entry, oldest change first."`
 	Checkpoint       *deadletter.Checkpoint  `json:"checkpoint,omitempty" doc:"Progress of its resumable job: a redelivery skips the completed steps."`
 	StageReached     string                  `json:"stageReached,omitempty" doc:"The last stage that a worker of its jobs reported (riverdlq.Stage): what a redelivery may do again."`
-	Version          string                  `json:"version,omitempty" doc:"Version of the worker, or of the destination, that made the last failure, as it reported it."`
+	WorkerVersion    string                  `json:"workerVersion,omitempty" doc:"Version of the worker, or of the destination, that made the last failure, as it reported it."`
 	AutomaticStopped *automatic.Stop         `json:"automaticStopped,omitempty" doc:"Set if all automatic redelivery is stopped, by an operator or because the database was restored."`
 	RevealedUntil    *time.Time              `json:"revealedUntil,omitempty" doc:"Only of get-revealed-entry: until when it returns the entry unmasked; absent: the entry is masked."`
 }
@@ -455,7 +455,7 @@ func (s *service) detail(ctx context.Context, entry *deadletter.Entry, transitio
 	return &EntryDetail{
 		Entry: *entry, Transitions: transitions,
 		Checkpoint: deadletter.CheckpointOf(entry.Metadata), StageReached: deadletter.StageOf(entry.Metadata),
-		Version: deadletter.VersionOf(entry.Metadata), AutomaticStopped: stopped,
+		WorkerVersion: deadletter.VersionOf(entry.Metadata), AutomaticStopped: stopped,
 	}, nil
 }
 
