@@ -364,7 +364,7 @@ func (i *incident) operate(progressive bool) error {
 	if err := i.act("start", "/api/dlq/replay", body+"}", &started); err != nil {
 		return err
 	}
-	run, careful := started.Run, false
+	run := started.Run
 	deadline := time.Now().Add(patience)
 	for !i.isRecovered() {
 		if time.Now().After(deadline) {
@@ -375,32 +375,8 @@ func (i *incident) operate(progressive bool) error {
 		if err := i.call(http.MethodGet, path, "", &run); err != nil {
 			return err
 		}
-		for _, g := range run.Groups {
-			if g.State != "held" && g.State != "stopped" {
-				continue
-			}
-			if i.decided[g.ErrorType] == "" {
-				i.decided[g.ErrorType] = g.State
-			}
-			verb := "end"
-			if g.ErrorType != causeData && g.ErrorType != "" {
-				// An operator waits for the destination before the group goes on.
-				if open, err := i.isBreakerOpen(); err != nil {
-					return err
-				} else if open {
-					continue
-				}
-				verb = "go-on"
-				if !careful {
-					careful = true
-					if err := i.act("rate", path+"/rate", fmt.Sprintf(`{"rate": %d}`, carefulRate), nil); err != nil {
-						return err
-					}
-				}
-			}
-			if err := i.act(verb, path+"/"+verb, fmt.Sprintf(`{"groups": [%d]}`, g.Number), nil); err != nil {
-				return err
-			}
+		if err := i.decide(&run, path); err != nil {
+			return err
 		}
 		if !progressive && run.Status == "stopped" {
 			if err := i.act("resume", path+"/resume", "", nil); err != nil {
@@ -409,6 +385,36 @@ func (i *incident) operate(progressive bool) error {
 		}
 	}
 	i.complete = true
+	return nil
+}
+
+// decide ends groups whose data is wrong, and lets the others go on, with a lower rate, once the breaker has closed.
+func (i *incident) decide(run *incidentRun, path string) error {
+	for _, g := range run.Groups {
+		if g.State != "held" && g.State != "stopped" {
+			continue
+		}
+		if i.decided[g.ErrorType] == "" {
+			i.decided[g.ErrorType] = g.State
+		}
+		verb := "end"
+		if g.ErrorType != causeData && g.ErrorType != "" {
+			if open, err := i.isBreakerOpen(); err != nil {
+				return err
+			} else if open {
+				continue
+			}
+			verb = "go-on"
+			if !slices.Contains(i.acts, "rate") {
+				if err := i.act("rate", path+"/rate", fmt.Sprintf(`{"rate": %d}`, carefulRate), nil); err != nil {
+					return err
+				}
+			}
+		}
+		if err := i.act(verb, path+"/"+verb, fmt.Sprintf(`{"groups": [%d]}`, g.Number), nil); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

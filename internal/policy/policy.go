@@ -583,20 +583,20 @@ func (s *Skip) Text() string {
 // Skips returns what replay runs skip by default. The field of a setting that no queue and no kind switches on is nil.
 func (p *Policy) Skips() Skips {
 	skip := func(queue func(*QueueRouting) bool, kind func(*KindRouting) *bool) *Skip {
-		s, any := &Skip{}, false
+		s, isOn := &Skip{}, false
 		for _, name := range slices.Sorted(maps.Keys(p.Routing.Queues)) {
 			if queue(p.Routing.Queues[name]) {
-				s.Queues, any = append(s.Queues, name), true
+				s.Queues, isOn = append(s.Queues, name), true
 			}
 		}
 		for pattern, k := range p.Routing.Kinds {
 			is := kind(k)
-			if any = any || is != nil && *is; s.Kinds == nil {
+			if isOn = isOn || is != nil && *is; s.Kinds == nil {
 				s.Kinds = map[string]*bool{}
 			}
 			s.Kinds[pattern] = is
 		}
-		if !any {
+		if !isOn {
 			return nil
 		}
 		return s

@@ -173,7 +173,11 @@ func (f *Fixes) start(ctx context.Context, g *dbsqlc.FixedGroupsRow) error {
 	// Without an origin, a change of dlqd itself needs no approval. With the scope of the queue, its operators see the
 	// run, and may approve it.
 	ctx = deadletter.WithOrigin(ctx, "policy, replayWhenFixed of queue "+g.Queue)
-	ctx = postgres.WithScope(ctx, fixScope(g.Queue))
+	scope, err := json.Marshal([]map[string][]string{{"queues": {g.Queue}, "kinds": {}}})
+	if err != nil {
+		return err
+	}
+	ctx = postgres.WithScope(ctx, string(scope))
 	mayStart := func(tx transaction) error { return f.mayStart(ctx, tx, g, filter) }
 	if err := inTx(ctx, f.Replayer.Store, mayStart); err != nil {
 		return err // before the preview, which costs more
@@ -216,12 +220,6 @@ func (f *Fixes) request(ctx context.Context, g *dbsqlc.FixedGroupsRow, request *
 		_, err = tx.SetFix(ctx, dbsqlc.SetFixParams{Queue: g.Queue, Fingerprint: g.Fingerprint, Request: &id})
 		return err
 	})
-}
-
-// fixScope returns the scope of one queue (dlq.scope).
-func fixScope(queue string) string {
-	scope, _ := json.Marshal([]map[string][]string{{"queues": {queue}, "kinds": {}}}) // cannot fail
-	return string(scope)
 }
 
 // mayStart locks the marks of a group and returns errNotNow if another process has them, the run was started already,
