@@ -152,14 +152,17 @@ func run(
 	river.AddWorker(workers, river.WorkFunc(work))
 	client, err := river.NewClient(riverpgxv5.New(database(t)), &river.Config{
 		Logger: slog.New(slog.DiscardHandler),
-		Middleware: []rivertype.Middleware{&riverdlq.Middleware{Version: "4.2.0", SystemState: func() (riverdlq.SystemState, bool) {
-			return riverdlq.SystemState{CPU: 41.5, Memory: 63}, true
-		}}},
+		Middleware: []rivertype.Middleware{&riverdlq.Middleware{
+			Version: "4.2.0", SystemState: func() (riverdlq.SystemState, bool) {
+				return riverdlq.SystemState{CPU: 41.5, Memory: 63}, true
+			},
+		}},
 		Queues:      map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}},
 		RetryPolicy: noWait{}, TestOnly: true, Workers: workers,
 	})
 	check(t, err)
-	events, unsubscribe := client.Subscribe(river.EventKindJobCancelled, river.EventKindJobCompleted, river.EventKindJobFailed)
+	events, unsubscribe := client.Subscribe(river.EventKindJobCancelled, river.EventKindJobCompleted,
+		river.EventKindJobFailed)
 	defer unsubscribe()
 	check(t, client.Start(ctx))
 	defer func() { check(t, client.StopAndCancel(ctx)) }()

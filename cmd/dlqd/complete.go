@@ -85,10 +85,12 @@ func flagValues(cmd *cobra.Command, f *pflag.Flag) completer {
 		if ofGroups {
 			return fixed(group.Open, group.Fixed, group.Regressed, group.Muted)
 		}
-		return fixed("dlq_pending", "dlq_processing", "dlq_manual", "dlq_returned", "dlq_resolved", "dlq_failed", "dlq_archived")
+		return fixed("dlq_pending", "dlq_processing", "dlq_manual", "dlq_returned", "dlq_resolved", "dlq_failed",
+			"dlq_archived")
 	case "from", "to":
 		if cmd.Name() == "audit" {
-			return fixed("dlq_pending", "dlq_processing", "dlq_manual", "dlq_returned", "dlq_resolved", "dlq_failed", "dlq_archived")
+			return fixed("dlq_pending", "dlq_processing", "dlq_manual", "dlq_returned", "dlq_resolved", "dlq_failed",
+				"dlq_archived")
 		}
 	case "error-class", "class":
 		var classes []string

@@ -177,7 +177,8 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 			many.Checkpoint = checkpointMode(resume, fromStart)
 			many.Actor = actor()
 			if one {
-				if err := allowOnlyFlags(cmd, "with an ID", "note", "force", "other-groups", "payload", "patch", "merge-patch", "to-destination",
+				if err := allowOnlyFlags(cmd, "with an ID", "note", "force", "other-groups", "payload", "patch", "merge-patch",
+					"to-destination",
 					"resume", "from-start", "dry-run"); err != nil {
 					return err
 				}

@@ -290,7 +290,8 @@ BEGIN
              WHERE position(lower($1) IN lower(x.value)) > 0 AND ($3 IS NULL OR dlq.in_patterns(e.queue, e.kind, $3))
              GROUP BY x.value ORDER BY starts_with(lower(x.value), lower($1)) DESC, count(*) DESC, x.value LIMIT $2',
             CASE WHEN v_column = 'tags' THEN 'unnest(e.tags)'
-                WHEN v_column IN ('topic', 'node') THEN format('(VALUES ((e.record).%I))', v_column) ELSE format('(VALUES (e.%I))', v_column) END)
+                WHEN v_column IN ('topic', 'node') THEN format('(VALUES ((e.record).%I))', v_column)
+                    ELSE format('(VALUES (e.%I))', v_column) END)
         USING p_text, p_limit, dlq.scope_patterns(v_scope);
     END IF;
 END

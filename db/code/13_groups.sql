@@ -211,7 +211,8 @@ BEGIN
         UNION
         SELECT c.id FROM unnest(dlq.group_names(p_queue, v_fingerprint)) n (name) CROSS JOIN LATERAL (
             SELECT e.id FROM dlq.dead_letter_queue e
-            WHERE e.stage IN ('resolved', 'failed', 'archived', 'returned') AND e.closed_at >= v_since AND e.closed_at < v_until
+            WHERE e.stage IN ('resolved', 'failed', 'archived', 'returned')
+                AND e.closed_at >= v_since AND e.closed_at < v_until
               AND e.queue = p_queue AND e.fingerprint = n.name
             ORDER BY e.id DESC LIMIT p_limit) c) l
     ORDER BY l.id DESC LIMIT p_limit;

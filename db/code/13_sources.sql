@@ -440,7 +440,8 @@ CREATE OR REPLACE FUNCTION dlq.record_origins(p_filter jsonb, p_limit integer DE
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     RETURN QUERY EXECUTE 'SELECT DISTINCT e.queue, (e.record).topic, (e.record).original_topic,
-            (e.record).consumer_group FROM dlq.dead_letter_queue e WHERE e.river_job_id < 0 AND (e.record).topic IS NOT NULL AND '
+            (e.record).consumer_group
+        FROM dlq.dead_letter_queue e WHERE e.river_job_id < 0 AND (e.record).topic IS NOT NULL AND '
         || dlq.filter_where(p_filter) || ' LIMIT $2' USING p_filter, p_limit;
 END
 $$;

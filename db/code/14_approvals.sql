@@ -278,7 +278,8 @@ BEGIN
     -- An equal request that waits is returned instead of a second one, which would find nothing left to do
     -- once the first is carried out. Two transactions at the same time may still create two requests.
     SELECT a.id INTO v_equal FROM dlq.approvals a WHERE a.state = 'requested' AND a.expires_at > now()
-        AND a.operation = p_operation AND a.request = p_request AND a.skips IS NOT DISTINCT FROM v_skips AND a.scope IS NOT DISTINCT FROM dlq.scope()
+        AND a.operation = p_operation AND a.request = p_request
+        AND a.skips IS NOT DISTINCT FROM v_skips AND a.scope IS NOT DISTINCT FROM dlq.scope()
         AND (p_operation <> 'export' OR lower(a.actor) = lower(v_actor)) -- only the requester may download it
     ORDER BY a.id LIMIT 1;
     IF v_equal IS NOT NULL THEN
@@ -290,7 +291,8 @@ BEGIN
         scope, skips, expires_at)
     VALUES (v_id, p_operation, p_request, v_entries, v_by_queue, v_actor,
         CASE WHEN p_actor <> v_actor THEN p_actor ELSE p_on_behalf_of END,
-            CASE WHEN dlq.is_owner() THEN p_token_by END, dlq.origin(v_actor, p_actor), p_note, dlq.scope(), v_skips, v_expires);
+            CASE WHEN dlq.is_owner() THEN p_token_by END, dlq.origin(v_actor, p_actor), p_note, dlq.scope(),
+            v_skips, v_expires);
     PERFORM dlq.record_act('approval ' || v_id, 'requested', p_actor, p_note,
         jsonb_build_object('operation', p_operation, 'do', p_request ->> 'do', 'entries', v_entries));
     RETURN v_id;

@@ -145,5 +145,6 @@ GROUP BY l.queue ORDER BY 1;
 SELECT f.source::text AS source, f.paused::boolean AS paused, coalesce(f.seen_at, 'epoch')::timestamptz AS seen_at,
     f.failing::bigint AS failing, f.lag::bigint AS lag, coalesce(f.margin, -1)::bigint AS margin,
     f.records::bigint AS records, f.holes::bigint AS holes, f.lost::bigint AS lost,
-    coalesce(f.moved_at, 'epoch')::timestamptz AS moved_at, coalesce(f.behind_since, 'epoch')::timestamptz AS behind_since
+    coalesce(f.moved_at, 'epoch')::timestamptz AS moved_at,
+    coalesce(f.behind_since, 'epoch')::timestamptz AS behind_since
 FROM dlq.source_figures() f WHERE NOT f.removed ORDER BY 1 LIMIT 1000;

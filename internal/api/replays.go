@@ -352,8 +352,9 @@ func (s *service) startReplay(ctx context.Context, in *StartReplayInput) (*Repla
 		All: body.All, NewestFirst: body.Order == "newest",
 		BatchSize: body.BatchSize, Rate: body.Rate, Concurrency: body.Concurrency,
 		Queue: body.Queue, Destination: body.Destination, Checkpoint: body.Checkpoint,
-		Force: body.Force, OtherGroups: body.OtherGroups, StopAt: body.StopAt, Progressive: body.Progressive, StepDeadline: body.Deadline,
-		SkipStale: body.SkipStale, SkipSuperseded: body.SkipDone, Act: body.act(ctx),
+		Force: body.Force, OtherGroups: body.OtherGroups, StopAt: body.StopAt, Progressive: body.Progressive,
+		StepDeadline: body.Deadline,
+		SkipStale:    body.SkipStale, SkipSuperseded: body.SkipDone, Act: body.act(ctx),
 	}
 	var err error
 	if request.Filter, err = body.Filter.resolve(ctx); err != nil {

@@ -55,7 +55,8 @@ type SourceOutputBody struct {
 }
 
 // OffsetAt finds the offset of the first record of a partition at or after a time, as source.Broker does.
-type OffsetAt func(ctx context.Context, of *policy.TopicSource, topic string, partition int32, at time.Time) (int64, error)
+type OffsetAt func(ctx context.Context, of *policy.TopicSource, topic string, partition int32, at time.Time) (
+	int64, error)
 
 // Operations on sources.
 var (

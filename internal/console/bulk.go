@@ -315,7 +315,9 @@ func (b *bulk) copies(in *request, curl string) []copyText {
 	if b.Steps {
 		command += " --progressive"
 	}
-	for _, flag := range []struct{ name, field string }{{"skip-stale", "skipStale"}, {"skip-superseded", "skipSuperseded"}} {
+	for _, flag := range []struct{ name, field string }{
+		{"skip-stale", "skipStale"}, {"skip-superseded", "skipSuperseded"},
+	} {
 		switch skips := b.choice(flag.field); {
 		case skips == nil:
 		case *skips:

@@ -54,7 +54,8 @@ func VersionOf(metadata json.RawMessage) string { return reportedOf(metadata, ri
 
 func reportedOf(metadata json.RawMessage, key string) (name string) {
 	var values map[string]json.RawMessage
-	if json.Unmarshal(metadata, &values) != nil || json.Unmarshal(values[key], &name) != nil || !reported.MatchString(name) {
+	if json.Unmarshal(metadata, &values) != nil || json.Unmarshal(values[key], &name) != nil ||
+		!reported.MatchString(name) {
 		return ""
 	}
 	return name

@@ -973,8 +973,8 @@ func (s *Store) SelectsAll(ctx context.Context, filter json.RawMessage) (bool, e
 	return s.queries.ChoosesAll(ctx, filter)
 }
 
-// PublishPolicy writes the version of the active policy, the actions that require an approval, and what replay runs skip
-// by default, to the database.
+// PublishPolicy writes the version of the active policy, the actions that require an approval, and what replay runs
+// skip by default, to the database.
 func (s *Store) PublishPolicy(ctx context.Context, version string, approvals, skips json.RawMessage) error {
 	return s.queries.PublishPolicy(ctx, dbsqlc.PublishPolicyParams{
 		Version: version, Approvals: string(approvals), Skips: string(skips), Actor: "worker:" + postgres.ProcessName(),

@@ -152,7 +152,9 @@ func (p *partition) bounds() (start, end int64, err error) {
 
 // listOffset returns the offset of the first record at or after a timestamp, or one of Kafka's bounds; -1 if there is
 // no such record. Records of transactions that have not ended do not count.
-func listOffset(ctx context.Context, client *kgo.Client, topic string, partition int32, timestamp int64) (int64, error) {
+func listOffset(ctx context.Context, client *kgo.Client, topic string, partition int32, timestamp int64) (
+	int64, error,
+) {
 	of := kmsg.NewListOffsetsRequestTopicPartition()
 	of.Partition, of.Timestamp = partition, timestamp
 	in := kmsg.NewListOffsetsRequestTopic()

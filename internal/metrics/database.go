@@ -130,10 +130,10 @@ var (
 	failingDesc = desc("dlqd_source_failing", "Partitions and topics of a source that fail.", "source")
 	runningDesc = desc("dlqd_source_running", "Whether a process reads a source.", "source")
 	heldDesc    = desc("dlqd_source_paused", "Whether an operator paused a source.", "source")
-	behindDesc  = desc("dlqd_source_stalled_seconds", "Time for which a partition of a source has had records to read without "+
-		"progress, the longest of all; 0 if there is none.", "source")
-	progressDesc = desc("dlqd_source_progress_timestamp_seconds", "When a position of a source last moved, in seconds since "+
-		"1970; absent before the first time.", "source")
+	behindDesc  = desc("dlqd_source_stalled_seconds", "Time for which a partition of a source has had records to read "+
+		"without progress, the longest of all; 0 if there is none.", "source")
+	progressDesc = desc("dlqd_source_progress_timestamp_seconds", "When a position of a source last moved, in "+
+		"seconds since 1970; absent before the first time.", "source")
 	upDesc = desc("dlqd_database_up", "Whether the database answered this scrape; if not, the other metrics of the "+
 		"database are from the last sample.")
 )

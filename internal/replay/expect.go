@@ -53,7 +53,8 @@ type GroupExpectation struct {
 }
 
 // prediction returns the mean and the variance of the number of entries that recover (beta-binomial, with Jeffreys'
-// prior). It takes the outcomes of the last run and version, because a repair or a new fault makes earlier ones out of date.
+// prior). It takes the outcomes of the last run and version, because a repair or a new fault makes
+// earlier ones out of date.
 func (g *GroupExpectation) prediction() (mean, variance float64) {
 	recovered, failed := g.Recovered, g.Failed
 	if recovered+failed < fewOutcomes {
@@ -72,8 +73,10 @@ func (g *GroupExpectation) Text() string {
 	if n := g.RecoveredBefore + g.FailedBefore; n > 0 {
 		before = fmt.Sprintf(", %d of %d before", g.RecoveredBefore, n)
 	}
-	return fmt.Sprintf("%s in %s: %d of %d recovered%s since %s%s; of %d, about %d (%d to %d) will", g.Fingerprint, g.Queue,
-		g.Recovered, g.Recovered+g.Failed, with, g.Since.UTC().Format("2006-01-02 15:04 UTC"), before, g.Entries, g.Recover, g.Low,
+	return fmt.Sprintf("%s in %s: %d of %d recovered%s since %s%s; of %d, about %d (%d to %d) will",
+		g.Fingerprint, g.Queue,
+		g.Recovered, g.Recovered+g.Failed, with, g.Since.UTC().Format("2006-01-02 15:04 UTC"), before, g.Entries, g.Recover,
+		g.Low,
 		g.High)
 }
 
@@ -176,8 +179,8 @@ type Calibration struct {
 	Latest    []CalibrationGroup  `json:"latest" doc:"The groups of the latest runs, at most 100."`
 }
 
-// FigureCalibration says how far off a figure of forecasts was. The intervals of estimates are of 95 %; that of recover is
-// of 80 %.
+// FigureCalibration says how far off a figure of forecasts was. The intervals of estimates are of 95 %; that of
+// recover is of 80 %.
 type FigureCalibration struct {
 	What     string  `json:"what" doc:"The figure: see figures of the report of a run."`
 	Runs     int64   `json:"runs" doc:"Number of runs in which it was measured."`

@@ -88,9 +88,9 @@ func (f *Fixes) Loop() *background.Loop {
 	})
 }
 
-// RunOnce learns which versions work the queues of fixed groups, and starts the runs, or requests their approval, of the
-// groups whose fix runs. What one group refuses, such as an open breaker, is logged once, and tried again after ever
-// longer times.
+// RunOnce learns which versions work the queues of fixed groups, and starts the runs, or requests their approval, of
+// the groups whose fix runs. What one group refuses, such as an open breaker, is logged once, and tried again after
+// ever longer times.
 func (f *Fixes) RunOnce(ctx context.Context) error {
 	if err := dbsqlc.New(f.Replayer.Store.DB()).LearnVersions(ctx); err != nil {
 		return err

@@ -752,7 +752,8 @@ func (s *Server) startAPI(ctx context.Context) error {
 	handler := api.New(api.Config{
 		Access: s.access, Replica: s.replica, Ingester: s.ingester, Store: s.store, Analytics: s.analytics, Groups: s.groups,
 		Archive: s.archive, Planner: s.planner.Load,
-		Breakers: s.breakers, Sources: s.sourceStore(), OffsetAt: s.offsetAt(), River: riverAdmin, Metrics: s.metrics, Logger: s.logger,
+		Breakers: s.breakers, Sources: s.sourceStore(), OffsetAt: s.offsetAt(), River: riverAdmin, Metrics: s.metrics,
+		Logger:       s.logger,
 		MaxBodyBytes: s.config.MaxBodyBytes, MaxBodiesBytes: s.config.MaxBodiesBytes,
 		WriteTimeout: s.config.WriteTimeout, BodyGrace: s.config.BodyGrace, Door: s.config.Door,
 		Tracer: s.telemetry.Tracer, Replayer: s.replayer(),

@@ -94,7 +94,8 @@ func TestReturned_ComesBackToItsEntry(t *testing.T) {
 		FROM dlq.dead_letter_queue WHERE id = $1`, entry), "its old time does not lose it")
 
 	require.Equal(t, back, of(b.comesBack(2, source.Origin{Topic: "in", Partition: 1, Offset: 7})), "published twice")
-	require.Equal(t, "3", b.one("SELECT jsonb_array_length(retry_history)::text FROM dlq.dead_letter_queue WHERE id = $1", entry))
+	require.Equal(t, "3", b.one(
+		"SELECT jsonb_array_length(retry_history)::text FROM dlq.dead_letter_queue WHERE id = $1", entry))
 
 	b.publish(entry, 8)
 	made := source.Stored{Entries: 1}
