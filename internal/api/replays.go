@@ -313,7 +313,11 @@ func (s *service) registerReports(api huma.API, tags []string, run uuid.UUID) {
 		Tags: tags, Summary: "Get how often the forecasts of ended replay runs were right", Errors: []int{503},
 	}
 	example(&calibration, http.StatusOK, replay.Calibration{
-		Runs: 20, Groups: 61, Judged: 50, Held: 41, Expected: 3100, Recovered: 3050, Latest: []replay.CalibrationGroup{{
+		Runs: 20, Groups: 61, Judged: 50, Held: 41, Expected: 3100, Recovered: 3050,
+		Figures: []replay.FigureCalibration{{
+			What: "goes", Runs: 18, Held: 17, Forecast: 9_800, Actual: 9_650, Off: 12.5,
+		}},
+		Latest: []replay.CalibrationGroup{{
 			Run: run, Queue: "payments", Fingerprint: "c0ffee0123456789abcd", Entries: 22, Expected: 17, Low: 12, High: 21,
 			Recovered: 18, Failed: 4, Judged: true, Held: true,
 		}},

@@ -39,7 +39,8 @@ func TestMoves_RefusalSaysWhoDecided(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(out), &problem))
 	require.Equal(t, "Conflict", problem.Title)
 	require.Equal(t, "dead letter "+id+": cannot discard from dlq_resolved (allowed: dlq_pending, dlq_manual, "+
-		"dlq_failed). lee resolved it at "+at+`: "ticket <4711>". Allowed from dlq_resolved: reopen.`, problem.Detail)
+		"dlq_failed, dlq_returned). lee resolved it at "+at+
+		`: "ticket <4711>". Allowed from dlq_resolved: reopen.`, problem.Detail)
 
 	_, told, to := b.send(kim, "/dead-letters/"+id+"/act", url.Values{
 		"do": {"discard"}, "from": {"/dead-letters/" + id},
