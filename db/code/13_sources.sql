@@ -53,7 +53,8 @@ BEGIN
         RETURN;
     END IF;
     WITH read AS MATERIALIZED (
-        SELECT r.*, u.key, u.value, u.place
+        SELECT r.*, u.key, u.value, u.place,
+            concat_ws(' ', p_cluster, r.message_id, p_topic_id, extract(epoch FROM r.at)) AS came
         FROM unnest(p_records, p_keys, p_values) WITH ORDINALITY u (record, key, value, place)
         CROSS JOIN LATERAL jsonb_to_record(u.record) AS r ("offset" bigint, at timestamptz, failed_at timestamptz,
             delivery_id uuid, message_id text, kind text, ordering_key text, event jsonb, error text, errors jsonb,
@@ -62,10 +63,10 @@ BEGIN
             headers jsonb)
     ), taken AS MATERIALIZED (
         -- Not in a join, which could call it once for equal records (Memoize).
-        SELECT l.*, dlq.take_delivery(p_queue, p_cluster, l.delivery_id, l.original_topic, l.original_partition,
+        SELECT l.*, dlq.take_delivery(p_queue, p_cluster, l.came, l.delivery_id, l.original_topic, l.original_partition,
             l.original_offset, l.consumer_group, decode(l.content, 'hex')) AS delivery
         FROM read l WHERE l."offset" >= v_position AND (l."offset" >= v_until OR NOT dlq.is_stored(
-            p_cluster, p_topic_id, l.message_id, l.at, decode(l.sha256, 'hex'), l.delivery_id, p_queue))
+            p_cluster, p_topic_id, l.message_id, l.at, decode(l.sha256, 'hex'), l.came, l.delivery_id, p_queue))
         ORDER BY l.place
     ), made AS MATERIALIZED (
         SELECT -nextval('dlq.record_ids') AS job, (n.delivery).entry_id, (n.delivery).job_id, n.*,
@@ -141,12 +142,13 @@ COMMENT ON FUNCTION dlq.append_records IS
 
 -- take_delivery is volatile, so that of two equal records in one batch the second does not get the delivery of the
 -- first.
-CREATE OR REPLACE FUNCTION dlq.take_delivery(p_queue text, p_cluster text, p_id uuid, p_topic text,
+CREATE OR REPLACE FUNCTION dlq.take_delivery(p_queue text, p_cluster text, p_came text, p_id uuid, p_topic text,
     p_partition integer, p_offset bigint, p_group text, p_content bytea, OUT entry_id uuid, OUT job_id bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    v_id uuid;
+    v_id      uuid;
+    v_by_hash boolean := false;
 BEGIN
     IF p_id IS NOT NULL THEN
         v_id := (SELECT d.id FROM dlq.source_deliveries d WHERE d.id = p_id AND d.queue = p_queue);
@@ -155,18 +157,29 @@ BEGIN
         v_id := (SELECT d.id FROM dlq.source_deliveries d WHERE d.cluster = p_cluster AND d.topic = p_topic
             AND d.partition = p_partition AND d."offset" = p_offset AND d.queue = p_queue ORDER BY d.id DESC LIMIT 1);
     ELSIF v_id IS NULL AND p_id IS NULL AND p_content IS NOT NULL THEN
-        v_id := (SELECT d.id FROM dlq.source_deliveries d
-            WHERE d.queue = p_queue AND d.content = p_content AND d.settled_at IS NULL AND d.cluster = p_cluster
-                AND d.acknowledged_at > now() - interval '1 day' AND d.topic = coalesce(p_topic, d.topic)
-                AND coalesce(d.consumer_group = p_group, true)
-            ORDER BY d.id LIMIT 1);
+        v_by_hash := true;
     END IF;
-    IF v_id IS NULL THEN
-        RETURN;
-    END IF;
-    UPDATE dlq.source_deliveries d SET settled_at = coalesce(d.settled_at, now()) WHERE d.id = v_id
-        AND (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.id = d.entry_id LIMIT 1) IS NOT NULL
-    RETURNING d.entry_id, d.job_id INTO entry_id, job_id;
+    LOOP
+        IF v_by_hash THEN
+            v_id := (SELECT d.id FROM dlq.source_deliveries d
+                WHERE d.queue = p_queue AND d.content = p_content AND d.settled_at IS NULL AND d.cluster = p_cluster
+                    AND d.acknowledged_at > now() - interval '1 day' AND d.topic = coalesce(p_topic, d.topic)
+                    AND coalesce(d.consumer_group = p_group, true)
+                    AND (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.id = d.entry_id LIMIT 1) IS NOT NULL
+                ORDER BY d.id LIMIT 1);
+        END IF;
+        IF v_id IS NULL THEN
+            RETURN;
+        END IF;
+        UPDATE dlq.source_deliveries d SET settled_at = coalesce(d.settled_at, now()),
+            came_back = CASE WHEN d.came_back IS NOT NULL
+                THEN d.came_back[greatest(cardinality(d.came_back) - 98, 1):] || p_came END
+        WHERE d.id = v_id AND (d.settled_at IS NULL OR NOT v_by_hash)
+            AND (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.id = d.entry_id LIMIT 1) IS NOT NULL
+        RETURNING d.entry_id, d.job_id INTO entry_id, job_id;
+        -- Of equal records in two partitions, another session may have taken the delivery meanwhile.
+        EXIT WHEN FOUND OR NOT v_by_hash;
+    END LOOP;
 END
 $$;
 COMMENT ON FUNCTION dlq.take_delivery IS
@@ -351,7 +364,7 @@ BEGIN
             WHERE s.cluster = p_cluster AND s.consumer_group = p_group AND s.topic = c.topic
                 AND s.partition = c.partition AND s."offset" < c.next AND s."offset" IS NOT NULL
                 AND s.consumed_at IS NULL AND s.settled_at IS NULL
-            ORDER BY s."offset" LIMIT 5000) n
+            ORDER BY s."offset" LIMIT 5000 FOR NO KEY UPDATE SKIP LOCKED) n
         LIMIT 5000);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
@@ -374,7 +387,7 @@ BEGIN
     SELECT array_agg(d.id), array_agg(d.entry_id) INTO v_due, v_entries
     FROM (SELECT s.id, s.entry_id FROM dlq.source_deliveries s
           WHERE s.queue = p_queue AND s.consumed_at <= now() - p_quiet AND s.settled_at IS NULL
-          ORDER BY s.consumed_at LIMIT p_limit) d;
+          ORDER BY s.consumed_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED) d;
     IF v_due IS NOT NULL THEN
         v_ids := ARRAY(SELECT e.id FROM dlq.dead_letter_returned e WHERE e.id = ANY (v_entries) ORDER BY e.id
             FOR UPDATE SKIP LOCKED);

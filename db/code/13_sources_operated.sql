@@ -1,18 +1,22 @@
 -- Sources in operation: which there are, pauses, moved positions, figures for metrics and doctor.
 
 -- is_stored recognises a record by its entry: by its place, time and value. So a record that the broker stored at an
--- offset whose record it had lost is another one.
+-- offset whose record it had lost is another one. A record that came back has no entry of its own: its delivery knows
+-- it (p_came).
 CREATE OR REPLACE FUNCTION dlq.is_stored(p_cluster text, p_topic_id uuid, p_message text, p_at timestamptz,
-    p_sha256 bytea, p_delivery uuid, p_queue text) RETURNS boolean
+    p_sha256 bytea, p_came text, p_delivery uuid, p_queue text) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
     RETURN EXISTS (SELECT FROM dlq.dead_letter_queue e
             WHERE e.event_id = left(p_message, 255) AND (e.record).cluster = p_cluster
                 AND (e.record).topic_id = p_topic_id AND (e.record).at = p_at
                 AND ((e.record).sha256 IS NULL OR (e.record).sha256 = p_sha256))
-        -- It came back, and its entry was told.
-        OR EXISTS (SELECT FROM dlq.source_deliveries d WHERE d.id = p_delivery AND d.queue = p_queue
-            AND EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = d.entry_id));
+        OR EXISTS (SELECT FROM dlq.source_deliveries d
+            WHERE d.came_back @> ARRAY[p_came] AND d.came_back <> '{}' AND d.queue = p_queue
+                AND EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = d.entry_id))
+        OR EXISTS (SELECT FROM dlq.source_deliveries d
+            WHERE d.id = p_delivery AND d.came_back IS NULL AND d.queue = p_queue
+                AND EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = d.entry_id));
 END
 $$;
 COMMENT ON FUNCTION dlq.is_stored IS

@@ -683,6 +683,7 @@ BEGIN
             ('^replay_runs_unsettled$', 'Runs whose outcomes may still come.'),
             ('^acts_runs$', 'The acts on a replay run.'),
             ('^source_deliveries_at$', 'Retention: deliveries that are remembered no longer.'),
+            ('^source_deliveries_came_back$', 'The delivery of a record that is read again.'),
             ('^source_deliveries_place$', 'The delivery of a record, by where the broker stored it.'),
             ('^source_deliveries_content$',
              'Deliveries by what was published, for records that come back without headers.'),

@@ -20,7 +20,8 @@ COMMENT ON TABLE dlq.dead_letter_returned IS
     'Entries whose record is published again, until the consumer group that failed is past it.';
 
 ALTER TABLE dlq.source_deliveries ADD COLUMN consumer_group text, ADD COLUMN content bytea,
-    ADD COLUMN consumed_at timestamptz, ADD COLUMN settled_at timestamptz;
+    ADD COLUMN consumed_at timestamptz, ADD COLUMN settled_at timestamptz, ADD COLUMN came_back text[];
+ALTER TABLE dlq.source_deliveries ALTER COLUMN came_back SET DEFAULT '{}';
 COMMENT ON COLUMN dlq.source_deliveries.consumer_group IS 'The consumer group that had failed; null if unknown.';
 COMMENT ON COLUMN dlq.source_deliveries.content IS
     'Hash of the key and value that were published; null once the entry is erased.';
@@ -28,6 +29,10 @@ COMMENT ON COLUMN dlq.source_deliveries.consumed_at IS
     'When dlqd first saw that the committed offset of the consumer group is past the record.';
 COMMENT ON COLUMN dlq.source_deliveries.settled_at IS
     'When the record came back, or its entry was resolved some time after consumed_at; dlqd waits no longer.';
+COMMENT ON COLUMN dlq.source_deliveries.came_back IS
+    'The records that it came back as, up to 100 of them (dlq.append_records); null if it was sent before they were '
+    'recorded.';
+CREATE INDEX source_deliveries_came_back ON dlq.source_deliveries USING gin (came_back) WHERE came_back <> '{}';
 CREATE INDEX source_deliveries_place ON dlq.source_deliveries (cluster, topic, partition, "offset")
     WHERE "offset" IS NOT NULL;
 CREATE INDEX source_deliveries_content ON dlq.source_deliveries (queue, content)
@@ -50,7 +55,7 @@ END
 $$;
 -- +goose StatementEnd
 DROP TABLE dlq.dead_letter_returned;
-DROP INDEX dlq.source_deliveries_read, dlq.source_deliveries_unread, dlq.source_deliveries_content,
+DROP INDEX dlq.source_deliveries_came_back, dlq.source_deliveries_read, dlq.source_deliveries_unread, dlq.source_deliveries_content,
     dlq.source_deliveries_place;
 ALTER TABLE dlq.source_deliveries DROP COLUMN consumer_group, DROP COLUMN content, DROP COLUMN consumed_at,
-    DROP COLUMN settled_at;
+    DROP COLUMN settled_at, DROP COLUMN came_back;

@@ -188,3 +188,65 @@ func TestPublish_MarksRemovedSources(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, source.StateWaiting, sources[0].State)
 }
+
+// Its delivery knows what a record came back as: it has no entry of its own.
+func TestRewind_KnowsRecordsThatCameBack(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	require.NoError(t, b.store.Publish(t.Context()))
+	start := b.at0(0, 1, 0)
+	start.Start = true
+	_, err := b.store.Append(t.Context(), start)
+	require.NoError(t, err)
+	entry := b.one("SELECT id::text FROM dlq.dead_letter_inbox")
+	b.exec("SELECT dlq.file(ARRAY[$1::uuid])", entry)
+	b.publish(entry, 7)
+	// By its place; published twice; by its hash; an equal record that was not published; and a hole.
+	rest := func() source.Batch {
+		batch := b.at0(1, 6, 1, 2, 3, 4)
+		for i, offset := range []int64{7, 7, source.Unknown, source.Unknown} {
+			batch.Records[i].Failure.Original = source.Origin{Topic: "in", Partition: 1, Offset: offset}
+		}
+		return batch
+	}
+	batch := rest()
+	batch.Records, batch.Next = batch.Records[:2], 3
+	stored, err := b.store.Append(t.Context(), batch)
+	require.NoError(t, err)
+	require.Equal(t, source.Stored{Next: 3, Returned: 2}, stored)
+	b.exec("SELECT dlq.apply_facts()")
+	b.publish(entry, 8)
+	batch = rest()
+	batch.Records, batch.First = batch.Records[2:], 3
+	stored, err = b.store.Append(t.Context(), batch)
+	require.NoError(t, err)
+	require.Equal(t, source.Stored{Next: 6, Returned: 1, Entries: 1}, stored)
+	b.exec("SELECT dlq.apply_facts()")
+
+	all := "SELECT string_agg(jsonb_array_length(retry_history) || ' ' || status, ', ' ORDER BY id) FROM dlq.dead_letter_queue"
+	before := b.one(all)
+	_, err = b.store.Rewind(t.Context(), "orders", "dlt", 1, 0, false, "kim", "")
+	require.NoError(t, err)
+	again := rest()
+	again.First, again.Records = 0, append(b.at0(0, 1, 0).Records, again.Records...)
+	stored, err = b.store.Append(t.Context(), again)
+	require.NoError(t, err)
+	require.Equal(t, source.Stored{Next: 6, Skipped: 5}, stored)
+	b.exec("SELECT dlq.apply_facts()")
+	require.Equal(t, before, b.one(all))
+	require.Equal(t, "5 1 0", b.one("SELECT records || ' ' || holes || ' ' || lost FROM dlq.source_positions"))
+
+	// Nothing has read a record that was skipped.
+	b.publish(entry, 9)
+	_, err = b.store.Rewind(t.Context(), "orders", "dlt", 1, 8, true, "kim", "")
+	require.NoError(t, err)
+	_, err = b.store.Rewind(t.Context(), "orders", "dlt", 1, 6, false, "kim", "")
+	require.NoError(t, err)
+	skipped := b.at0(6, 8, 6, 7)
+	id := b.one("SELECT id::text FROM dlq.source_deliveries ORDER BY at DESC LIMIT 1")
+	skipped.Records[0].Headers = []source.Header{{Key: source.HeaderDelivery, Value: []byte(id)}}
+	skipped.Records[1].Failure.Original = source.Origin{Topic: "in", Partition: 1, Offset: 9}
+	stored, err = b.store.Append(t.Context(), skipped)
+	require.NoError(t, err)
+	require.Equal(t, source.Stored{Next: 8, Returned: 2}, stored)
+}
