@@ -123,10 +123,10 @@ BEGIN
                    AND f.from_status IS DISTINCT FROM 'dlq_resolved') AS resolved,
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_failed'
                    AND f.from_status IS DISTINCT FROM 'dlq_failed') AS failed,
-               -- Entries that are archived from dlq_failed do not count: a failed entry is closed
+               -- Entries that are archived from dlq_failed do not count: they count as failed
                -- already.
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_archived'
-                   AND dlq.is_open(f.from_status)) AS archived,
+                   AND (dlq.is_open(f.from_status) OR f.from_status = 'dlq_returned')) AS archived,
                count(*) FILTER (WHERE c.sign = 1 AND f.to_status = 'dlq_manual'
                    AND f.from_status IS DISTINCT FROM 'dlq_manual') AS parked,
                coalesce(sum(c.sign) FILTER (WHERE c.status IN ('dlq_pending', 'dlq_processing', 'dlq_manual')),

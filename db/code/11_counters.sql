@@ -55,7 +55,8 @@ SET max_parallel_workers_per_gather = 0 AS $$
                    AND s.from_status IS DISTINCT FROM 'dlq_resolved') AS resolved,
                count(*) FILTER (WHERE s.to_status = 'dlq_failed'
                    AND s.from_status IS DISTINCT FROM 'dlq_failed') AS failed,
-               count(*) FILTER (WHERE s.to_status = 'dlq_archived' AND dlq.is_open(s.from_status)) AS archived,
+               count(*) FILTER (WHERE s.to_status = 'dlq_archived'
+                   AND (dlq.is_open(s.from_status) OR s.from_status = 'dlq_returned')) AS archived,
                count(*) FILTER (WHERE s.to_status = 'dlq_manual'
                    AND s.from_status IS DISTINCT FROM 'dlq_manual') AS parked,
                count(*) FILTER (WHERE s.actor = 'sweep') AS swept
