@@ -42,8 +42,8 @@ func (c *Client) ReturnedLoop() *background.Loop {
 			if err != nil || !taken {
 				return 0, err
 			}
-			markMore, err := c.markRead(ctx, queries)
-			resolveMore, failed := c.resolveReturned(ctx, queries)
+			resolveMore, err := c.resolveReturned(ctx, queries) // first: it needs no cluster
+			markMore, failed := c.markRead(ctx, queries)
 			if err = errors.Join(err, failed); err == nil && (markMore || resolveMore) {
 				return background.More, nil
 			}
@@ -53,15 +53,20 @@ func (c *Client) ReturnedLoop() *background.Loop {
 }
 
 // markRead records which consumer groups are past records that dlqd published. It returns true if there may
-// be more. An error of one group does not keep it from the others.
+// be more. An error of one group does not keep it from the others, and a cluster that does not answer is asked once.
 func (c *Client) markRead(ctx context.Context, queries *dbsqlc.Queries) (more bool, err error) {
 	groups, err := queries.UnreadGroups(ctx)
 	if err != nil {
 		return false, err
 	}
+	silent := map[string]bool{}
 	for _, group := range groups {
+		if c.Policy().Sources.Clusters[group.Cluster] == nil || silent[group.Cluster] {
+			continue
+		}
 		committed, failed := c.committed(ctx, group.Cluster, group.ConsumerGroup)
 		if failed != nil {
+			silent[group.Cluster] = errors.Is(failed, context.DeadlineExceeded)
 			err = errors.Join(err, fmt.Errorf("cluster %s, consumer group %s: %w", group.Cluster, group.ConsumerGroup, failed))
 			continue
 		}
@@ -88,24 +93,29 @@ func (c *Client) committed(ctx context.Context, cluster, group string) ([]Commit
 	}
 	ctx, cancel := context.WithTimeout(ctx, committedTimeout)
 	defer cancel()
-	return c.broker.Committed(ctx, cluster, group)
+	committed, err := c.broker.Committed(ctx, cluster, group)
+	if err != nil && ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", ctx.Err(), err)
+	}
+	return committed, err
 }
 
 // resolveReturned resolves the returned entries of all sources whose time is over. It returns true if there
-// may be more.
+// may be more. An error of one queue does not keep it from the others.
 func (c *Client) resolveReturned(ctx context.Context, queries *dbsqlc.Queries) (more bool, err error) {
 	p := c.Policy()
 	for _, name := range p.SourceNames() {
 		s := p.Sources.Sources[name]
-		resolved, err := queries.ResolveReturned(ctx, dbsqlc.ResolveReturnedParams{
+		resolved, failed := queries.ResolveReturned(ctx, dbsqlc.ResolveReturnedParams{
 			Queue: s.Queue, Quiet: s.Quiet, ReturnedFor: s.ReturnedFor,
 		})
-		if err != nil {
-			return more, fmt.Errorf("queue %s: %w", s.Queue, err)
+		if failed != nil {
+			err = errors.Join(err, fmt.Errorf("queue %s: %w", s.Queue, failed))
+			continue
 		}
 		more = more || resolved >= maxResolved
 	}
-	return more, nil
+	return more, err
 }
 
 // groupsTimeout bounds the question about the consumer groups of topics.

@@ -2,6 +2,7 @@ package source_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"testing"
 	"time"
@@ -9,6 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/source"
 	"github.com/dlqd/dlqd/internal/source/sourcetest"
 )
@@ -149,4 +152,82 @@ func TestAppend_GivesEarlierAttemptsATime(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "true", b.one(`SELECT bool_and((a ->> 'at')::timestamptz = last_failed_at)::text
 		FROM dlq.dead_letter_inbox, jsonb_array_elements(retry_history) a`))
+}
+
+// Equal records may be in two partitions, whose readers store them at once.
+func TestReturned_TakesADeliveryByItsHashOnce(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	first, second, deleted := b.fileOne(0), b.fileOne(1), b.fileOne(2)
+	b.publish(deleted, 6)
+	b.exec("SELECT dlq.discard($1)", deleted)
+	b.exec("SELECT dlq.delete_entries(ARRAY[$1::uuid])", deleted)
+	b.publish(first, 7)
+	b.publish(second, 8)
+	const take = `SELECT coalesce(entry_id::text, '') FROM dlq.take_delivery('orders', 'main', $1, NULL, 'in', NULL, NULL,
+		'pay', $2)`
+	content := source.Content([]byte("k"), []byte(`{"a": 1}`))
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	var taken string
+	require.NoError(t, tx.QueryRow(t.Context(), take, "a", content).Scan(&taken))
+	require.Equal(t, first, taken, "not that of a deleted entry")
+	other := make(chan string)
+	go func() {
+		var id string
+		if err := b.pool.QueryRow(t.Context(), take, "b", content).Scan(&id); err != nil {
+			id = err.Error()
+		}
+		other <- id
+	}()
+	require.Eventually(t, func() bool {
+		return b.one(`SELECT count(*)::text FROM pg_stat_activity WHERE wait_event_type = 'Lock'
+			AND datname = current_database() AND query LIKE '%take_delivery%'`) == "1"
+	}, 3*time.Minute, 20*time.Millisecond)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, second, <-other)
+	require.Empty(t, b.one(take, "c", content))
+}
+
+// silentCluster is a broker whose cluster "dead" does not answer.
+type silentCluster struct{ *sourcetest.Broker }
+
+func (s silentCluster) Committed(ctx context.Context, cluster, group string) ([]source.Committed, error) {
+	if cluster == "dead" {
+		<-ctx.Done()
+		return nil, errors.New("dial tcp: refused")
+	}
+	return s.Broker.Committed(ctx, cluster, group)
+}
+
+// A cluster that does not answer keeps no other from being asked, however many groups it has.
+func TestReturned_LoopAsksASilentClusterOnce(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	p := policytest.Load(t, policytest.Files{"sources": `
+clusters: {dead: {brokers: [127.0.0.1:9]}, main: {brokers: [127.0.0.1:9]}}
+sources: {orders: {cluster: main, topics: [dlt], quiet: 0s}}
+`})
+	broker := silentCluster{sourcetest.New()}
+	broker.Commit("pay", "in", 1, 8)
+	client := &source.Client{
+		Open:   func(*policy.Policy) (source.Broker, error) { return broker, nil },
+		Policy: func() *policy.Policy { return p }, Store: b.store, Logger: slog.New(slog.DiscardHandler),
+	}
+	b.exec(`INSERT INTO dlq.source_deliveries (id, entry_id, queue, job_id, job_created_at, cluster, topic, consumer_group,
+			acknowledged_at, partition, "offset")
+		SELECT dlq.uuid_v7(), dlq.uuid_v7(), 'orders', row_number() OVER (), now(), c, 'in', 'pay' || n, now(), 1, 7
+		FROM generate_series(1, 30) n, unnest('{dead,removed}'::text[]) c`)
+	entry := b.fileOne(0)
+	b.publish(entry, 7)
+	group := background.Group{Logger: slog.New(slog.DiscardHandler)}
+	group.Add(client.Loop(), client.ReturnedLoop())
+	group.Start()
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		require.NoError(t, group.Stop(ctx))
+	}()
+	require.Eventually(t, func() bool { return b.status(entry) == "dlq_resolved" }, 3*time.Minute, 50*time.Millisecond)
 }
