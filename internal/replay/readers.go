@@ -3,21 +3,25 @@ package replay
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
 )
 
 // Readers says who reads a topic that records would be published to.
 type Readers struct {
 	Cluster string   `json:"cluster" doc:"Name of the cluster in the policy."`
-	Topic   string   `json:"topic" doc:"The topic that records would be published to."`
+	Topic   string   `json:"topic" doc:"The topic that records would be published to; empty if it is not known."`
 	Failed  []string `json:"failed" doc:"Consumer groups in which the records failed; empty if they are not known."`
 	Groups  []string `json:"groups" doc:"Consumer groups of the topic, at least these: those with a member, or with an offset that the broker has not forgotten (by default, it forgets those of a group without members after 7 days)."`
 	Problem string   `json:"problem,omitempty" doc:"Why the consumer groups are not known."`
@@ -31,6 +35,8 @@ func (r *Readers) Text() string {
 		failed = strings.Join(r.Failed, ", ") + " failed"
 	}
 	switch {
+	case r.Topic == "":
+		return fmt.Sprintf("the topics of the records are not known (%s)", r.Problem)
 	case r.Problem != "":
 		return fmt.Sprintf("topic %s: its consumer groups are not known (%s)", r.Topic, r.Problem)
 	case len(r.Groups) == 0:
@@ -47,6 +53,43 @@ func (r *Readers) judge(retryTopic bool) {
 	if !retryTopic && (r.Problem != "" || len(slices.Compact(all)) > 1) {
 		r.Refusal = r.Text()
 	}
+}
+
+const (
+	// originsTime bounds the look at the entries of a filter.
+	originsTime = 10 * time.Second
+	// maxOrigins is the limit of dlq.record_origins.
+	maxOrigins = 1000
+)
+
+// readersOf returns who reads the topics that the records of a filter's entries would be published to.
+func (r *Replayer) readersOf(ctx context.Context, filter json.RawMessage, queue, destination string) ([]Readers, error) {
+	if len(r.Planner().Policy().Sources.Sources) == 0 {
+		return nil, nil
+	}
+	unknown := func(problem string) []Readers {
+		of := Readers{Failed: []string{}, Groups: []string{}, Problem: problem}
+		of.judge(false)
+		return []Readers{of}
+	}
+	var origins []dbsqlc.RecordOriginsRow
+	err := inTx(ctx, r.Store, func(tx transaction) error {
+		if err := tx.LimitStatements(ctx, strconv.FormatInt(originsTime.Milliseconds(), 10)); err != nil {
+			return err
+		}
+		var err error
+		origins, err = tx.RecordOrigins(ctx, filter)
+		return err
+	})
+	switch {
+	case err != nil && postgres.IsCancelled(err):
+		return unknown(fmt.Sprintf("to look them up took longer than %s", originsTime)), nil
+	case err != nil:
+		return nil, err
+	case len(origins) >= maxOrigins:
+		return unknown(fmt.Sprintf("they failed in %d or more topics and groups", maxOrigins)), nil
+	}
+	return r.readers(ctx, origins, queue, destination), nil
 }
 
 // readers returns who reads the topics that records of these origins would be published to.
@@ -114,7 +157,26 @@ func (r *Replayer) askGroups(ctx context.Context, p *policy.Policy, cluster stri
 // errNoClusters is the problem of a process that was built or started without a client for clusters.
 var errNoClusters = errors.New("this process connects to no cluster")
 
-// refuseOthers returns an error if other consumer groups than those that failed would read the records, or may.
+// refuseOthers returns an error if other consumer groups than those that failed would read the records of a run, or
+// may. Force does not allow it, also if the preview failed (nil).
+func (r *Replayer) refuseOthers(ctx context.Context, in *Request, preview *Preview) error {
+	if in.OtherGroups {
+		return nil
+	}
+	if preview != nil {
+		return refuseOthers(preview.Readers)
+	}
+	filter, err := dbsqlc.New(r.Store.DB()).Replayable(ctx, in.Filter)
+	if err != nil {
+		return deadletter.AsMoveError(err)
+	}
+	readers, err := r.readersOf(ctx, filter, in.Queue, in.Destination)
+	if err != nil {
+		return deadletter.AsMoveError(err)
+	}
+	return refuseOthers(readers)
+}
+
 func refuseOthers(readers []Readers) error {
 	var why []string
 	for i := range readers {

@@ -338,10 +338,9 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 		Samples: []Sample{},
 	}
 	rate := cmp.Or(in.Rate, unlimitedRate)
-	var origins []dbsqlc.RecordOriginsRow
-	err := inTx(ctx, r.Store, func(tx transaction) error {
-		filter, err := tx.Replayable(ctx, in.Filter)
-		if err != nil {
+	var filter json.RawMessage
+	err := inTx(ctx, r.Store, func(tx transaction) (err error) {
+		if filter, err = tx.Replayable(ctx, in.Filter); err != nil {
 			return err
 		}
 		if err := tx.CheckDestination(ctx, dbsqlc.CheckDestinationParams{Filter: filter, Destination: in.Destination}); err !=
@@ -376,11 +375,6 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 		if p.Approval, err = needsApproval(ctx, tx, in, filter); err != nil {
 			return err
 		}
-		if len(r.Planner().Policy().Sources.Sources) > 0 {
-			if origins, err = tx.RecordOrigins(ctx, filter); err != nil {
-				return err
-			}
-		}
 		return p.addSamples(ctx, tx, in, filter)
 	})
 	if err != nil {
@@ -404,7 +398,9 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 		p.Unhealthy = append(p.Unhealthy, "no River client works queue "+queue+": redeliveries would wait there")
 	}
 	p.Seconds = float64(p.Total) / rate
-	p.Readers = r.readers(ctx, origins, in.Queue, in.Destination)
+	if p.Readers, err = r.readersOf(ctx, filter, in.Queue, in.Destination); err != nil {
+		return nil, deadletter.AsMoveError(err)
+	}
 	return p, nil
 }
 
@@ -567,7 +563,6 @@ func (r *Replayer) start(ctx context.Context, in *Request, before func(tx transa
 	if _, refused := errors.AsType[*deadletter.MoveError](err); err != nil && (!in.Force || refused) {
 		return nil, err
 	}
-	in.Forecast = nil // if a forced run is started after a failed preview
 	if err == nil {
 		if len(preview.Unhealthy) > 0 && !in.Force {
 			return nil, &deadletter.MoveError{
@@ -575,11 +570,12 @@ func (r *Replayer) start(ctx context.Context, in *Request, before func(tx transa
 				Hint: "Wait until they have passed, or start the run with force.",
 			}
 		}
-		if !in.OtherGroups {
-			if err := refuseOthers(preview.Readers); err != nil {
-				return nil, err
-			}
-		}
+	}
+	if err := r.refuseOthers(ctx, in, preview); err != nil {
+		return nil, err
+	}
+	in.Forecast = nil // if a forced run is started after a failed preview
+	if preview != nil {
 		in.Forecast = &Forecast{
 			Entries: preview.Total, Seconds: preview.Seconds, ByQueue: preview.ByQueue, Unhealthy: preview.Unhealthy,
 			Estimates: preview.Estimates, Expect: preview.Expect, Ends: preview.Ends,

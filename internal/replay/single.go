@@ -19,20 +19,16 @@ func (r *Replayer) Replay(ctx context.Context, id uuid.UUID, in deadletter.Repla
 	if err := r.checkDestination(in.Destination); err != nil {
 		return 0, nil, err
 	}
-	if !in.OtherGroups && len(r.Planner().Policy().Sources.Sources) > 0 {
+	if !in.OtherGroups {
 		filter, err := json.Marshal(map[string][]uuid.UUID{"ids": {id}})
 		if err != nil {
 			return 0, nil, err
 		}
-		var origins []dbsqlc.RecordOriginsRow
-		err = inTx(ctx, r.Store, func(tx transaction) (err error) {
-			origins, err = tx.RecordOrigins(ctx, filter)
-			return err
-		})
+		readers, err := r.readersOf(ctx, filter, "", in.Destination)
 		if err != nil {
 			return 0, nil, err
 		}
-		if err := refuseOthers(r.readers(ctx, origins, "", in.Destination)); err != nil {
+		if err := refuseOthers(readers); err != nil {
 			return 0, nil, err
 		}
 	}
