@@ -268,7 +268,7 @@ func TestErase_TracesFindWhatStays(t *testing.T) {
 // runbook's table lists the columns that do have such text.
 var ownColumns = map[string]string{
 	"approvals": "operation by_queue state actor on_behalf_of token_by origin scope decided_by " +
-		"forecast",
+		"forecast skips",
 	"acts":                    "actor db_user origin config_version",
 	"archived_partitions":     "partition_name archive",
 	"automatic_changes":       "scope name include actor db_user origin",
@@ -298,9 +298,9 @@ var ownColumns = map[string]string{
 	"processes":           "name version parts queues",
 	"reconcile_findings":  "why",
 	"reconcile_looks":     "look cursor_state triggers triggers_before",
-	"replay_run_entries":  "outcome error_class fingerprint was queue taken_by",
+	"replay_run_entries":  "outcome error_class fingerprint was queue taken_by reason version",
 	"replay_run_groups":   "queue fingerprint known state reason",
-	"replay_runs":         "scope queue destination actor origin reason forecast result checkpoint",
+	"replay_runs":         "scope queue destination actor origin reason forecast result checkpoint skips figures",
 	"restored_partitions": "partition_name",
 	"river_job":           "kind queue attempted_by",
 	"reviews":             "actor",
@@ -313,7 +313,7 @@ var ownColumns = map[string]string{
 	"saved_views":         "owner columns sort scope",
 	"sessions":            "name via issuer subject groups address agent",
 	"settings":            "key value",
-	"source_deliveries":   "queue cluster topic consumer_group",
+	"source_deliveries":   "queue cluster topic consumer_group came_back",
 	"source_positions":    "cluster topic source queue",
 	"source_progress":     "source cluster topic queue state error",
 	"sources":             "name cluster queue paused_by",
