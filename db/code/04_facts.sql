@@ -156,10 +156,9 @@ DECLARE
 BEGIN
     -- Every replay run that redelivered one of these entries counts it as succeeded.
     UPDATE dlq.replay_run_entries r SET outcome = 'succeeded', ended_at = clock_timestamp(),
-        worked = greatest(extract(epoch FROM j.finalized_at - j.attempted_at)::double precision, 0),
-        version = dlq.reported_version(j.metadata)
+        worked = dlq.seconds_worked(j.attempted_at, j.finalized_at), version = dlq.reported_version(j.metadata)
     FROM unnest(p_ids, p_jobs) i (id, job) JOIN dlq.entry_jobs m ON m.entry_id = i.id AND m.run_id IS NOT NULL
-    LEFT JOIN river.river_job j ON j.id = i.job
+    LEFT JOIN river.river_job j ON j.id = i.job AND j.id = m.job_id
     WHERE r.run_id = m.run_id AND r.entry_id = i.id AND r.outcome IS NULL;
     v_moving := dlq.set_moves((SELECT jsonb_build_object('actor', p_actor, 'reasons',
             jsonb_object_agg(e.id, 'job ' || d.job || ' completed'))
@@ -277,8 +276,7 @@ BEGIN
     END IF;
     UPDATE dlq.replay_run_entries r SET outcome = 'failed', detail = left(p_job -> 'errors' -> -1 ->> 'error', 1000),
         ended_at = clock_timestamp(),
-        worked = (SELECT greatest(extract(epoch FROM j.finalized_at - j.attempted_at)::double precision, 0)
-                  FROM river.river_job j WHERE j.id = v_job),
+        worked = (SELECT dlq.seconds_worked(j.attempted_at, j.finalized_at) FROM river.river_job j WHERE j.id = v_job),
         version = dlq.reported_version(p_job -> 'metadata')
     FROM dlq.entry_jobs m
     WHERE m.job_id = v_job AND m.entry_id = p_entry AND m.run_id IS NOT NULL AND r.run_id = m.run_id

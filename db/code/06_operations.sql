@@ -25,6 +25,14 @@ COMMENT ON FUNCTION dlq.reported_version IS
     'The version that worked a job with this metadata, as its worker (riverdlq) or its destination (Dlqd-Version) '
     'reported it; null if there is none, or it is no version.';
 
+CREATE OR REPLACE FUNCTION dlq.seconds_worked(p_attempted_at timestamptz, p_finalized_at timestamptz) RETURNS float8
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN p_attempted_at BETWEEN '1970-01-01Z' AND p_finalized_at AND p_finalized_at < '9999-01-01Z'
+    THEN extract(epoch FROM p_finalized_at - p_attempted_at)::float8 END;
+COMMENT ON FUNCTION dlq.seconds_worked IS
+    'How long the last attempt of a job that has ended ran; null if its times, which any client can write, are not in '
+    'order, or infinite: Postgres cannot subtract those.';
+
 -- carried_metadata keeps what the application wrote into a job's metadata, and drops what describes
 -- the old job. River needs an object: metadata of another type becomes {}. Postgres inlines this expression, and that
 -- of dlq.is_superseded, because no part of it is STABLE, as a cast of an expression to text[] and to_jsonb are

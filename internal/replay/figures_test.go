@@ -212,6 +212,26 @@ func TestReport_SaysHowFarOffEachFigureWas(t *testing.T) {
 	t.Fatal("no figure: goes")
 }
 
+// Any client of River can write the times of a job.
+func TestRun_CountsNoWorkOfImpossibleTimes(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(6, "a", "T")
+	run := b.start(replay.Request{All: true, StopAt: 100})
+	b.runOnce()
+	b.exec("UPDATE river_job SET attempted_at = now() - interval '90 seconds' WHERE state = 'available'")
+	b.exec("UPDATE river_job SET attempted_at = 'infinity' WHERE args ->> 'n' IN ('1', '4') AND state = 'available'")
+	b.exec("UPDATE river_job SET attempted_at = '-infinity' WHERE args ->> 'n' = '2' AND state = 'available'")
+	b.end(4, "still wrong")
+	b.endJobs("completed", 6)
+	b.turn()
+	require.EqualValues(t, 5, b.get(run).Succeeded)
+	report := b.report(run)
+	require.EqualValues(t, 6, report.Requests)
+	require.GreaterOrEqual(t, report.Worked, 3*90.0)
+	require.Equal(t, 3, b.count("SELECT count(*)::integer FROM dlq.replay_run_entries WHERE worked IS NULL"))
+}
+
 func TestFixes_LogARefusalOnceAndWait(t *testing.T) {
 	t.Parallel()
 	b := setupFixes(t)
