@@ -8,8 +8,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
 SET row_security = off AS $$
     SELECT e.id,
            CASE WHEN jsonb_typeof(l.last -> 'processingDuration') = 'number'
-               AND (l.last ->> 'processingDuration')::numeric BETWEEN 0 AND 1e9 -- any client can write 1e400
-               THEN (l.last ->> 'processingDuration')::float8 END,
+               AND (l.last ->> 'processingDuration')::numeric BETWEEN 0 AND 1e9
+               THEN round((l.last ->> 'processingDuration')::numeric, 6)::float8 END, -- any client can write 1e±400
            e.retry_count + jsonb_array_length(e.replay_attempts), dlq.has_checkpoint(e.metadata),
            EXISTS (SELECT FROM dlq.replay_runs r JOIN dlq.replay_run_entries x ON x.run_id = r.id AND x.entry_id = e.id
                AND (x.outcome IS NULL AND x.job_id IS NULL OR r.progressive AND x.outcome = 'failed')
@@ -68,9 +68,11 @@ BEGIN
         RETURN;
     END IF;
     v_at_once := least(v_at_once, p_workers);
-    earliest := p_entries / least(v_rate, coalesce(nullif(p_concurrency, 0), 'infinity') / nullif(v_low, 0))
-        + v_steps * v_low;
-    latest := p_entries / least(v_rate, v_at_once / nullif(v_high, 0)) + v_most + (v_steps - 1) * v_high + v_steps * 2;
+    -- At most a century: later times may be none that Postgres and clients can read.
+    earliest := least(3.15e9, p_entries / least(v_rate, coalesce(nullif(p_concurrency, 0), 'infinity')
+        / nullif(v_low, 0)) + v_steps * v_low);
+    latest := least(3.15e9, p_entries / least(v_rate, v_at_once / nullif(v_high, 0))
+        + v_most + (v_steps - 1) * v_high + v_steps * 2);
 END
 $$;
 COMMENT ON FUNCTION dlq.replay_ends IS
@@ -88,6 +90,7 @@ DECLARE
     v_sample uuid[];
     v_ends   record;
 BEGIN
+    PERFORM dlq.check_rate(p_rate);
     WITH cells AS MATERIALIZED (SELECT c.entries, c.sample FROM dlq.count_groups(v_filter, 1000) c)
     SELECT (SELECT coalesce(sum(c.entries), 0) FROM cells c),
         ARRAY(SELECT i.id FROM cells c CROSS JOIN unnest(c.sample) i (id)) INTO v_total, v_sample;

@@ -232,6 +232,26 @@ func TestRun_CountsNoWorkOfImpossibleTimes(t *testing.T) {
 	require.Equal(t, 3, b.count("SELECT count(*)::integer FROM dlq.replay_run_entries WHERE worked IS NULL"))
 }
 
+// Any client of River can write durations that are no float8, or that no clock shows.
+func TestPreview_TakesImpossibleDurations(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(6, "a", "T")
+	for _, duration := range []string{"1e-400", "1e400", "-1", "1e9"} {
+		b.exec(`UPDATE dlq.dead_letter_queue SET retry_history = jsonb_build_array(
+			jsonb_build_object('processingDuration', $1::text::numeric))`, duration)
+		preview, err := b.replayer.Preview(t.Context(),
+			withDefaults(replay.Request{All: true, Rate: 0.001, Concurrency: 1}))
+		require.NoError(t, err, duration)
+		_, err = json.Marshal(preview)
+		require.NoError(t, err, duration)
+		require.Equal(t, duration == "1e-400" || duration == "1e9", preview.Ends != nil, duration)
+		require.Equal(t, 1, b.count("SELECT count(*)::integer FROM dlq.preview_replay('{}', 0.001, 1) WHERE what = 'ends'"))
+	}
+	require.Equal(t, 1, b.count(`SELECT (now() + make_interval(secs => e.latest) > now())::integer
+		FROM dlq.replay_ends(9000000000000000000, array_fill(1e9::float8, '{9}'), 0.001, 1, NULL, true) e`))
+}
+
 func TestFixes_LogARefusalOnceAndWait(t *testing.T) {
 	t.Parallel()
 	b := setupFixes(t)
