@@ -261,6 +261,7 @@ func TestFixes_LogARefusalOnceAndWait(t *testing.T) {
 	b.unmet = "the circuit breaker of queue a is open"
 	var log bytes.Buffer
 	fixes := &replay.Fixes{Replayer: b.replayer, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	began := time.Now()
 	for range 3 {
 		require.NoError(t, fixes.RunOnce(t.Context()))
 	}
@@ -268,7 +269,9 @@ func TestFixes_LogARefusalOnceAndWait(t *testing.T) {
 	require.Zero(t, b.runs())
 	b.unmet = ""
 	require.NoError(t, fixes.RunOnce(t.Context()))
-	require.Zero(t, b.runs(), "the next try is later")
+	if time.Since(began) < 15*time.Second { // not on a machine that is so busy that the time for the next try has come
+		require.Zero(t, b.runs(), "the next try is later")
+	}
 }
 
 // The policy's run and request have the scope of their queue, and are no act of a person.
