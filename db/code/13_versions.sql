@@ -110,7 +110,8 @@ COMMENT ON FUNCTION dlq.record_deploy IS
 
 -- learn_versions takes the versions that completed jobs report. While a deploy is under way, two versions report: it
 -- takes one only if it is alone among at least ten reports of its queue. A job that dlqd completed for a resolved
--- entry reports nothing: no worker has worked it. A receiver may change its version with each answer: it is taken
+-- entry reports nothing: no worker has worked it, and neither does one that was worked before the last report: after
+-- an operator has reported a rollback, jobs of the version before are still among the last. A receiver may change its version with each answer: it is taken
 -- once in five minutes.
 CREATE OR REPLACE FUNCTION dlq.learn_versions() RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -126,14 +127,17 @@ BEGIN
     END IF;
     FOR v_queue, v_version IN
         SELECT r.queue, min(r.version)
-        FROM (SELECT j.queue, dlq.reported_version(j.metadata) AS version
-              FROM (SELECT l.queue, l.metadata, l.attempt FROM river.river_job l
+        FROM (SELECT j.queue, j.attempted_at, dlq.reported_version(j.metadata) AS version
+              FROM (SELECT l.queue, l.metadata, l.attempt, l.attempted_at FROM river.river_job l
                     WHERE l.state = 'completed' AND l.finalized_at > now() - interval '5 minutes'
                         AND l.finalized_at <= now()
                     ORDER BY l.finalized_at DESC LIMIT 1000) j
               WHERE NOT dlq.is_superseded('completed', j.attempt, j.metadata)) r
+        JOIN (SELECT m.queue, (SELECT max(d.last_at) FROM dlq.deploys d
+                               WHERE d.queue IN (m.queue, '') AND d.last_at <= now()) AS reported_at
+              FROM dlq.group_marks m WHERE m.fixed_in IS NOT NULL GROUP BY m.queue OFFSET 0) f
+            ON f.queue = r.queue AND (f.reported_at IS NULL OR r.attempted_at > f.reported_at)
         WHERE r.version IS NOT NULL
-            AND EXISTS (SELECT FROM dlq.group_marks m WHERE m.queue = r.queue AND m.fixed_in IS NOT NULL)
             AND NOT EXISTS (SELECT FROM dlq.deploys d WHERE d.queue = r.queue AND d.actor = 'capture'
                 AND d.last_at BETWEEN now() - interval '5 minutes' AND now())
         GROUP BY r.queue HAVING count(*) >= 10 AND min(r.version) = max(r.version)

@@ -340,8 +340,9 @@ func TestVersions_AreOrdered(t *testing.T) {
 // completeReporting makes n jobs of a queue complete with metadata.
 func (b *bundle) completeReporting(n int, queue, metadata string) {
 	b.Helper()
-	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, finalized_at, metadata)
-		SELECT 'order.other', '{}', $1, 5, 1, 'completed', now(), $2 FROM generate_series(1, $3) i`, queue, metadata, n)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, attempted_at, finalized_at, metadata)
+		SELECT 'order.other', '{}', $1, 5, 1, 'completed', clock_timestamp(), clock_timestamp(), $2
+		FROM generate_series(1, $3) i`, queue, metadata, n)
 }
 
 // Workers report their version with the jobs that they complete: no report of a deploy is needed.
@@ -386,6 +387,19 @@ func TestFixes_LearnVersionsFromJobs(t *testing.T) {
 	b.completeReporting(1, "a", `{"dlq:version": "4.1.9"}`)
 	b.look(1)
 	require.Equal(t, "4.1.9", running(), "a rollback")
+}
+
+// After an operator has reported a rollback, jobs that the version before has worked do not take it back.
+func TestFixes_LearnNothingFromJobsBeforeAReport(t *testing.T) {
+	t.Parallel()
+	b := setupFixes(t)
+	b.die(8, "a", fixedGroup, "order.paid", "bug")
+	b.fixedIn("a", fixedGroup, "4.2")
+	b.completeReporting(20, "a", `{"dlq:version": "4.2.0"}`)
+	b.deploy("4.1.9")
+	b.look(1)
+	require.Equal(t, 1, b.count("SELECT (dlq.deployed_version('a') = '4.1.9')::integer"))
+	require.Zero(t, b.runs())
 }
 
 // The order of reports decides which version runs, not the clock.
