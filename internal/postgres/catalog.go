@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -168,6 +169,7 @@ func (m *Migrator) createFresh(ctx context.Context, tx pgx.Tx, fresh Schemas) er
 		up, _, _ := strings.Cut(string(raw), "-- +goose Down")
 		migrations.files = append(migrations.files, codeFile{name, within.Render(up)})
 	}
+	foldLabels(migrations.files)
 	code := newCode(within)
 	for _, part := range []codePart{
 		migrations, code.routines, code.triggers,
@@ -178,6 +180,32 @@ func (m *Migrator) createFresh(ctx context.Context, tx pgx.Tx, fresh Schemas) er
 		}
 	}
 	return nil
+}
+
+// addedLabel matches a statement that adds a label to an enum.
+var addedLabel = regexp.MustCompile(`ALTER TYPE (\S+) ADD VALUE IF NOT EXISTS ('\w+')(?: AFTER ('\w+'))?;`)
+
+// foldLabels moves the labels that later migrations add to an enum into the statement that creates it: all migrations
+// run in one transaction here, and a transaction cannot use a label that it has added.
+func foldLabels(files []codeFile) {
+	for _, file := range files {
+		for _, added := range addedLabel.FindAllStringSubmatch(file.sql, -1) {
+			create := "CREATE TYPE " + added[1] + " AS ENUM ("
+			for i := range files {
+				before, list, found := strings.Cut(files[i].sql, create)
+				if !found {
+					continue
+				}
+				labels, after, _ := strings.Cut(list, ");")
+				if added[3] == "" {
+					labels = strings.TrimRight(labels, " \n") + "\n, " + added[2] // the last line may end in a comment
+				} else {
+					labels = strings.Replace(labels, added[3], added[3]+", "+added[2], 1)
+				}
+				files[i].sql = before + create + labels + ");" + after
+			}
+		}
+	}
 }
 
 // recreate recreates a schema's views and SQL functions from the definitions that Postgres prints.
