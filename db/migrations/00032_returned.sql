@@ -1,8 +1,8 @@
 -- +goose Up
 -- Entries whose record was published and whose consumer group is not known to be past it. The table is made and
 -- indexed on its own: attaching it to the empty stage locks no writer of the other partitions.
-CREATE TABLE dlq.dead_letter_returned (LIKE dlq.dead_letter_queue INCLUDING ALL EXCLUDING INDEXES, PRIMARY KEY (id),
-    CONSTRAINT columns_follow_status CHECK (
+CREATE TABLE dlq.dead_letter_returned (LIKE dlq.dead_letter_queue INCLUDING ALL EXCLUDING INDEXES EXCLUDING COMMENTS,
+    PRIMARY KEY (id), CONSTRAINT columns_follow_status CHECK (
         status = 'dlq_returned' AND closed_at IS NOT NULL AND redelivery_job_id IS NULL),
     CONSTRAINT stage_is_returned CHECK (stage IS NOT NULL AND stage = 'returned'))
     WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
