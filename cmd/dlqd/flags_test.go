@@ -82,7 +82,7 @@ func TestFlags_APICommandsUseOrRejectEveryFlag(t *testing.T) {
 	t.Parallel()
 	needs := map[string][]string{
 		"send": {"--kind", "k"}, "automatic on": {"--all"}, "automatic off": {"--all"}, "automatic reset": {"--all"},
-		"approvals approve": {"--expect", "6"},
+		"approvals approve": {"--expect", "6"}, "sources rewind": {"--topic", "t"},
 	}
 	tried := 0
 	eachCommand(newRoot(t.Context()), func(cmd *cobra.Command) {
@@ -188,6 +188,7 @@ func TestFlags_OtherCommandsHaveKnownFlags(t *testing.T) {
 		"doctor":          database + " " + policy + " json replica-url replica-url-file", // doctor_test.go
 		"psql":            database,
 		"openapi":         "json",
+		"sources test":    "env json records",                                           // TestBroker_TriesASourceWithoutStoring
 		"version":         "json",                                                       // version_test.go
 		"tokens create":   database + " actor expires kind name note queue role source", // tokens_test.go
 		"tokens list":     database + " json",

@@ -118,7 +118,7 @@ func newRewindSource() *cobra.Command {
 	var offset int64
 	var at string
 	cmd := &cobra.Command{
-		Use:   "rewind NAME --topic TOPIC [--partition N] (--offset N | --time TIME)",
+		Use:   "rewind NAME",
 		Short: "Read the records of a partition again",
 		Long: "Records whose entries exist are recognised, and become no second entry. Those whose entries are deleted\n" +
 			"become entries again.",
@@ -130,7 +130,7 @@ func newRewindSource() *cobra.Command {
 			if at != "" {
 				var err error
 				if in.Time, err = time.Parse(time.RFC3339, at); err != nil {
-					return fmt.Errorf("--time: %q is not a time such as 2026-11-28T08:00:00Z", at)
+					return &usageError{fmt.Errorf("--time %q: not a time such as 2026-11-28T08:00:00Z", at)}
 				}
 			}
 			out, err := call(cmd, &c, api.RewindSource, api.RewindInput{SourceInput: api.SourceInput{Name: args[0]}, Body: in})
