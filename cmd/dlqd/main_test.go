@@ -232,7 +232,7 @@ func TestCommands_CallAPI(t *testing.T) {
 	require.Contains(t, ok(t, with("unpark", ids[3])...), "dlq_pending")
 	_, stderr, code := run(t, with("resolve", ids[1])...)
 	require.Equal(t, 1, code)
-	require.Contains(t, stderr, "cannot resolve from dlq_archived (allowed: dlq_manual)")
+	require.Contains(t, stderr, "cannot resolve from dlq_archived (allowed: dlq_manual, dlq_returned)")
 	require.Regexp(t, ` discarded it at \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ: "not wanted"\. Allowed from dlq_archived: `,
 		stderr)
 	require.Contains(t, ok(t, with("stats")...), "last 24 hours: 4 captured")
