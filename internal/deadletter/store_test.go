@@ -169,7 +169,8 @@ func TestMoves_ParkResolveAndUnpark(t *testing.T) {
 	require.ErrorIs(t, b.store.Discard(ctx, id, kim), deadletter.ErrNotAllowed)
 	_, err = b.store.Replay(ctx, id, deadletter.Replay{Act: kim})
 	require.ErrorIs(t, err, deadletter.ErrNotAllowed)
-	require.Contains(t, err.Error(), "cannot replay from dlq_resolved (allowed: dlq_pending, dlq_manual, dlq_failed)")
+	require.Contains(t, err.Error(), "cannot replay from dlq_resolved (allowed: dlq_pending, dlq_manual, dlq_failed, "+
+		"dlq_returned)")
 
 	require.ErrorIs(t, b.store.Park(ctx, uuid.New(), kim), deadletter.ErrNotFound)
 	_, _, err = b.store.Get(ctx, uuid.New())
@@ -183,7 +184,8 @@ func TestMoves_RefusalSaysWhoMovedTheEntry(t *testing.T) {
 	b := setup(t, succeed)
 	id := b.createEntry().ID
 	require.EqualError(t, b.store.Resolve(t.Context(), id, kim), "dead letter "+id.String()+": cannot resolve from "+
-		"dlq_pending (allowed: dlq_manual). Allowed from dlq_pending: replay, discard, expire, park.", "it was only captured")
+		"dlq_pending (allowed: dlq_manual, dlq_returned). Allowed from dlq_pending: replay, discard, expire, park.",
+		"it was only captured")
 	require.NoError(t, b.store.Park(t.Context(), id, kim))
 	lee := deadletter.Act{Actor: "lee", Note: "ticket 4711, card 4242424242424242"}
 	require.NoError(t, b.store.Resolve(t.Context(), id, lee))
@@ -196,7 +198,7 @@ func TestMoves_RefusalSaysWhoMovedTheEntry(t *testing.T) {
 		err := b.store.Discard(ctx, id, kim)
 		require.ErrorIs(t, err, deadletter.ErrNotAllowed)
 		require.Equal(t, "dead letter "+id.String()+": cannot discard from dlq_resolved (allowed: dlq_pending, dlq_manual, "+
-			"dlq_failed). lee resolved it at "+resolved.At.UTC().Format(time.RFC3339)+said+
+			"dlq_failed, dlq_returned). lee resolved it at "+resolved.At.UTC().Format(time.RFC3339)+said+
 			". Allowed from dlq_resolved: reopen.", err.Error())
 	}
 	refused(t.Context(), `: "ticket 4711, card 4242424242424242"`)
@@ -523,7 +525,7 @@ func TestReopen_MovesClosedEntriesToManual(t *testing.T) {
 	b := setup(t, succeed)
 	entry := b.createEntry()
 	require.ErrorContains(t, b.store.Reopen(t.Context(), entry.ID, kim),
-		"cannot reopen from dlq_pending (allowed: dlq_resolved, dlq_archived)")
+		"cannot reopen from dlq_pending (allowed: dlq_resolved, dlq_archived, dlq_returned)")
 	require.NoError(t, b.store.Discard(t.Context(), entry.ID, kim))
 	require.NoError(t, b.store.Reopen(t.Context(), entry.ID, kim))
 	after, trail := b.entry()
