@@ -76,6 +76,8 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 			`, "headers": {"X-Api-Key": "key-of-the-shop"},
 		"subscriberId": "kim@example.com", "orderingKey": "kim@example.com"}`)
 	require.Equal(t, http.StatusAccepted, status, out)
+	_, err := b.pool.Exec(t.Context(), "INSERT INTO dlq.sources (name, cluster, queue) VALUES ('default', 'c', 'default')")
+	require.NoError(t, err)
 	var id string
 	require.Eventually(t, func() bool {
 		err := b.pool.QueryRow(t.Context(), "SELECT id::text FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'").Scan(
@@ -140,7 +142,7 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND dlq_retry_count > 0") == 1
 	}, 5*time.Minute, 50*time.Millisecond)
-	_, err := b.pool.Exec(t.Context(), postgrestest.RefreshRollups)
+	_, err = b.pool.Exec(t.Context(), postgrestest.RefreshRollups)
 	require.NoError(t, err)
 	approvalID := b.text(`SELECT dlq.request_approval('replay', '{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "mergePatch": {"card": {"number": "4111111111111111"}}, "patch": [{"op": "replace", "path": "/card", "value": {"number": "4111111111111111"}}]}', 'card 4111111111111111', 'kim')::text`)
 
