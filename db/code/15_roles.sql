@@ -325,6 +325,7 @@ BEGIN
             -- too.
             ('dlq.dead_letter_transitions', CASE WHEN 'edited_event' = ANY (p_sensitive) THEN ARRAY['detail'] END
                 || CASE WHEN 'notes' = ANY (p_sensitive) THEN ARRAY['note'] END, ARRAY['detail', 'note']),
+            ('dlq.source_deliveries', CASE WHEN p_sensitive <> '{}' THEN ARRAY['content'] END, ARRAY['content']),
             ('dlq.job_facts', CASE WHEN p_sensitive <> '{}' THEN ARRAY['job'] END, ARRAY['job']),
             ('dlq.replay_runs', CASE WHEN p_sensitive && dlq.filtered_columns()
                 THEN ARRAY['filter', 'patch', 'merge_patch'] END, ARRAY['filter', 'patch', 'merge_patch', 'note']),

@@ -17,8 +17,11 @@ func TestRecord_IsHiddenFromReaders(t *testing.T) {
 	for _, hidden := range []string{"original_event", "error_message", "error_stack_trace", "metadata"} {
 		b.exec("SELECT dlq.protect(ARRAY[$1])", hidden)
 		require.Equal(t, "false", sees("dlq.dead_letter_queue", "record"), hidden)
+		require.Equal(t, "false", sees("dlq.source_deliveries", "content"), "%s: a hash of few values tells them", hidden)
 		require.Equal(t, "false", sees("dlq.job_facts", "job"), "%s: a fact \"returned\" has the record", hidden)
 	}
 	b.exec("SELECT dlq.protect('{}')")
 	require.Equal(t, "true", sees("dlq.dead_letter_queue", "record"))
+	require.Equal(t, "true", sees("dlq.source_deliveries", "content"))
+	require.Equal(t, "true", b.one("SELECT relrowsecurity::text FROM pg_class WHERE oid = 'dlq.sources'::regclass"))
 }
