@@ -209,7 +209,8 @@ func (p *Preview) endText() string {
 		return ""
 	case p.Ends != nil:
 		return fmt.Sprintf("it will have ended between %s and %s after its start, by %s, if no failure group is held",
-			wholeSeconds(p.Ends.Earliest), wholeSeconds(p.Ends.Latest), p.Ends.EndsBy.UTC().Format("2006-01-02 15:04:05 UTC"))
+			wholeSeconds(p.Ends.Earliest), wholeSeconds(p.Ends.Latest),
+			p.Ends.EndsBy.UTC().Truncate(time.Minute).Add(time.Minute).Format("2006-01-02 15:04 UTC"))
 	case p.EndsUnknown == "workers":
 		return "when it will have ended is not known: the application decides how many redeliveries it works at a time"
 	case p.EndsUnknown != "":
