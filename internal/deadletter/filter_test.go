@@ -33,7 +33,8 @@ func TestFilter_AcceptsTimesOfAnyYear(t *testing.T) {
 		`{"maxAge": "100 years"}`: all, `{"maxAge": "5000 years"}`: all, `{"maxAge": "1 hour"}`: all,
 		`{"after": "2020-01-01"}`: all, `{"before": "2020-01-01"}`: none,
 		`{"maxRetryCount": 2147483647}`: all,
-		`{"status": ["dlq_pending", "dlq_processing", "dlq_manual", "dlq_resolved", "dlq_failed", "dlq_archived"]}`: all,
+		`{"status": ["dlq_pending", "dlq_processing", "dlq_manual", "dlq_returned", "dlq_resolved", "dlq_failed", ` +
+			`"dlq_archived"]}`: all,
 	} {
 		require.Equal(t, want, s.text("SELECT count(*)::text FROM dlq.find_ids('"+filter+"', 100)"), filter)
 		require.Equal(t, want, s.text("SELECT coalesce(sum(entries), 0)::text FROM dlq.preview('"+filter+"')"), filter)
