@@ -481,7 +481,7 @@ func TestPreview_SaysTheLoad(t *testing.T) {
 		{Queue: "b", Entries: 15, PerSecond: []float64{0, 0, 4, 8, 8, 8, 8, 8, 8, 8}, Failures: 15},
 		{Queue: "a", Entries: 5, PerSecond: []float64{8, 8, 4, 0, 0, 0, 0, 0, 0, 0}, Failures: 5},
 	}, preview.Load)
-	require.Equal(t, "b: 15, at most 8 per second; in the last hour, 0 redeliveries and 15 failures",
+	require.Equal(t, "b: 15, at most 8 per second; in the last hour, 0 redelivered and 15 failed",
 		preview.Load[0].Text())
 
 	preview, err = b.replayer.Preview(t.Context(), withDefaults(replay.Request{
