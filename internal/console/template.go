@@ -208,7 +208,7 @@ func classOf(class any) map[string]string {
 	if !ok {
 		c = [2]string{strings.ToUpper(name[:1]), ""}
 	}
-	return map[string]string{"Name": name, "Letter": c[0], "Means": c[1]}
+	return map[string]string{"Name": strings.ReplaceAll(name, "_", " "), "Letter": c[0], "Means": c[1]}
 }
 
 // deref returns what a pointer points to; for nil it returns "", or the zero time for a *time.Time. Other
