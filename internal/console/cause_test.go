@@ -220,6 +220,6 @@ func TestNoticed_SplitsAtTimes(t *testing.T) {
 	at := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
 	require.Equal(t, []piece{{Text: "kim resolved it "}, {At: at}, {Text: "."}},
 		noticed("kim resolved it at 2026-11-22T10:00:00Z."))
-	require.Equal(t, []piece{{Text: "no turn has succeeded since "}, {At: at}, {Text: "; retrying"}},
+	require.Equal(t, []piece{{Text: "has not succeeded since "}, {At: at}, {Text: "; retrying"}},
 		noticed("no turn has succeeded since 2026-11-22T10:00:00Z; retrying"))
 }

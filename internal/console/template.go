@@ -482,6 +482,7 @@ type piece struct {
 
 // noticed splits a notice at its times.
 func noticed(text string) (pieces []piece) {
+	text = strings.Replace(text, "no turn has succeeded", "has not succeeded", 1) // a turn is a term of the code
 	for {
 		found := noticeTime.FindStringSubmatchIndex(text)
 		if found == nil {
