@@ -189,7 +189,8 @@ func (b *bulk) actionRequest() api.BulkRequest {
 }
 
 // estimates returns the estimates of a preview that are above 0, what to expect, and the load, as sentences.
-func estimates(in *request, p *replay.Preview) []string {
+// Without a rate, the load has no limit to name.
+func estimates(in *request, p *replay.Preview, limited bool) []string {
 	notes := p.Notes()
 	list := make([]string, 0, len(p.Estimates)+len(notes))
 	for _, e := range p.Estimates {
@@ -198,6 +199,9 @@ func estimates(in *request, p *replay.Preview) []string {
 		}
 	}
 	for _, note := range notes {
+		if !limited {
+			note = rateInNote.ReplaceAllString(note, "; in the last hour")
+		}
 		list = append(list, in.noteInWords(note))
 	}
 	return list
@@ -205,11 +209,12 @@ func estimates(in *request, p *replay.Preview) []string {
 
 const noteLayout = "2006-01-02 15:04 UTC"
 
-// timeInNote and groupInNote match the times and the fingerprints in the notes of a preview, which are the same on the
-// command line.
+// timeInNote, groupInNote and rateInNote match times, fingerprints and the rate of a load in the notes of a preview,
+// which are the same on the command line.
 var (
 	timeInNote  = regexp.MustCompile(`\b\d{4}-\d\d-\d\d \d\d:\d\d UTC\b`)
 	groupInNote = regexp.MustCompile(`\b[0-9a-f]{20}\b`)
+	rateInNote  = regexp.MustCompile(`, at most [0-9.]+ per second; in the last hour`)
 )
 
 // noteInWords returns a note of a preview with times and numbers as pages show them, and with short fingerprints.
@@ -237,7 +242,7 @@ func (b *bulk) loadPreview(in *request) error {
 		if err != nil {
 			return err
 		}
-		b.Preview, b.Notes = answer.Preview, estimates(in, answer.Preview)
+		b.Preview, b.Notes = answer.Preview, estimates(in, answer.Preview, request.Rate > 0)
 		// The form sends "options" with the state of its check boxes. Before that, the default applies.
 		b.Steps = request.Progressive || b.Form.Get("options") == "" && b.Preview.Total > replay.ProgressiveAbove
 		b.Total, b.ByQueue, b.ByType, b.ByAge = b.Preview.Total, shares(b.Preview.ByQueue),
