@@ -94,8 +94,26 @@ func (r *auditRow) done() (d operationDone) {
 // Entries returns the number of entries of the operation.
 func (r *auditRow) Entries() int64 { return r.done().Entries }
 
-// FilterText returns the filter of the operation as it is typed, or "".
+// Approval returns the id of the approval that the row is an act on, or "".
+func (r *auditRow) Approval() string {
+	rest, ok := strings.CutPrefix(fmt.Sprint(deref(r.Reason)), "approval ")
+	if id, err := uuid.Parse(rest[:min(len(rest), 36)]); ok && err == nil && r.EntryID == nil {
+		return id.String()
+	}
+	return ""
+}
+
+// runVerbs maps what the audit trail says of a replay run to the verb that says what a person did.
+var runVerbs = map[string]string{
+	"started": "started", "paused": "paused", "resumed": "resumed", "cancelled": "cancelled",
+	"rate changed": "changed the rate of",
+}
+
+// FilterText returns the filter of the operation or the replay run as it is typed, or "".
 func (r *auditRow) FilterText() string {
+	if r.Ran != nil {
+		return filterWords(r.Ran.Filter)
+	}
 	if f, err := filter.FromJSON(r.done().Filter); err == nil {
 		return f.Print()
 	}
@@ -124,6 +142,9 @@ func (r *auditRow) Words() string {
 			text += ", " + number(run.Skipped) + " skipped"
 		}
 		return text
+	}
+	if run, of, act := strings.Cut(reason, ": "); act && r.EntryID == nil && r.Run() != "" && runVerbs[of] != "" {
+		reason = runVerbs[of] + " " + run
 	}
 	if !r.Whole() {
 		return idInText.ReplaceAllStringFunc(reason, func(id string) string { return short(id) })

@@ -233,7 +233,7 @@ func TestConsole_OperatorPages(t *testing.T) {
 		has(t, page, "Cancelled by kim")
 		has(t, page, "Compared with the previous run")
 		_, page = b.browse(kim, "/audit?people=true&text="+url.QueryEscape("replay run "+mailRun))
-		for _, act := range []string{"paused", "rate changed", "resumed", "cancelled"} {
+		for _, act := range []string{"paused", "changed the rate of", "resumed", "cancelled"} {
 			has(t, page, act)
 		}
 		_, page = b.browse(kim, "/replays/"+run)
