@@ -27,7 +27,9 @@ var texts = map[string]string{
 	"status:manual":                      `{"status":["dlq_manual"]}`,
 	"status:dlq_manual,failed":           `{"status":["dlq_manual","dlq_failed"]}`,
 	"status:open":                        `{"status":["dlq_pending","dlq_processing","dlq_manual"]}`,
-	"status:closed":                      `{"status":["dlq_resolved","dlq_failed","dlq_archived"]}`,
+	"status:closed":                      `{"status":["dlq_returned","dlq_resolved","dlq_failed","dlq_archived"]}`,
+	"topic:dlq.* node:scoring":           `{"topic":["dlq.*"],"node":["scoring"]}`,
+	"partition:0 offset:0,812":           `{"partition":[0],"offset":[0,812]}`,
 	"queue:a,b queue:c":                  `{"queue":["a","b","c"]}`,
 	"QUEUE:a kind:order.*":               `{"queue":["a"],"kind":["order.*"]}`,
 	`queue:"a b","c,d" tag:x`:            `{"queue":["a b","c,d"],"tags":["x"]}`,
@@ -157,8 +159,8 @@ func aFilter(t *rapid.T) filter.Filter {
 		return rapid.SliceOfN(of, 0, 3).Draw(t, name)
 	}
 	enum := func(words ...string) *rapid.Generator[string] { return rapid.SampledFrom(words) }
-	f.Status = list(enum("dlq_pending", "dlq_processing", "dlq_manual", "dlq_resolved", "dlq_failed", "dlq_archived"),
-		"status")
+	f.Status = list(enum("dlq_pending", "dlq_processing", "dlq_manual", "dlq_returned", "dlq_resolved", "dlq_failed",
+		"dlq_archived"), "status")
 	f.Queue, f.Kind, f.ErrorType, f.ErrorCode = list(word, "queue"), list(word, "kind"), list(word, "type"),
 		list(word, "code")
 	f.ErrorClass = list(enum("transient", "outage", "code_bug"), "class")
