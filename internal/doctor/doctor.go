@@ -297,10 +297,12 @@ var sourceChecks = []check{
 		"removed sources", `SELECT count(*)::float8, coalesce(string_agg(format('%s (queue %s)', f.source, f.queue), ', '
 				ORDER BY f.source), '')
 			FROM dlq.source_figures() f WHERE f.removed
-				AND EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.queue = f.queue AND (e.record).topic IS NOT NULL)`,
+				AND (EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.queue = f.queue AND (e.record).topic IS NOT NULL)
+					OR EXISTS (SELECT FROM dlq.dead_letter_returned e WHERE e.queue = f.queue))`,
 		func(n float64) bool { return n > 0 },
-		"none has open entries", "the policy has these no more, and their records cannot be published: %[2]s",
-		"put the source back into sources.yaml, or discard the open entries of the queue",
+		"none has open or returned entries", "the policy has these no more; their records cannot be published, and their " +
+			"returned entries stay: %[2]s",
+		"put the source back into sources.yaml, or resolve or discard the entries of the queue",
 	},
 }
 
