@@ -564,12 +564,10 @@ func (r *Replayer) start(ctx context.Context, in *Request, before func(tx transa
 	if _, refused := errors.AsType[*deadletter.MoveError](err); err != nil && (!in.Force || refused) {
 		return nil, err
 	}
-	if err == nil {
-		if len(preview.Unhealthy) > 0 && !in.Force {
-			return nil, &deadletter.MoveError{
-				Kind: deadletter.ErrUnhealthy, Detail: "replay run not started: " + strings.Join(preview.Unhealthy, "; "),
-				Hint: "Wait until they have passed, or start the run with force.",
-			}
+	if err == nil && len(preview.Unhealthy) > 0 && !in.Force {
+		return nil, &deadletter.MoveError{
+			Kind: deadletter.ErrUnhealthy, Detail: "replay run not started: " + strings.Join(preview.Unhealthy, "; "),
+			Hint: "Wait until they have passed, or start the run with force.",
 		}
 	}
 	if err := r.refuseOthers(ctx, in, preview); err != nil {
