@@ -358,10 +358,17 @@ func printPreview(cmd *cobra.Command, p *replay.Preview) error {
 	if p.Approval != "" {
 		printSafef(out, "approval: it %s\n", p.Approval)
 	}
+	skipped := map[string]int64{}
+	for _, e := range p.Estimates {
+		skipped[e.What] = e.Entries
+	}
 	for _, e := range p.Estimates {
 		hint := map[string]string{
 			"stale": " (--skip-stale skips them)", "superseded": " (--skip-superseded skips them)",
 		}[e.What]
+		if e.Entries > 0 && skipped["skipped_"+e.What] == e.Entries { // by the request or the policy
+			hint = ""
+		}
 		printSafef(out, "%s%s\n", e.Text(p.Total), hint)
 	}
 	for _, text := range p.Notes() {
