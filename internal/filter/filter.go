@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -136,6 +137,8 @@ type field struct {
 	values  func() []string // the only values; nil if any value is allowed
 	words   func(*Filter) *[]string
 	numbers func(*Filter) *[]int64
+	least   int64 // the least number
+	most    int64 // the greatest number; 0 for no limit
 	// read is set instead of words and numbers for fields whose value has a syntax of its own: it parses one value.
 	// The parser reads payload itself.
 	read func(*Filter, value) error
@@ -223,7 +226,7 @@ var table = []field{
 	},
 	{
 		name: "partition", json: "partition", doc: "Partition that the record was read from.", example: "partition:3",
-		numbers: func(f *Filter) *[]int64 { return &f.Partition },
+		numbers: func(f *Filter) *[]int64 { return &f.Partition }, most: math.MaxInt32,
 	},
 	{
 		name: "offset", json: "offset", doc: "Offset that the record was read at.", example: "offset:812",
@@ -255,7 +258,7 @@ var table = []field{
 	},
 	{
 		name: "job", json: "jobId", doc: "Id of the job, or of a redelivery.", example: "job:4711",
-		numbers: func(f *Filter) *[]int64 { return &f.JobID },
+		numbers: func(f *Filter) *[]int64 { return &f.JobID }, least: 1,
 	},
 	{
 		name: "rest", json: "rest", doc: "Replay run that has not sent the entry: it skipped or held it, or ended before.",

@@ -84,6 +84,8 @@ var texts = map[string]string{
 	"queue:,a":                                                     `problem at 1-9: the value is missing`,
 	"id:7":                                                         `problem at 1-5: an id has the form 0199`,
 	"job:x":                                                        `problem at 1-6: job takes a number of at least 1`,
+	"partition:-1":                                                 `problem at 1-13: partition takes a number of at least 0`,
+	"partition:2147483648":                                         `problem at 1-21: partition takes a number of at most 2147483647`,
 	"job:99999999999999999999":                                     `problem at 1-25: job takes a number`,
 	"after:soon":                                                   `problem at 1-11: invalid time "soon"`,
 	"before:2026-13-01":                                            `problem at 1-18: invalid time "2026-13-01"`,

@@ -233,8 +233,11 @@ func (r *parser) set(d *field, values []value) error {
 		switch {
 		case d.numbers != nil:
 			n, err := strconv.ParseInt(text, 10, 64)
-			if err != nil || n < 1 {
-				return fmt.Errorf("%s takes a number of at least 1", d.name)
+			if err != nil || n < d.least {
+				return fmt.Errorf("%s takes a number of at least %d", d.name, d.least)
+			}
+			if d.most > 0 && n > d.most {
+				return fmt.Errorf("%s takes a number of at most %d", d.name, d.most)
 			}
 			*d.numbers(f) = append(*d.numbers(f), n)
 			continue
