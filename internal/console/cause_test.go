@@ -1,6 +1,7 @@
 package console
 
 import (
+	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -222,4 +223,20 @@ func TestNoticed_SplitsAtTimes(t *testing.T) {
 		noticed("kim resolved it at 2026-11-22T10:00:00Z."))
 	require.Equal(t, []piece{{Text: "has not succeeded since "}, {At: at}, {Text: "; retrying"}},
 		noticed("no turn has succeeded since 2026-11-22T10:00:00Z; retrying"))
+}
+
+// TestAuditRow_NamesRunsAndApprovals checks that an act on a replay run reads as an act, and that an act on an approval
+// names it for the link.
+func TestAuditRow_NamesRunsAndApprovals(t *testing.T) {
+	t.Parallel()
+	id := uuid.NewString()
+	row := func(reason string) *auditRow { return &auditRow{AuditRow: deadletter.AuditRow{Reason: &reason}} }
+	require.Equal(t, "paused replay run "+short(id), row("replay run "+id+": paused").Words())
+	require.Equal(t, "replay run "+short(id)+": group goes on", row("replay run "+id+": group goes on").Words())
+	require.Equal(t, id, row("approval "+id+": requested").Approval())
+	require.Empty(t, row("approval of kim").Approval())
+	started := row("replay run " + id + ": started")
+	started.Ran = &replay.Run{Filter: json.RawMessage(`{"queue": ["payments"]}`), Replayed: 2, Succeeded: 1}
+	require.Equal(t, "replayed 2 dead letters: 1 recovered", started.Words())
+	require.Equal(t, "queue:payments", started.FilterText())
 }
