@@ -111,8 +111,8 @@ COMMENT ON FUNCTION dlq.record_deploy IS
 -- learn_versions takes the versions that completed jobs report. While a deploy is under way, two versions report: it
 -- takes one only if it is alone among at least ten reports of its queue. A job that dlqd completed for a resolved
 -- entry reports nothing: no worker has worked it, and neither does one that was worked before the last report: after
--- an operator has reported a rollback, jobs of the version before are still among the last. A receiver may change its version with each answer: it is taken
--- once in five minutes.
+-- an operator has reported a rollback, jobs of the version before are still among the last. A receiver may change its
+-- version with each answer: it is taken once in five minutes.
 CREATE OR REPLACE FUNCTION dlq.learn_versions() RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$

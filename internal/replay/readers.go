@@ -63,7 +63,9 @@ const (
 )
 
 // readersOf returns who reads the topics that the records of a filter's entries would be published to.
-func (r *Replayer) readersOf(ctx context.Context, filter json.RawMessage, queue, destination string) ([]Readers, error) {
+func (r *Replayer) readersOf(ctx context.Context, filter json.RawMessage, queue, destination string) (
+	[]Readers, error,
+) {
 	if len(r.Planner().Policy().Sources.Sources) == 0 {
 		return nil, nil
 	}
