@@ -219,6 +219,17 @@ func (r *parser) word(listed bool) (value, error) {
 	return value{text: out.String(), quoted: true}, errors.New("the closing quote is missing")
 }
 
+func (d *field) number(text string) (int64, error) {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < d.least {
+		return 0, fmt.Errorf("%s takes a number of at least %d", d.name, d.least)
+	}
+	if d.most > 0 && n > d.most {
+		return 0, fmt.Errorf("%s takes a number of at most %d", d.name, d.most)
+	}
+	return n, nil
+}
+
 // set adds the values of a field to the filter.
 func (r *parser) set(d *field, values []value) error {
 	f := &r.filter
@@ -232,12 +243,9 @@ func (r *parser) set(d *field, values []value) error {
 		text := v.text
 		switch {
 		case d.numbers != nil:
-			n, err := strconv.ParseInt(text, 10, 64)
-			if err != nil || n < d.least {
-				return fmt.Errorf("%s takes a number of at least %d", d.name, d.least)
-			}
-			if d.most > 0 && n > d.most {
-				return fmt.Errorf("%s takes a number of at most %d", d.name, d.most)
+			n, err := d.number(text)
+			if err != nil {
+				return err
 			}
 			*d.numbers(f) = append(*d.numbers(f), n)
 			continue
