@@ -83,9 +83,10 @@ func (p *Planner) behaviour(names *queuesAndKinds) *behaviour {
 		age, _ := rules.StaleAfter("", name)
 		b.add(place{"kind", name}, "staleAfter", reflect.ValueOf(age))
 		b.add(place{"kind", name}, "expireStale", reflect.ValueOf(rules.Expires("", name)))
-		skips := rules.Skips()
-		b.add(place{"kind", name}, "skipStale", reflect.ValueOf(skips.Stale.Of("", name)))
-		b.add(place{"kind", name}, "skipSuperseded", reflect.ValueOf(skips.Superseded.Of("", name)))
+		if kind := rules.Routing.Kinds[name]; kind != nil { // false and absent differ: absent keeps the queue's
+			b.add(place{"kind", name}, "skipStale", reflect.ValueOf(kind.SkipStale))
+			b.add(place{"kind", name}, "skipSuperseded", reflect.ValueOf(kind.SkipSuperseded))
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(rules.Destinations)) {
 		b.add(place{"destination", name}, "", reflect.ValueOf(rules.Destinations[name]))
