@@ -174,8 +174,7 @@ func newStop(verb, short string) *cobra.Command {
 
 func (c *client) registerAutomatic(cmd *cobra.Command, in *api.AutomaticAction) {
 	c.registerTable(cmd)
-	cmd.Flags().StringVar(&in.Actor, "actor", actor(), "name recorded as the actor")
-	cmd.Flags().StringVar(&in.Note, "note", "", "reason")
+	addActor(cmd, &in.Actor, &in.Note)
 	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only show which dead letters would be redelivered, and which not")
 }
 

@@ -70,8 +70,7 @@ func newBreakers() *cobra.Command {
 			},
 		}
 		c.register(sub)
-		sub.Flags().StringVar(&in.Actor, "actor", actor(), "name recorded as the actor")
-		sub.Flags().StringVar(&in.Note, "note", "", "reason")
+		addActor(sub, &in.Actor, &in.Note)
 		if flags != nil {
 			flags(sub, &in)
 		}

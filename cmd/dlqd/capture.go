@@ -93,8 +93,7 @@ func newCaptureSwitch(mode, short string) *cobra.Command {
 		},
 	}
 	database.register(cmd)
-	cmd.Flags().StringVar(&change.Actor, "actor", actor(), "name recorded as the actor")
-	cmd.Flags().StringVar(&change.Note, "note", "", "reason")
+	addActor(cmd, &change.Actor, &change.Note)
 	if mode != reconcile.ModeOff {
 		cmd.Flags().DurationVar(&change.Limit, "limit", 0, "how long capture may take per statement of the application; 0 "+
 			"leaves the limit unchanged")

@@ -349,6 +349,12 @@ func actor() string {
 	return "cli"
 }
 
+// addActor adds the flags --actor and --note.
+func addActor(cmd *cobra.Command, name, note *string) {
+	cmd.Flags().StringVar(name, "actor", actor(), "name recorded as the actor")
+	cmd.Flags().StringVar(note, "note", "", "reason")
+}
+
 func newList() *cobra.Command {
 	var c client
 	var in api.ListInput

@@ -46,8 +46,7 @@ func newReclassify() *cobra.Command {
 		},
 	}
 	c.registerTable(cmd)
-	cmd.Flags().StringVar(&in.Actor, "actor", actor(), "name recorded as the actor")
-	cmd.Flags().StringVar(&in.Note, "note", "", "reason")
+	addActor(cmd, &in.Actor, &in.Note)
 	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only show what would change")
 	return cmd
 }

@@ -58,8 +58,7 @@ func newTopicSources() *cobra.Command {
 			},
 		}
 		c.register(sub)
-		sub.Flags().StringVar(&in.Actor, "actor", actor(), "name recorded as the actor")
-		sub.Flags().StringVar(&in.Note, "note", "", "reason")
+		addActor(sub, &in.Actor, &in.Note)
 		cmd.AddCommand(sub)
 	}
 	change("pause", "Stop the reading of a source in all processes", api.PauseSource)
@@ -147,8 +146,7 @@ func newRewindSource() *cobra.Command {
 	cmd.Flags().Int64Var(&offset, "offset", 0, "the offset to read next")
 	cmd.Flags().StringVar(&at, "time", "", "the time of the record to read next, such as 2026-11-28T08:00:00Z")
 	cmd.Flags().BoolVar(&in.Skip, "skip", false, "allow an offset above the position: records between are skipped")
-	cmd.Flags().StringVar(&in.Actor, "actor", actor(), "name recorded as the actor")
-	cmd.Flags().StringVar(&in.Note, "note", "", "reason")
+	addActor(cmd, &in.Actor, &in.Note)
 	_ = cmd.MarkFlagRequired("topic")
 	return cmd
 }

@@ -164,8 +164,7 @@ func newTokensRevoke() *cobra.Command {
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "token %s is revoked\n", args[0])
 			return err
 		})
-	cmd.Flags().StringVar(&by, "actor", actor(), "name recorded as the actor")
-	cmd.Flags().StringVar(&note, "note", "", "reason")
+	addActor(cmd, &by, &note)
 	return cmd
 }
 
