@@ -119,7 +119,7 @@ func newRewindSource() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rewind NAME",
 		Short: "Read the records of a partition again",
-		Long: "Records whose entries exist are recognised, and become no second entry. Those whose entries are deleted\n" +
+		Long: "Records whose entries exist are recognized, and become no second entry. Those whose entries are deleted\n" +
 			"become entries again.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -1,6 +1,6 @@
 -- Sources in operation: which there are, pauses, moved positions, figures for metrics and doctor.
 
--- is_stored recognises a record by its entry: by its place, time and value. So a record that the broker stored at an
+-- is_stored recognizes a record by its entry: by its place, time and value. So a record that the broker stored at an
 -- offset whose record it had lost is another one. A record that came back has no entry of its own: its delivery knows
 -- it (p_came).
 CREATE OR REPLACE FUNCTION dlq.is_stored(p_cluster text, p_topic_id uuid, p_message text, p_at timestamptz,
@@ -135,14 +135,15 @@ END
 $$;
 COMMENT ON FUNCTION dlq.rewind_source IS
     'Moves the position of a partition back to an offset, so that its records are read again. Records whose entries '
-    'exist are recognised; those whose entries are deleted become entries again. With p_skip it may move forward: the '
+    'exist are recognized; those whose entries are deleted become entries again. With p_skip it may move forward: the '
     'records between are counted as lost.';
 
 CREATE OR REPLACE FUNCTION dlq.source_figures() RETURNS TABLE (source text, queue text, paused boolean, removed boolean,
-    seen_at timestamptz, partitions bigint, failing bigint, lag bigint, margin bigint, records bigint, holes bigint,
+    running boolean, partitions bigint, failing bigint, lag bigint, margin bigint, records bigint, holes bigint,
     lost bigint, moved_at timestamptz, behind_since timestamptz, failing_since timestamptz, error text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT s.name, s.queue, s.paused_at IS NOT NULL, s.removed_at IS NOT NULL, s.seen_at,
+    SELECT s.name, s.queue, s.paused_at IS NOT NULL, s.removed_at IS NOT NULL,
+        coalesce(s.seen_at > now() - interval '1 minute', false),
         coalesce(p.partitions, 0), coalesce(p.failing, 0), coalesce(p.lag, 0), p.margin, coalesce(l.records, 0),
         coalesce(l.holes, 0), coalesce(l.lost, 0), l.moved_at, p.behind_since, p.failing_since, p.error
     FROM dlq.sources s
@@ -159,4 +160,5 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
             max(o.updated_at) AS moved_at
         FROM dlq.source_positions o GROUP BY o.source) l ON l.source = s.name
 $$;
-COMMENT ON FUNCTION dlq.source_figures IS 'The figures of each source, over its partitions.';
+COMMENT ON FUNCTION dlq.source_figures IS
+    'The figures of each source, over its partitions. running: a process said within a minute that it reads it.';

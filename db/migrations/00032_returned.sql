@@ -55,7 +55,7 @@ END
 $$;
 -- +goose StatementEnd
 DROP TABLE dlq.dead_letter_returned;
-DROP INDEX dlq.source_deliveries_came_back, dlq.source_deliveries_read, dlq.source_deliveries_unread, dlq.source_deliveries_content,
-    dlq.source_deliveries_place;
+DROP INDEX dlq.source_deliveries_came_back, dlq.source_deliveries_read, dlq.source_deliveries_unread,
+    dlq.source_deliveries_content, dlq.source_deliveries_place;
 ALTER TABLE dlq.source_deliveries DROP COLUMN consumer_group, DROP COLUMN content, DROP COLUMN consumed_at,
     DROP COLUMN settled_at, DROP COLUMN came_back;

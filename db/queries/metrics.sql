@@ -142,7 +142,7 @@ GROUP BY l.queue ORDER BY 1;
 
 -- name: Sources :many
 -- Sources returns the figures of sources. A time that is not known is the epoch, a margin -1.
-SELECT f.source::text AS source, f.paused::boolean AS paused, coalesce(f.seen_at, 'epoch')::timestamptz AS seen_at,
+SELECT f.source::text AS source, f.paused::boolean AS paused, f.running::boolean AS running,
     f.failing::bigint AS failing, f.lag::bigint AS lag, coalesce(f.margin, -1)::bigint AS margin,
     f.records::bigint AS records, f.holes::bigint AS holes, f.lost::bigint AS lost,
     coalesce(f.moved_at, 'epoch')::timestamptz AS moved_at,

@@ -129,7 +129,7 @@ func (s *service) registerSources(api huma.API) {
 	})
 	rewind := huma.Operation{
 		Tags: tags, Summary: "Read the records of a partition again",
-		Description: "Moves the position back. Records whose entries exist are recognised, and become no second entry; " +
+		Description: "Moves the position back. Records whose entries exist are recognized, and become no second entry; " +
 			"those whose entries are deleted become entries again. It is recorded in the audit trail.",
 		Errors: []int{400, 404, 422, 503},
 	}
@@ -173,7 +173,7 @@ func (s *service) changeSource(ctx context.Context, in *SourceActionInput,
 func (s *service) rewindSource(ctx context.Context, in *RewindInput) (*source.Rewound, error) {
 	b := &in.Body
 	if (b.Offset == nil) == b.Time.IsZero() {
-		return nil, huma.Error422UnprocessableEntity("name either an offset or a time", &huma.ErrorDetail{
+		return nil, huma.Error422UnprocessableEntity("pass either offset or time", &huma.ErrorDetail{
 			Location: "body.offset", Message: "exactly one of offset and time is needed",
 		})
 	}
@@ -183,12 +183,12 @@ func (s *service) rewindSource(ctx context.Context, in *RewindInput) (*source.Re
 	if b.Offset == nil {
 		of := s.Planner().Policy().Sources.Sources[in.Name]
 		if of == nil || s.OffsetAt == nil {
-			return nil, huma.Error422UnprocessableEntity("this process does not read the source: name an offset")
+			return nil, huma.Error422UnprocessableEntity("this process does not read the source, and cannot look a time up: pass an offset")
 		}
 		offset, err := s.OffsetAt(ctx, of, b.Topic, b.Partition, b.Time)
 		if err != nil {
-			s.Logger.WarnContext(ctx, "the broker names no offset of a time", "source", in.Name, "error", err)
-			return nil, huma.Error422UnprocessableEntity("the broker names no offset of that time: name an offset")
+			s.Logger.WarnContext(ctx, "asking the broker for the offset of a time failed", "source", in.Name, "error", err)
+			return nil, huma.Error422UnprocessableEntity("the broker did not return the offset of that time: pass an offset")
 		}
 		b.Offset = &offset
 	}

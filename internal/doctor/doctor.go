@@ -270,14 +270,13 @@ var checks = []check{
 var sourceChecks = []check{
 	{
 		"sources", `SELECT count(*)::float8, coalesce(string_agg(f.source || CASE
-				WHEN f.seen_at IS NULL OR f.seen_at < now() - interval '1 minute' THEN ' is read by no process'
+				WHEN NOT f.running THEN ' is read by no process'
 				WHEN f.error IS NOT NULL THEN format(' fails since %s UTC: %s', to_char(f.failing_since AT TIME ZONE 'UTC',
 					'YYYY-MM-DD HH24:MI'), left(f.error, 300))
 				ELSE format(' has %s offsets to read, and no progress since %s UTC', f.lag,
 					to_char(f.behind_since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI')) END, '; ' ORDER BY f.source), '')
 			FROM dlq.source_figures() f WHERE NOT f.removed AND NOT f.paused AND (f.error IS NOT NULL
-				OR f.seen_at IS NULL OR f.seen_at < now() - interval '1 minute'
-				OR f.behind_since < now() - interval '10 minutes')`,
+				OR NOT f.running OR f.behind_since < now() - interval '10 minutes')`,
 		func(n float64) bool { return n > 0 },
 		"each is read", "%[2]s",
 		"dlqd sources list shows partitions and errors; run dlqd-full serve --dlq-workers with the policy that has the " +
@@ -290,7 +289,7 @@ var sourceChecks = []check{
 			FROM (SELECT * FROM dlq.acts l WHERE l.act = 'offsets lost' AND l.at > now() - interval '7 days'
 				ORDER BY l.at DESC LIMIT 10) a`,
 		func(n float64) bool { return n > 0 },
-		"the brokers had all offsets in the last 7 days", "brokers did not have offsets any more: %[2]s",
+		"the brokers had all offsets in the last 7 days", "brokers had deleted records before they were read: %[2]s",
 		"lengthen the retention of these topics, and look for what held the reading up: dlqd audit lists the times",
 	},
 	{
@@ -300,8 +299,8 @@ var sourceChecks = []check{
 				AND (EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.queue = f.queue AND (e.record).topic IS NOT NULL)
 					OR EXISTS (SELECT FROM dlq.dead_letter_returned e WHERE e.queue = f.queue))`,
 		func(n float64) bool { return n > 0 },
-		"none has open or returned entries", "the policy has these no more; their records cannot be published, and their " +
-			"returned entries stay: %[2]s",
+		"none has open or returned entries", "the policy no longer has these sources; their records cannot be published, and " +
+			"their returned entries stay: %[2]s",
 		"put the source back into sources.yaml, or resolve or discard the entries of the queue",
 	},
 }

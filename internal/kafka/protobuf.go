@@ -94,8 +94,8 @@ func (e *envelope) protobuf(of protoreflect.MessageDescriptor, record *source.Re
 	}
 }
 
-// errNoPayload is the error of a value whose field of the payload is empty.
-var errNoPayload = errors.New("the field " + fieldPayload + " of the record's value is empty: there is no payload to publish")
+// errNoPayload is the error of a value that holds no payload.
+var errNoPayload = errors.New("there is no payload to publish")
 
 // unwrapped returns the value to publish for a record of a source: the payload that the value holds, byte for byte,
 // if the envelope is a Protobuf type with such a field; else the value.
@@ -118,11 +118,11 @@ func (b *Broker) unwrapped(name string, value []byte) ([]byte, error) {
 	for rest := value; len(rest) > 0; {
 		number, kind, n := protowire.ConsumeTag(rest)
 		if n < 0 {
-			return nil, fmt.Errorf("the value is not a %s: %w", of.FullName(), errNoPayload)
+			return nil, fmt.Errorf("%w: the value is not a %s", errNoPayload, of.FullName())
 		}
 		size := protowire.ConsumeFieldValue(number, kind, rest[n:])
 		if size < 0 {
-			return nil, fmt.Errorf("the value is not a %s: %w", of.FullName(), errNoPayload)
+			return nil, fmt.Errorf("%w: the value is not a %s", errNoPayload, of.FullName())
 		}
 		if number == field.Number() && kind == protowire.BytesType {
 			part, _ := protowire.ConsumeBytes(rest[n:])
@@ -134,7 +134,7 @@ func (b *Broker) unwrapped(name string, value []byte) ([]byte, error) {
 		rest = rest[n+size:]
 	}
 	if !found {
-		return nil, errNoPayload
+		return nil, fmt.Errorf("%w: the field %s of the value is empty", errNoPayload, fieldPayload)
 	}
 	return payload, nil
 }

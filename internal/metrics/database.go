@@ -545,9 +545,6 @@ func (p *publisher) publishRiver() {
 	}
 }
 
-// sourceSeen is how long a process counts as reading a source after it said so.
-const sourceSeen = time.Minute
-
 func (p *publisher) publishSources() {
 	for i := range p.Sources {
 		s := &p.Sources[i]
@@ -556,7 +553,7 @@ func (p *publisher) publishSources() {
 		counter(p.ch, holesDesc, float64(s.Holes), s.Source)
 		counter(p.ch, lostDesc, float64(s.Lost), s.Source)
 		gauge(p.ch, failingDesc, float64(s.Failing), s.Source)
-		gauge(p.ch, runningDesc, boolValue(p.now.Sub(s.SeenAt) < sourceSeen), s.Source)
+		gauge(p.ch, runningDesc, boolValue(s.Running), s.Source)
 		gauge(p.ch, heldDesc, boolValue(s.Paused), s.Source)
 		stalled := 0.0
 		if s.BehindSince.Unix() > 0 && !s.Paused {

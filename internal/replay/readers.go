@@ -85,7 +85,7 @@ func (r *Replayer) readersOf(ctx context.Context, filter json.RawMessage, queue,
 	})
 	switch {
 	case err != nil && postgres.IsCancelled(err):
-		return unknown(fmt.Sprintf("to look them up took longer than %s", originsTime)), nil
+		return unknown(fmt.Sprintf("looking them up took longer than %s", originsTime)), nil
 	case err != nil:
 		return nil, err
 	case len(origins) >= maxOrigins:

@@ -73,14 +73,14 @@ func (c *Client) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "sources", Interval: interval, Failing: "connecting to the clusters of sources, or writing their state, failed",
 		Once: background.Each(func(ctx context.Context) error {
-			return errors.Join(c.follow(ctx), c.control(ctx), c.Store.writeProgress(ctx))
+			return errors.Join(c.follow(), c.control(ctx), c.Store.writeProgress(ctx))
 		}),
 		End: c.end,
 	})
 }
 
 // follow connects to the clusters of the policy's sources, and disconnects from earlier ones.
-func (c *Client) follow(_ context.Context) error {
+func (c *Client) follow() error {
 	p := c.Policy()
 	if reflect.DeepEqual(p.Sources, c.read) {
 		return nil

@@ -630,7 +630,7 @@ func (q *Queries) SampleDue(ctx context.Context, arg SampleDueParams) (SampleDue
 }
 
 const Sources = `-- name: Sources :many
-SELECT f.source::text AS source, f.paused::boolean AS paused, coalesce(f.seen_at, 'epoch')::timestamptz AS seen_at,
+SELECT f.source::text AS source, f.paused::boolean AS paused, f.running::boolean AS running,
     f.failing::bigint AS failing, f.lag::bigint AS lag, coalesce(f.margin, -1)::bigint AS margin,
     f.records::bigint AS records, f.holes::bigint AS holes, f.lost::bigint AS lost,
     coalesce(f.moved_at, 'epoch')::timestamptz AS moved_at,
@@ -641,7 +641,7 @@ FROM dlq.source_figures() f WHERE NOT f.removed ORDER BY 1 LIMIT 1000
 type SourcesRow struct {
 	Source      string
 	Paused      bool
-	SeenAt      time.Time
+	Running     bool
 	Failing     int64
 	Lag         int64
 	Margin      int64
@@ -665,7 +665,7 @@ func (q *Queries) Sources(ctx context.Context) ([]SourcesRow, error) {
 		if err := rows.Scan(
 			&i.Source,
 			&i.Paused,
-			&i.SeenAt,
+			&i.Running,
 			&i.Failing,
 			&i.Lag,
 			&i.Margin,

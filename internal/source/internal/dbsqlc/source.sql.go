@@ -161,7 +161,7 @@ SELECT n.name, n.cluster, n.queue, (n.paused_at IS NOT NULL)::boolean AS paused,
     coalesce(dlq.masked_text(f.error, (SELECT dlq.mask())), '')::text AS error,
     coalesce(n.paused_at, 'epoch')::timestamptz AS paused_at, coalesce(n.paused_by, '')::text AS paused_by,
     coalesce(f.moved_at, 'epoch')::timestamptz AS moved_at,
-    (coalesce(n.seen_at, 'epoch') > now() - interval '1 minute')::boolean AS running
+    f.running::boolean AS running
 FROM dlq.source_figures() f JOIN dlq.sources n ON n.name = f.source
 WHERE dlq.in_patterns(n.queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))
 ORDER BY n.name
