@@ -27,7 +27,7 @@ func TestTabs_ShowCounts(t *testing.T) {
 			return b.texts(".tabs a:has(b)") == want
 		})
 	}
-	counts("/dead-letters", "All 3\nNeeds a person 3\nPending 0\nProcessing 0\nFailed 0\nMine 0\nResolved 0")
+	counts("/dead-letters", "All 3\nNeeds a person 3\nPending 0\nProcessing 0\nFailed 0\nReturned 0\nMine 0\nResolved 0")
 	b.open(listOf("queue:reports"))
 	require.Contains(t, b.value("document.title"), "queue:reports · Dead letters")
 	b.click(b.button("Save as a view"))
@@ -40,7 +40,7 @@ func TestTabs_ShowCounts(t *testing.T) {
 	b.navigate(func() { b.press("\r") })
 	b.waitForText("Assigned to kim.")
 	counts("/dead-letters",
-		"All 3\nNeeds a person 3\nPending 0\nProcessing 0\nFailed 0\nMine 1\nResolved 0\n☆ nightly 3")
+		"All 3\nNeeds a person 3\nPending 0\nProcessing 0\nFailed 0\nReturned 0\nMine 1\nResolved 0\n☆ nightly 3")
 	require.Equal(t, "All 3", b.texts(".tabs [aria-current=page]"))
 	counts("/review?whose=me", "All 3\nAssigned to me 1\nUnassigned 2")
 	require.Equal(t, "Assigned to me 1", b.texts(".tabs [aria-current=page]"))
