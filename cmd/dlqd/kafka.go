@@ -4,11 +4,8 @@ package main
 
 import (
 	"github.com/dlqd/dlqd/internal/kafka"
-	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/source"
 )
 
 // openSources connects to the clusters of sources.
-var openSources = kafka.Open
-
-// checkSources returns an error if this program cannot read the policy's sources.
-func checkSources(*policy.Policy) error { return nil }
+var openSources source.Open = kafka.Open

@@ -120,10 +120,8 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // one fl
 			if err := source.check(cmd, config.Policy); err != nil {
 				return err
 			}
-			if config.Process || config.DLQWorkers {
-				if err := checkSources(config.Policy); err != nil {
-					return err
-				}
+			if err := config.CheckSources(config.Policy); err != nil { // before Postgres starts
+				return err
 			}
 			systemd := newSupervisor(config.Logger)
 			s, err := server.Start(cmd.Context(), config)

@@ -170,6 +170,9 @@ func newTrySource() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if err := openSources.Check(p); err != nil {
+				return err
+			}
 			broker, err := openSources(p)
 			if err != nil {
 				return err

@@ -625,3 +625,17 @@ func TestReload_MissingFilesKeepThePolicyInForce(t *testing.T) {
 	awaitServed("one")
 	require.Equal(t, "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", string(b.server.Policy().Destinations["d"].Secret))
 }
+
+// A program without Kafka would fail each redelivery of a source's records, so it keeps the policy without sources.
+func TestReload_RefusesSourcesWithoutKafka(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	source := policy.Source{Dir: dir, Destination: "http://127.0.0.1:9/"}
+	loaded, err := policy.Load(source)
+	require.NoError(t, err)
+	b := setup(t, options{config: func(c *server.Config) { c.Source, c.Policy = source, loaded }})
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "sources.yaml"), []byte(
+		"clusters: {main: {brokers: ['127.0.0.1:1']}}\nsources: {orders: {cluster: main, topics: [dead]}}\n"), 0o600))
+	require.ErrorContains(t, b.server.Reload(t.Context()), "this program has no Kafka: use dlqd-full of the same release")
+	require.Empty(t, b.server.Policy().Sources.Sources, "the previous policy stays in force")
+}

@@ -33,6 +33,9 @@ func (s *Server) Reload(ctx context.Context) error {
 	if err == nil {
 		err = s.checkMissingFiles(old, next)
 	}
+	if err == nil {
+		err = s.config.CheckSources(next)
+	}
 	var planner *strategy.Planner
 	if err == nil {
 		planner, err = strategy.NewPlanner(next, s.conditions)

@@ -140,7 +140,7 @@ type Config struct {
 	// OTLPEndpoint is the base URL of an OpenTelemetry collector for traces, metrics and logs;
 	// empty for none.
 	OTLPEndpoint string
-	// OpenSources connects to the clusters of the policy's sources; nil: this process reads none.
+	// OpenSources connects to the clusters of the policy's sources; nil if the program was built without Kafka.
 	OpenSources source.Open
 	// Measure returns the load of the machine and the database; nil means that conditions measures
 	// it.
@@ -196,6 +196,15 @@ type Server struct {
 	failed       chan error       // receives the error of a part that died
 	stopping     atomic.Bool
 	began        time.Time
+}
+
+// CheckSources returns an error if the policy has sources and a process of this configuration works their queues
+// without being able to publish: it would fail each redelivery.
+func (c *Config) CheckSources(p *policy.Policy) error {
+	if !c.Process && !c.DLQWorkers {
+		return nil
+	}
+	return c.OpenSources.Check(p)
 }
 
 // Start starts all parts. On an error it stops those that it has started.
@@ -542,11 +551,10 @@ func (s *Server) startDLQWorker() error {
 }
 
 func (s *Server) replayer() *replay.Replayer {
-	r := &replay.Replayer{Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns, Tracer: s.telemetry.Tracer}
-	if s.config.OpenSources != nil {
-		r.Groups = s.config.OpenSources.Groups
+	return &replay.Replayer{
+		Store: s.store, Planner: s.planner.Load, Wake: s.wakeRuns, Tracer: s.telemetry.Tracer,
+		Groups: s.config.OpenSources.Groups,
 	}
-	return r
 }
 
 // startMaintenance adds the maintenance loops: partitions, places of ordered messages, browser sessions, retention,

@@ -125,6 +125,9 @@ const groupsTimeout = 5 * time.Second
 func (open Open) Groups(ctx context.Context, p *policy.Policy, cluster string, topics []string) (map[string][]string,
 	error,
 ) {
+	if err := open.Check(p); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, groupsTimeout)
 	defer cancel()
 	broker, err := open(p)

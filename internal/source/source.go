@@ -240,3 +240,11 @@ type Broker interface {
 
 // Open makes the client of the policy's clusters. It does not connect.
 type Open func(p *policy.Policy) (Broker, error)
+
+// Check returns an error if the policy has sources and the program was built without Kafka, that is, if open is nil.
+func (open Open) Check(p *policy.Policy) error {
+	if open != nil || len(p.Sources.Sources) == 0 {
+		return nil
+	}
+	return errors.New("sources.yaml: this program has no Kafka: use dlqd-full of the same release")
+}
