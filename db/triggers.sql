@@ -1,6 +1,8 @@
--- The triggers on dlqd's own tables, which call functions of db/code. dlqd runs this file in a
--- transaction of its own, and only if triggers are missing or the file has changed: the statements
--- lock the tables against writers for a moment, and capture skips failures of that moment.
+-- The triggers on dlqd's own tables, which call functions of db/code, and who reads which rows. dlqd
+-- runs this file only if triggers are missing or the file has changed: the statements lock the tables
+-- against writers for a moment, and capture skips failures of that moment. Each paragraph is a
+-- transaction, so that a try waits for the locks of few tables: with the locks of all tables in one
+-- transaction, each of 25 tries failed on a busy database.
 
 -- A redelivery whose row is as dlq.on_move would leave it needs only the audit row that dlq.on_moves writes: the call
 -- of dlq.on_move would be a tenth of its cost. The last two conditions are those of dlq.moves_in_batch, which roles
@@ -20,8 +22,8 @@ CREATE OR REPLACE TRIGGER dead_letter_move BEFORE UPDATE ON dlq.dead_letter_queu
                AND has_table_privilege(coalesce(nullif(current_setting('role', true), 'none'), session_user)::name,
                    'dlq.dead_letter_queue'::regclass, 'TRIGGER WITH GRANT OPTION')) IS NOT TRUE)
     EXECUTE FUNCTION dlq.on_move();
-
--- An open entry is in the open partition. A statement names that partition or the root.
+-- An open entry is in the open partition. A statement names that partition or the root. These triggers are in one
+-- transaction with dlq.on_move's: a move has one audit row, from either function.
 CREATE OR REPLACE TRIGGER dead_letter_moves AFTER UPDATE ON dlq.dead_letter_queue
     REFERENCING OLD TABLE AS was NEW TABLE AS came FOR EACH STATEMENT
     WHEN (current_setting('dlq.moves', true) <> '') EXECUTE FUNCTION dlq.on_moves();
@@ -39,29 +41,39 @@ CREATE OR REPLACE TRIGGER dead_letter_content BEFORE UPDATE OF original_event, e
 
 CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_open
     FOR EACH ROW WHEN (NEW.status <> 'dlq_pending') EXECUTE FUNCTION dlq.on_enter();
+
 CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_resolved
     FOR EACH ROW EXECUTE FUNCTION dlq.on_enter();
+
 CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_failed
     FOR EACH ROW EXECUTE FUNCTION dlq.on_enter();
+
 CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_archived
     FOR EACH ROW EXECUTE FUNCTION dlq.on_enter();
+
 CREATE OR REPLACE TRIGGER dead_letter_enter BEFORE INSERT ON dlq.dead_letter_returned
     FOR EACH ROW EXECUTE FUNCTION dlq.on_enter();
 
 DROP TRIGGER IF EXISTS dead_letter_delete ON dlq.dead_letter_queue;
 CREATE TRIGGER dead_letter_delete AFTER DELETE ON dlq.dead_letter_queue
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_delete();
+
 CREATE OR REPLACE TRIGGER dead_letter_insert AFTER INSERT ON dlq.dead_letter_queue
     REFERENCING NEW TABLE AS came FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_insert();
+
 DROP TRIGGER IF EXISTS dead_letter_delete ON dlq.dead_letter_open;
 CREATE TRIGGER dead_letter_delete AFTER DELETE ON dlq.dead_letter_open
     REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_delete();
+
 CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON dlq.dead_letter_queue
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would delete open entries');
+
 CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON dlq.dead_letter_open
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would delete open entries');
+
 CREATE OR REPLACE TRIGGER dead_letter_truncate BEFORE TRUNCATE ON dlq.dead_letter_inbox
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('it would delete open entries');
+
 CREATE OR REPLACE TRIGGER transitions_append_only BEFORE DELETE OR TRUNCATE ON dlq.dead_letter_transitions
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
 
@@ -73,11 +85,13 @@ CREATE OR REPLACE TRIGGER acts_append_only BEFORE UPDATE OR DELETE OR TRUNCATE O
 
 CREATE OR REPLACE TRIGGER operations_kept BEFORE UPDATE OR DELETE ON dlq.operations
     FOR EACH ROW EXECUTE FUNCTION dlq.on_operation();
+
 CREATE OR REPLACE TRIGGER operations_truncate BEFORE TRUNCATE ON dlq.operations
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
 
 CREATE OR REPLACE TRIGGER erasures_kept BEFORE DELETE OR TRUNCATE ON dlq.erasures
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('records of erasures are permanent');
+
 CREATE OR REPLACE TRIGGER erasures_progress BEFORE UPDATE ON dlq.erasures
     FOR EACH ROW EXECUTE FUNCTION dlq.on_erasure();
 
@@ -85,11 +99,20 @@ CREATE OR REPLACE TRIGGER role_scope_change AFTER INSERT OR UPDATE OR DELETE OR 
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.on_role_scope();
 
 -- Partitions and their parents. For new partitions, dlq.ensure_partition does the same.
-SELECT dlq.guard_partition(t.relid, t.parent)
-FROM (VALUES ('dlq.dead_letter_resolved'::regclass), ('dlq.dead_letter_failed'), ('dlq.dead_letter_archived'),
-    ('dlq.dead_letter_returned'), ('dlq.dead_letter_transitions')) p (parent)
-CROSS JOIN LATERAL (SELECT p.parent AS relid, p.parent UNION ALL SELECT i.inhrelid::regclass, p.parent
-    FROM pg_inherits i WHERE i.inhparent = p.parent) t;
+SELECT dlq.guard_partition(relid, 'dlq.dead_letter_resolved')
+FROM pg_partition_tree('dlq.dead_letter_resolved');
+
+SELECT dlq.guard_partition(relid, 'dlq.dead_letter_failed')
+FROM pg_partition_tree('dlq.dead_letter_failed');
+
+SELECT dlq.guard_partition(relid, 'dlq.dead_letter_archived')
+FROM pg_partition_tree('dlq.dead_letter_archived');
+
+SELECT dlq.guard_partition(relid, 'dlq.dead_letter_returned')
+FROM pg_partition_tree('dlq.dead_letter_returned');
+
+SELECT dlq.guard_partition(relid, 'dlq.dead_letter_transitions')
+FROM pg_partition_tree('dlq.dead_letter_transitions');
 
 DO $$
 DECLARE
@@ -125,49 +148,75 @@ $$;
 -- Readers of a table see the rows in their scope (dlq.scope). The owner sees all rows: dlqd works,
 -- and capture writes, as the owner. Rows that belong to no queue are visible only to readers without
 -- a scope.
-DO $$
-DECLARE
-    v_table regclass;
-    v_sees  text;
-BEGIN
-    FOR v_table, v_sees IN VALUES
-        ('dlq.dead_letter_queue'::regclass, 'dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope())))'),
-        ('dlq.dead_letter_transitions', 'dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope())))'),
-        ('dlq.acts', 'dlq.act_in_scope(subject, (SELECT dlq.scope()))'),
-        ('dlq.circuit_breakers', 'dlq.breaker_in_scope(name, (SELECT dlq.scope()))'),
-        ('dlq.circuit_breaker_changes', 'dlq.breaker_in_scope(name, (SELECT dlq.scope()))'),
-        ('dlq.replay_runs', 'dlq.scope_within(scope, (SELECT dlq.scope()))'),
-        ('dlq.operations', 'dlq.scope_within(scope, (SELECT dlq.scope()))'),
-        ('dlq.operation_unchanged', 'EXISTS (SELECT FROM dlq.operations o WHERE o.id = operation_id)'),
-        ('dlq.approvals', 'dlq.scope_within(scope, (SELECT dlq.scope()))'),
-        ('dlq.approval_entries', 'EXISTS (SELECT FROM dlq.approvals a WHERE a.id = approval_id)'),
-        ('dlq.replay_run_entries', 'EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = run_id)'),
-        ('dlq.replay_run_groups', 'EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = run_id)'),
-        ('dlq.rollup_flow', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
-        ('dlq.rollup_backlog', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
-        ('dlq.rollup_times', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
-        ('dlq.rollup_errors', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
-        ('dlq.rollup_groups', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
-        ('dlq.failure_groups', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
-        ('dlq.group_aliases', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
-        ('dlq.group_marks', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
-        ('dlq.deploys', 'queue = '''' OR dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
-        ('dlq.ordered_jobs', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
-        ('dlq.source_positions', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
-        ('dlq.source_progress', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
-        ('dlq.sources', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
-        ('dlq.source_deliveries', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))'),
-        ('dlq.rollup_sources', NULL), ('dlq.counters', NULL), ('dlq.metrics_sample', NULL), ('dlq.job_facts', NULL),
-        ('dlq.entry_jobs', NULL), ('dlq.retired_jobs', NULL), ('dlq.erasures', NULL),
-        ('dlq.reconcile_findings', NULL), ('dlq.reconcile_looks', NULL), ('dlq.automatic_changes', NULL),
-        ('dlq.gates', NULL), ('dlq.paces', NULL), ('dlq.role_scopes', NULL)
-    LOOP
-        PERFORM dlq.fence_table(t.relid, v_sees) FROM pg_partition_tree(v_table) t UNION ALL
-            SELECT dlq.fence_table(v_table, v_sees) WHERE NOT EXISTS (SELECT FROM pg_partition_tree(v_table));
-    END LOOP;
-    ALTER TABLE dlq.saved_views ENABLE ROW LEVEL SECURITY; -- roles read saved views through dlq.views alone
-    -- Only the owner reads these, even after a GRANT on all tables of the schema.
-    ALTER TABLE dlq.tokens ENABLE ROW LEVEL SECURITY;
-    ALTER TABLE dlq.sessions ENABLE ROW LEVEL SECURITY;
-END
-$$;
+SELECT dlq.fence_table(relid, 'dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope())))')
+FROM pg_partition_tree('dlq.dead_letter_queue');
+
+SELECT dlq.fence_table(relid, 'dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope())))')
+FROM pg_partition_tree('dlq.dead_letter_transitions');
+
+SELECT dlq.fence_table('dlq.acts', 'dlq.act_in_scope(subject, (SELECT dlq.scope()))');
+
+SELECT dlq.fence_table('dlq.circuit_breakers', 'dlq.breaker_in_scope(name, (SELECT dlq.scope()))');
+SELECT dlq.fence_table('dlq.circuit_breaker_changes', 'dlq.breaker_in_scope(name, (SELECT dlq.scope()))');
+
+SELECT dlq.fence_table('dlq.replay_runs', 'dlq.scope_within(scope, (SELECT dlq.scope()))');
+SELECT dlq.fence_table('dlq.replay_run_entries', 'EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = run_id)');
+SELECT dlq.fence_table('dlq.replay_run_groups', 'EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = run_id)');
+
+SELECT dlq.fence_table('dlq.operations', 'dlq.scope_within(scope, (SELECT dlq.scope()))');
+SELECT dlq.fence_table('dlq.operation_unchanged', 'EXISTS (SELECT FROM dlq.operations o WHERE o.id = operation_id)');
+
+SELECT dlq.fence_table('dlq.approvals', 'dlq.scope_within(scope, (SELECT dlq.scope()))');
+SELECT dlq.fence_table('dlq.approval_entries', 'EXISTS (SELECT FROM dlq.approvals a WHERE a.id = approval_id)');
+
+SELECT dlq.fence_table('dlq.rollup_flow', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))');
+SELECT dlq.fence_table('dlq.rollup_backlog', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))');
+SELECT dlq.fence_table('dlq.rollup_times', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))');
+SELECT dlq.fence_table('dlq.rollup_errors', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))');
+SELECT dlq.fence_table('dlq.rollup_groups', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))');
+
+SELECT dlq.fence_table('dlq.failure_groups', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))');
+SELECT dlq.fence_table('dlq.group_aliases', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))');
+SELECT dlq.fence_table('dlq.group_marks', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))');
+
+SELECT dlq.fence_table('dlq.deploys',
+    'queue = '''' OR dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))');
+
+SELECT dlq.fence_table('dlq.ordered_jobs', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))');
+
+SELECT dlq.fence_table('dlq.source_positions',
+    'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))');
+SELECT dlq.fence_table('dlq.source_progress', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))');
+SELECT dlq.fence_table('dlq.sources', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))');
+SELECT dlq.fence_table('dlq.source_deliveries',
+    'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))');
+
+SELECT dlq.fence_table('dlq.rollup_sources', NULL);
+
+SELECT dlq.fence_table('dlq.counters', NULL);
+
+SELECT dlq.fence_table('dlq.metrics_sample', NULL);
+
+SELECT dlq.fence_table('dlq.job_facts', NULL);
+
+SELECT dlq.fence_table('dlq.entry_jobs', NULL);
+
+SELECT dlq.fence_table('dlq.retired_jobs', NULL);
+
+SELECT dlq.fence_table('dlq.erasures', NULL);
+SELECT dlq.fence_table('dlq.reconcile_findings', NULL);
+SELECT dlq.fence_table('dlq.reconcile_looks', NULL);
+SELECT dlq.fence_table('dlq.automatic_changes', NULL);
+
+SELECT dlq.fence_table('dlq.gates', NULL);
+
+SELECT dlq.fence_table('dlq.paces', NULL);
+
+SELECT dlq.fence_table('dlq.role_scopes', NULL);
+
+ALTER TABLE dlq.saved_views ENABLE ROW LEVEL SECURITY; -- roles read saved views through dlq.views alone
+
+-- Only the owner reads these, even after a GRANT on all tables of the schema.
+ALTER TABLE dlq.tokens ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE dlq.sessions ENABLE ROW LEVEL SECURITY;

@@ -311,12 +311,7 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 		}
 	}
 	if !status.triggersCurrent {
-		if err := m.withShortLocks(ctx, func(tx pgx.Tx) error {
-			if err := code.triggers.run(ctx, tx); err != nil {
-				return err
-			}
-			return m.set(ctx, tx, settingTriggers, code.triggers.version)
-		}); err != nil {
+		if err := m.installTriggers(ctx, code.triggers); err != nil {
 			return fmt.Errorf("install triggers: %w", err)
 		}
 	}
@@ -346,6 +341,20 @@ func (m *Migrator) recordFiled(ctx context.Context) error {
 		_, err := tx.Exec(ctx, m.Schemas.Render("SET LOCAL statement_timeout = 0; SELECT dlq.remember_taken()"))
 		return err
 	})
+}
+
+// installTriggers runs each paragraph of triggers.sql in a transaction of its own: one transaction would need the locks
+// of all tables at once. If it fails between two, the triggers are not current, and the next call repeats all.
+func (m *Migrator) installTriggers(ctx context.Context, triggers codePart) error {
+	for _, file := range triggers.files {
+		for paragraph := range strings.SplitSeq(file.sql, "\n\n") {
+			part := codePart{files: []codeFile{{file.name, paragraph}}}
+			if err := m.withShortLocks(ctx, func(tx pgx.Tx) error { return part.run(ctx, tx) }); err != nil {
+				return err
+			}
+		}
+	}
+	return m.set(ctx, m.Pool, settingTriggers, triggers.version)
 }
 
 // installRiverTriggers creates the triggers on River's table, with which capture begins. If they are the first on an
