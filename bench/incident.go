@@ -26,12 +26,12 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// Causes for which messages of the incident die. The receiver does the first half of its work also if it answers with
-// an error: that half is repeated for nothing by each replay that fails again.
+// Causes for which messages of the incident become dead letters. The receiver does the first half of its work even if
+// it answers with an error, so each replay that fails again repeats that half without effect.
 const (
-	causeBug        = "BUG"        // is mended before the replay
+	causeBug        = "BUG"        // is fixed before the replay
 	causeWeak       = "WEAK"       // its destination takes weakLimit requests a second
-	causeData       = "DATA"       // never works
+	causeData       = "DATA"       // never succeeds
 	causeSuperseded = "SUPERSEDED" // a later message with the same key has done the work
 	causeStale      = "STALE"      // expired before the replay
 	live            = "LIVE"       // no dead letter: other traffic to the weak destination
@@ -271,7 +271,7 @@ func (b *bench) incident(sizes map[string]int, progressive bool) (i *incident, e
 	})
 }
 
-// run lets the messages die, mends the bug and replays.
+// run makes the messages fail, fixes the bug and replays.
 func (i *incident) run(progressive bool) error {
 	total := 0
 	for _, cause := range slices.Sorted(maps.Keys(i.sizes)) {
@@ -388,7 +388,7 @@ func (i *incident) operate(progressive bool) error {
 	return nil
 }
 
-// decide ends groups whose data is wrong, and lets the others go on, with a lower rate, once the breaker has closed.
+// decide ends held groups whose data is wrong. It continues the others, at a lower rate, once the breaker has closed.
 func (i *incident) decide(run *incidentRun, path string) error {
 	for _, g := range run.Groups {
 		if g.State != "held" && g.State != "stopped" {

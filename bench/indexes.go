@@ -53,7 +53,7 @@ func indexStudy(b *bench, scale float64) error {
 		if err := fill(b.ctx, pool, int(1_000_000*scale)); err != nil {
 			return err
 		}
-		// The oldest one percent have values of their own.
+		// The oldest one percent get values that no other entry has.
 		if _, err := pool.Exec(b.ctx, `SET session_replication_role = replica;
 			UPDATE dlq.dead_letter_open SET status = 'dlq_manual', next_retry_at = NULL, queue = 'old', kind = 'old',
 				error_class = 'business', error_type = 'old', source = 'old'
@@ -108,7 +108,8 @@ func listTimes(b *bench, pool *pgxpool.Pool) error {
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.1f", float64(d.Microseconds())/1000) }
 
-// listTime returns the median time of five runs of a query, without an index if one is named.
+// listTime returns the median time of five runs of a query. If without is not empty, it first drops the index
+// dead_letter_open_by_<without>, and rolls that back.
 func listTime(b *bench, pool *pgxpool.Pool, without, sql string, args []any) (time.Duration, error) {
 	took := make([]time.Duration, 5)
 	err := pgx.BeginFunc(b.ctx, pool, func(tx pgx.Tx) error {

@@ -23,13 +23,13 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
-// replayLimit is a replay without dlqd's promises: a transaction claims entries, inserts as many jobs with River's
-// client, and updates each entry.
+// replayLimit is the baseline for replay runs, which keeps none of dlqd's guarantees: a transaction claims entries,
+// inserts as many jobs with River's client, and updates each entry.
 const replayLimit = "limit"
 
-// replayBench measures replay runs without a rate limit, beside the limit and beside River inserting as
-// many jobs, and at a given rate. The limit has the entries, the indexes, the batches and the commits of
-// the run, and no triggers. Each entry has its failed job.
+// replayBench measures replay runs without a rate in comparison with the baseline replayLimit, and with
+// River inserting as many jobs; then one run at a rate of 1,000/s. The baseline has the entries, indexes,
+// batches and commits of the run, but no triggers. Each entry has its failed job.
 func replayBench(b *bench, scale float64) error {
 	entries := int(200_000 * scale)
 	b.row("batch size", "replayed/s", "limit/s", "ratio", "River inserts/s", "ratio",
@@ -129,8 +129,8 @@ func (b *bench) fillReplay(pool *pgxpool.Pool, entries int) error {
 	return nil
 }
 
-// replayAll starts a replay run of all entries, waits until it has replayed most of them (a
-// number), and returns how many it replayed per second.
+// replayAll starts a replay run of all entries, waits until it has replayed the given number of
+// them, or all, and returns how many it replayed per second.
 func replayAll(ctx context.Context, pool *pgxpool.Pool, request replay.Request, most int) (float64, error) {
 	rules, err := policy.Default("http://127.0.0.1:1/")
 	if err != nil {
@@ -173,8 +173,8 @@ func (storedArgs) Kind() string { return noopArgs{}.Kind() }
 
 func (a storedArgs) MarshalJSON() ([]byte, error) { return json.RawMessage(a).MarshalJSON() }
 
-// limitAll claims the entries, inserts their jobs with River and updates their rows: the least that a replay run needs.
-// It uses plain statements, in the batches and transactions of the run, and returns the entries per second.
+// limitAll does the minimum of a replay run: it claims the entries, inserts their jobs with River and updates their
+// rows. It uses plain statements, in the batches and transactions of the run, and returns the entries per second.
 func limitAll(ctx context.Context, pool *pgxpool.Pool, entries, size int) (float64, error) {
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Logger: quiet})
 	if err != nil {
@@ -237,6 +237,7 @@ func limitAll(ctx context.Context, pool *pgxpool.Pool, entries, size int) (float
 	return float64(entries) / time.Since(start).Seconds(), nil
 }
 
+// insertAll inserts jobs with River's client in batches of the given size, and returns the jobs per second.
 func insertAll(ctx context.Context, pool *pgxpool.Pool, jobs, size int) (float64, error) {
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Logger: quiet})
 	if err != nil {

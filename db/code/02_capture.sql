@@ -41,7 +41,7 @@ COMMENT ON FUNCTION dlq.microseconds IS
 
 CREATE OR REPLACE FUNCTION dlq.entry_id(p_job bigint, p_failed_at timestamptz) RETURNS uuid
 LANGUAGE sql STABLE PARALLEL SAFE
--- The id of a record's entry is below zero. The upper two bits of the number are the variant of a UUID.
+-- The job id of a record's entry is below zero. The mask clears its upper two bits, where a UUID has its variant.
 RETURN dlq.uuid_of(dlq.microseconds(p_failed_at), p_job & 4611686018427387903);
 COMMENT ON FUNCTION dlq.entry_id IS
     'The id of the dead letter of a failure, made from the job''s id and its finalized_at, so that '

@@ -452,7 +452,7 @@ BEGIN
             RETURN ARRAY(SELECT i FROM generate_series(1, cardinality(p_jobs)) i
                          WHERE dlq.watch_jobs(p_entries[i:i], p_jobs[i:i], p_created_at[i:i]) <> '{}');
         END IF;
-        -- Without the marker, check below whether the job has ended.
+        -- The marker could not be written, so check below whether the job has ended.
         v_left := '{1}';
     END;
     IF v_left IS NULL THEN
@@ -491,7 +491,7 @@ BEGIN
             IF NOT v_job.marked THEN
                 v_running := v_running || v_job.n;
             END IF;
-        -- The job has ended. If its end is also a fact, dlq.apply_facts applies that.
+        -- The job has ended. If capture recorded its end as a fact, dlq.apply_facts applies it.
         ELSIF v_job.unrecorded AND v_job.awaited THEN -- as dlq.record_end would
             v_entries := v_entries || v_job.entry;
             v_jobs := v_jobs || v_job.id;

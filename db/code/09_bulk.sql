@@ -497,7 +497,7 @@ END
 $$;
 COMMENT ON FUNCTION dlq.check_rate IS 'Raises an error if a replay run cannot have this rate.';
 
--- An approved run skips what the policy said when it was requested.
+-- An approved run keeps the choices that the policy made when the run was requested.
 CREATE OR REPLACE FUNCTION dlq.skip_defaults(p_skip_stale boolean, p_skip_superseded boolean) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

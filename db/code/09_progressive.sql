@@ -48,10 +48,10 @@ COMMENT ON FUNCTION dlq.replay_plan IS
 
 -- replay_group_move is for dlqd (next, hold, stop, done) and for operators (go_on, back, end):
 --   next   begins the next step that is larger than what was sent.
---   go_on  lets a group go on that is held or stopped: with the rest of its step, or else with the next
---          one, and at least ten entries, which is what its test needs if one of them fails. The test
---          begins again, and failures that came up are no longer new.
---   back   as go_on, but the next step is as large as the one before.
+--   go_on  continues a held or stopped group with the rest of its step or, if nothing is left of that,
+--          with the next step. It sends at least ten entries, which the test needs if one of them
+--          fails. The test begins again, and failures that have occurred no longer count as new.
+--   back   as go_on, but the next step is as large as the previous one.
 CREATE OR REPLACE FUNCTION dlq.replay_group_move(p_run uuid, p_number integer, p_move text, p_actor text,
     p_reason text DEFAULT NULL, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

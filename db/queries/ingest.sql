@@ -46,7 +46,7 @@ FROM jobs
 UNION ALL
 SELECT 0, '', entries.event_id, entries.id FROM entries
 UNION ALL
--- River's notification of the queues, to workers; it has no message.
+-- The last rows notify River's workers of the queues, and stand for no message.
 SELECT 0, '', pg_notify('river.river_insert', n.payload)::text, NULL
 FROM (SELECT unnest(@notifications::text[]) AS payload) n;
 

@@ -547,7 +547,7 @@ SELECT dlq.set_fix(@queue::text, @fingerprint::text, sqlc.narg('run')::uuid,
 SELECT dlq.fix_runs(@id::uuid)::boolean AS runs;
 
 -- name: SkipDefaults :one
--- SkipDefaults returns what a run skips because the policy says so, where its request says nothing.
+-- SkipDefaults returns what a run skips by the policy: only the choices that its request leaves open.
 SELECT coalesce(dlq.skip_defaults(sqlc.narg('stale')::boolean, sqlc.narg('superseded')::boolean), '{}')::jsonb AS skips;
 
 -- name: SetForFix :exec

@@ -237,8 +237,8 @@ WHERE e.id = ANY (@ids::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_ke
     e.job_created_at) IS NOT NULL;
 
 -- name: HeldByRuns :many
--- HeldByRuns returns which of the given entries failed in a progressive replay run that has not ended, or
--- were not sent by it yet.
+-- HeldByRuns returns those of the given entries that a progressive replay run holds: the run has not
+-- ended, and the entry failed in it or was not sent by it yet.
 SELECT h.entry_id::uuid AS entry_id, h.run_id::uuid AS run_id FROM dlq.held_by_runs(@ids::uuid[]) h;
 
 -- name: WaitingQueues :many
