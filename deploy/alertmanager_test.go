@@ -39,8 +39,8 @@ func newAlertmanager(t *testing.T) *alertmanager {
 	return &alertmanager{T: t, stack: stack, receivers: receivers}
 }
 
-// post sends alerts, each with its labels: "DlqdDown severity=critical job=dlqd". They are firing,
-// or resolved if resolved is set.
+// post sends alerts to Alertmanager, as firing or as resolved. Each alert is its name and its
+// labels: "DlqdDown severity=critical job=dlqd".
 func (a *alertmanager) post(resolved bool, alerts ...string) {
 	a.Helper()
 	var list []any
@@ -68,8 +68,8 @@ func (a *alertmanager) post(resolved bool, alerts ...string) {
 	require.Equal(a, http.StatusOK, response.StatusCode)
 }
 
-// count returns how many notifications a receiver got that an alert fires, and how many that
-// resolve their incidents.
+// count returns how many notifications a receiver got for a firing alert, and how many resolved the
+// incidents of these.
 func (a *alertmanager) count(receiver, alert string) (fired, resolved int) {
 	incidents := map[string]bool{}
 	for _, n := range a.receivers.Notifications() {
@@ -94,7 +94,7 @@ func (a *alertmanager) awaitCount(receiver, alert string, fired, resolved int) {
 }
 
 // TestAlertmanager_ResolvesEachTrigger checks that PagerDuty and Opsgenie get a resolve for each
-// trigger, even if an alert that would explain the incident fires.
+// trigger, even while another alert fires that explains the incident.
 func TestAlertmanager_ResolvesEachTrigger(t *testing.T) {
 	t.Parallel()
 	a := newAlertmanager(t)

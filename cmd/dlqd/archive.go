@@ -183,8 +183,8 @@ func newArchiveVerify() *cobra.Command {
 	return cmd
 }
 
-// missingUnits returns what the archive lacks of the units that the database records. It returns
-// nothing if there is no database to compare with.
+// missingUnits returns an error for each unit that the database records and the archive lacks. It
+// returns none if there is no database to compare with.
 func missingUnits(cmd *cobra.Command, flag *archiveFlag, database *databaseFlags, a *archive.Archive,
 	units []archive.Manifest,
 ) (missing []error, err error) {
@@ -193,7 +193,8 @@ func missingUnits(cmd *cobra.Command, flag *archiveFlag, database *databaseFlags
 		// if --data-dir is given, too.
 		named := flag.value == "" || cmd.Flags().Changed("data-dir")
 		if _, err := os.Stat(filepath.Join(database.dataDir, "pgdata")); err != nil || !named {
-			_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "not compared with the database: --database-url or --data-dir names it")
+			_, _ = fmt.Fprintln(cmd.ErrOrStderr(),
+				"not compared with the database; to compare, set --database-url or --data-dir")
 			return nil, nil //nolint:nilerr // there is no database to compare with
 		}
 	}
@@ -207,12 +208,12 @@ func missingUnits(cmd *cobra.Command, flag *archiveFlag, database *databaseFlags
 			return err
 		}
 		if len(recorded.Elsewhere) > 0 {
-			_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "not looked at: other archives that the database names, with the number of "+
-				"their units: %s\n", strings.Join(recorded.Elsewhere, ", "))
+			_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "not checked: units that the database records in other archives, with their "+
+				"number: %s\n", strings.Join(recorded.Elsewhere, ", "))
 		}
 		if recorded.Units == 0 && len(recorded.Elsewhere) > 0 {
-			return fmt.Errorf("archive %s: the database names no unit in it: if it is one of the other archives, name it as "+
-				"the database does", a)
+			return fmt.Errorf("archive %s: the database names no unit in it: if this is one of the other archives, set "+
+				"--archive to the location that the database records", a)
 		}
 		missing, err = a.Missing(cmd.Context(), store, units)
 		return err

@@ -32,7 +32,7 @@ func newAutomatic() *cobra.Command {
 	}
 	c.registerTable(cmd)
 	cmd.AddCommand(
-		newSwitch("on", "Switch automatic redelivery on: waiting dead letters go at the rate of their queue"),
+		newSwitch("on", "Switch automatic redelivery on: waiting dead letters are redelivered at the rate of their queue"),
 		newSwitch("off", "Switch automatic redelivery off: dead letters are only observed"),
 		newSwitch("reset", "Remove a switch, so that the policy decides again"),
 		newStop("stop", "Stop all automatic redelivery in all processes immediately, until it is resumed"),

@@ -19,7 +19,8 @@ import (
 // completionTimeout limits a request for values while a shell waits for them.
 const completionTimeout = 2 * time.Second
 
-// completer returns the values of a flag or an argument. before are the arguments before it.
+// completer returns the completions of a flag or an argument: typed is its text so far, before has the arguments that
+// precede it.
 type completer func(c *client, cmd *cobra.Command, before []string, typed string) ([]cobra.Completion,
 	cobra.ShellCompDirective)
 

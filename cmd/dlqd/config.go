@@ -38,7 +38,7 @@ func (f *policyFlags) register(cmd *cobra.Command) {
 		"); built-in defaults if empty")
 	flags.StringVar(&f.env, "env", "", "environment: a folder in environments/ of the directory, merged over the policy")
 	flags.StringVar(&f.destination, "destination", cmp.Or(os.Getenv("DLQD_DESTINATION"), defaultDestination),
-		"destination of the queue \"default\", which a policy without queues has ($DLQD_DESTINATION)")
+		"URL to deliver to, for a policy that defines no queues ($DLQD_DESTINATION)")
 	flags.Lookup("destination").DefValue = defaultDestination // help must not print a token
 }
 
@@ -52,8 +52,8 @@ func newConfig() *cobra.Command {
 	return cmd
 }
 
-// check rejects --destination if no destination of the policy has its URL: then the policy names
-// destinations of its own.
+// check rejects --destination if no destination of the policy has that URL: a policy that names
+// destinations does not use the flag.
 func (f *policyFlags) check(cmd *cobra.Command, p *policy.Policy) error {
 	for _, d := range p.Destinations {
 		if d.URL == f.destination {
@@ -81,8 +81,8 @@ func newConfigCheck() *cobra.Command {
 		Short: "Check a policy; print each error with file and line",
 		Long: "Check reads DIR (default: the current directory) as serve does, for one environment or, without --env, " +
 			"for each.\n" +
-			"It warns of missing files with secrets, which only serve needs, and of queues that the policy names elsewhere\n" +
-			"but does not have. A warning does not fail the check.",
+			"It warns of missing files with secrets, which only serve needs, and of names of queues that the policy does not\n" +
+			"define. A warning does not fail the check.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir := "."
@@ -107,7 +107,7 @@ func newConfigCheck() *cobra.Command {
 					name += " --env " + e
 				}
 				planner, err := loadPlanner(policy.Source{Dir: dir, Env: e, Destination: defaultDestination})
-				known := func(text string) bool { // whether it was printed for an earlier environment
+				known := func(text string) bool { // whether text was printed for an earlier environment
 					before := printed[text]
 					printed[text] = true
 					return before

@@ -201,7 +201,7 @@ func TestConfigCheck_WarnsOfUnknownQueues(t *testing.T) {
 	require.Equal(t, 1, code, "unknown destinations")
 	require.Contains(t, stderr, `retry-policies.yaml:1: queues.orders.destination: unknown destination "shp"`)
 	require.Contains(t, stderr, "circuit-breaker.yaml:1: destinations.shpo: unknown destination")
-	delete(files, "retry-policies") // an application may work every queue
+	delete(files, "retry-policies") // without queues in the policy, each name may be a queue of an application
 	_, stderr, code = run(t, "config", "check", policytest.Dir(t, files))
 	require.Zero(t, code, stderr)
 	require.Empty(t, stderr)

@@ -230,7 +230,7 @@ func newDeployed() *cobra.Command {
 	return cmd
 }
 
-// printFix prints in which version a group is fixed, and how to replay what died before.
+// printFix prints in which version a group is fixed, and how to replay its earlier dead letters.
 func printFix(cmd *cobra.Command, f *group.Fix) {
 	out := cmd.OutOrStdout()
 	switch {
@@ -247,7 +247,8 @@ func printFix(cmd *cobra.Command, f *group.Fix) {
 	case f.Request != nil:
 		printSafef(out, "the policy requested a replay run: approval %s\n", f.Request)
 	case f.Waiting > 0:
-		printSafef(out, "%d died before; replay them: dlqd replay --progressive '%s'\n", f.Waiting, f.Query)
+		printSafef(out, "%d dead letters from before the fix; to replay them: dlqd replay --progressive '%s'\n", f.Waiting,
+			f.Query)
 	}
 }
 

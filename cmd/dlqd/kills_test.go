@@ -239,8 +239,8 @@ func TestServe_KeepsOrderWhenKilledBeforeCompletion(t *testing.T) {
 	require.Zero(t, second.stop(syscall.SIGTERM), second.log.String())
 }
 
-// cut blocks all traffic through the proxies for a while. To the processes behind them, the
-// database or the network hangs.
+// cut blocks all traffic through the proxies for the given time. The processes that use them see a
+// database that hangs.
 func cut(d time.Duration, proxies ...*postgrestest.Proxy) {
 	for _, p := range proxies {
 		p.Hold()

@@ -15,7 +15,7 @@ const readyInterval = 200 * time.Millisecond
 // supervisor is systemd, for a unit of Type=notify.
 type supervisor struct {
 	socket   string        // empty without systemd
-	watchdog time.Duration // how often systemd wants a sign of life; 0 for never
+	watchdog time.Duration // how often systemd expects a keep-alive; 0 for never
 	logger   *slog.Logger
 }
 
@@ -33,9 +33,9 @@ func newSupervisor(logger *slog.Logger) *supervisor {
 }
 
 // watch tells systemd that the service is ready as soon as ready returns no error. From then on,
-// until end is called, it sends the signs of life that a watchdog wants. When ctx ends before that,
-// it tells systemd that the service stops. Signs of life do not depend on the database, because a
-// restart of dlqd would not bring a database back.
+// until end is called, it sends the keep-alives of systemd's watchdog (WatchdogSec). When ctx ends
+// before that, it tells systemd that the service stops. Keep-alives do not depend on the database,
+// because a restart of dlqd would not bring a database back.
 func (v *supervisor) watch(ctx context.Context, ready func(context.Context) error) (end func()) {
 	if v.socket == "" {
 		return func() {}

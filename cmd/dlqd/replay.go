@@ -253,7 +253,7 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 	flags := cmd.Flags()
 	flags.StringVar(&many.Note, "note", "", "reason")
 	flags.BoolVar(&many.Force, "force", false, "replay even if an equal job is live or the destination is failing")
-	flags.BoolVar(&many.OtherGroups, "other-groups", false, "publish records although consumer groups that did not fail "+
+	flags.BoolVar(&many.OtherGroups, "other-groups", false, "publish records even if consumer groups that did not fail "+
 		"read their topics, or may")
 	flags.StringVar(&payload, "payload", "", "with an ID: JSON to send instead of the payload; dlqd keeps the original")
 	flags.BoolVar(&many.All, "all", false, "select every dead letter that can be replayed")
@@ -555,7 +555,7 @@ func (c *client) report(cmd *cobra.Command, id string) error {
 		"%d in an unknown way; %d were skipped, %d taken over by a person, %d expired; %s\n", report.Entries,
 		report.Counts.Recovered, report.Counts.FailedSame, report.Counts.FailedNew, report.Counts.Failed,
 		report.Counts.Skipped, report.Counts.TakenOver, report.Counts.Expired, complete)
-	printSafef(cmd.OutOrStdout(), "it cost %d redeliveries, which worked %s\n", report.Requests,
+	printSafef(cmd.OutOrStdout(), "it cost %d redeliveries, which ran for %s\n", report.Requests,
 		time.Duration(report.Worked*float64(time.Second)).Round(time.Millisecond))
 	for _, figure := range report.Figures {
 		printSafef(cmd.OutOrStdout(), "%s\n", figure.Text())
@@ -761,9 +761,9 @@ func newReplays() *cobra.Command {
 		cmd.AddCommand(sub)
 	}
 	cmd.AddCommand(newDiff(), newCalibration())
-	cmd.AddCommand(newSteer("go-on", "Let groups of a progressive run go on that are held or stopped"),
-		newSteer("back", "Let groups of a progressive run go on with a step as large as the one before"),
-		newSteer("end", "End groups of a progressive run; their other dead letters are skipped"))
+	cmd.AddCommand(newSteer("go-on", "Continue groups of a progressive run that are held or stopped"),
+		newSteer("back", "Continue groups of a progressive run with a step as large as the previous one"),
+		newSteer("end", "End groups of a progressive run; their remaining dead letters are skipped"))
 	var rateClient client
 	var perSecond float64
 	rate := &cobra.Command{

@@ -35,7 +35,7 @@ func newRestoredResume() *cobra.Command {
 	var c client
 	var in api.AutomaticAction
 	cmd := &cobra.Command{
-		Use: "resume", Short: "Release what dlqd holds since the database was restored", Args: cobra.NoArgs,
+		Use: "resume", Short: "Release the deliveries that dlqd holds since the database was restored", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			out, err := call(cmd, &c, api.ResumeRestored, api.AutomaticInput{Body: &in})
 			if err != nil || c.asJSON {
@@ -48,7 +48,7 @@ func newRestoredResume() *cobra.Command {
 			case out.DryRun:
 				printSafef(cmd.OutOrStdout(), "nothing was changed (--dry-run)\n")
 			case out.Hold != nil:
-				printSafef(cmd.OutOrStdout(), "resumed: dlqd sends what it held\n")
+				printSafef(cmd.OutOrStdout(), "resumed: dlqd sends the deliveries that it held\n")
 			}
 			return nil
 		},

@@ -174,7 +174,7 @@ var scenarios = map[string]scenario{
 			for range 2 {
 				<-arrived
 				p.kill()
-				// Time passes until River rescues the job.
+				// Make the job so old that River rescues it, and let the new process become River's leader.
 				p.exec(`UPDATE river_job SET attempted_at = now() - interval '2 hours' WHERE state = 'running'; DELETE
 					FROM river_leader`)
 				p.serve()

@@ -119,8 +119,8 @@ func newRewindSource() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rewind NAME",
 		Short: "Read the records of a partition again",
-		Long: "Records whose entries exist are recognized, and become no second entry. Those whose entries are deleted\n" +
-			"become entries again.",
+		Long: "A record that has an entry does not become a second one. A record whose entry was deleted becomes an entry\n" +
+			"again.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("offset") {
@@ -136,7 +136,7 @@ func newRewindSource() *cobra.Command {
 			if err != nil || c.asJSON {
 				return err
 			}
-			printSafef(cmd.OutOrStdout(), "the position was %d and is %d\n", out.Before, out.Next)
+			printSafef(cmd.OutOrStdout(), "the position was %d; it is now %d\n", out.Before, out.Next)
 			return nil
 		},
 	}
@@ -145,7 +145,7 @@ func newRewindSource() *cobra.Command {
 	cmd.Flags().Int32Var(&in.Partition, "partition", 0, "partition of the topic")
 	cmd.Flags().Int64Var(&offset, "offset", 0, "the offset to read next")
 	cmd.Flags().StringVar(&at, "time", "", "the time of the record to read next, such as 2026-11-28T08:00:00Z")
-	cmd.Flags().BoolVar(&in.Skip, "skip", false, "allow an offset above the position: records between are skipped")
+	cmd.Flags().BoolVar(&in.Skip, "skip", false, "allow an offset above the position: the records in between are skipped")
 	addActor(cmd, &in.Actor, &in.Note)
 	_ = cmd.MarkFlagRequired("topic")
 	return cmd
@@ -164,7 +164,7 @@ func newTrySource() *cobra.Command {
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if filepath.Base(args[0]) != "sources.yaml" {
-				return fmt.Errorf("%s: the file is named sources.yaml", args[0])
+				return fmt.Errorf("%s: must be a file named sources.yaml", args[0])
 			}
 			p, err := policy.Load(policy.Source{Dir: filepath.Dir(args[0]), Env: env, Destination: defaultDestination})
 			if err != nil {
@@ -212,7 +212,7 @@ func trySources(cmd *cobra.Command, p *policy.Policy, broker source.Broker, reco
 		err = printTrials(cmd, trials)
 	}
 	if err == nil && problems > 0 {
-		err = fmt.Errorf("%d topics cannot be read, or sources have no topic", problems)
+		err = fmt.Errorf("%d problems: topics that cannot be read, or sources without a topic", problems)
 	}
 	return err
 }
@@ -221,7 +221,7 @@ func printTrials(cmd *cobra.Command, trials []*source.Trial) error {
 	w, row := table(cmd, "SOURCE\tTOPIC\tPARTITIONS\tOFFSETS\tALLOWED\tERROR")
 	for _, trial := range trials {
 		if len(trial.Topics) == 0 {
-			row(trial.Source, "-", "-", "-", "-", "no topic matches, or none may be described")
+			row(trial.Source, "-", "-", "-", "-", "no topic matches, or this user may not describe the topics")
 		}
 		for i := range trial.Topics {
 			t := &trial.Topics[i]

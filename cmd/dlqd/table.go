@@ -55,7 +55,7 @@ func table(cmd *cobra.Command, header string) (t *textTable, row func(cells ...a
 	}
 }
 
-// terminalWidth returns the columns of the terminal that out writes to, or 0 if it is none.
+// terminalWidth returns the columns of the terminal that out writes to, or 0 if out is not a terminal.
 func terminalWidth(out io.Writer) int {
 	file, ok := out.(*os.File)
 	if !ok || !cwriter.IsTerminal(int(file.Fd())) {

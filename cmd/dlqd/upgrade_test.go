@@ -118,7 +118,8 @@ func newUpgrades(t *testing.T) *upgrades {
 			receiver),
 		"dlq-routing.yaml":     "queues: {default: {classes: {transient: {strategy: immediate, delays: [1s, 1s]}}}}\n",
 		"circuit-breaker.yaml": "defaults: {enabled: false}\n",
-		// A fast machine makes thousands of dead letters, and replays of above 1,000 would need their number.
+		// A fast machine makes thousands of dead letters. By default, a replay of more than 1,000 must state
+		// their number.
 		"access.yaml": "expectAbove: 1000000\n",
 	} {
 		require.NoError(t, os.WriteFile(filepath.Join(u.config, name), []byte(text), 0o600))

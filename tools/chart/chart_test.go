@@ -368,8 +368,9 @@ func digest(t *testing.T) string {
 	return hex.EncodeToString(hash.Sum(nil))
 }
 
-// TestManifests_AreTheCharts compares deploy/kubernetes with the chart. DLQD_MANIFESTS=write writes the files.
-func TestManifests_AreTheCharts(t *testing.T) {
+// TestManifests_MatchTheChart compares deploy/kubernetes with what the chart renders. DLQD_MANIFESTS=write writes the
+// files.
+func TestManifests_MatchTheChart(t *testing.T) {
 	t.Parallel()
 	files, err := render(t, "dlqd", installations()["plain"])
 	require.NoError(t, err)
