@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestChart_MergesSigns draws events of one hour. Those of different kinds get separate signs. Those of one
-// kind share a sign, which names six of them and tells how many more there are.
+// TestChart_MergesSigns draws events of one hour. Events of different kinds get separate signs. Events of
+// one kind share a sign, which lists six of them and the number of the others.
 func TestChart_MergesSigns(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC)

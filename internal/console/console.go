@@ -355,8 +355,8 @@ type again struct {
 	Action string
 	Typed  url.Values // to show
 	Fields url.Values // to send
-	// Page is where the user sees whether the form was handled all the same: the database may have committed before
-	// the connection was lost. It is "" if the form was refused before its handler.
+	// Page is where the user sees whether the form was handled: the database may have committed although the
+	// connection was lost. It is "" if the form was refused before its handler.
 	Page string
 }
 

@@ -27,7 +27,7 @@ const (
 // api.MostCounted, or when the API's time for counts is over.
 type countCache struct {
 	reading singleflight.Group
-	one     sync.Mutex // limits the counts that run at a time to one: they must not take the connections of requests
+	one     sync.Mutex // lets one count run at a time, so that counts leave connections for requests
 
 	mu            sync.Mutex
 	cached        map[string]cachedCount

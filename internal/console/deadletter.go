@@ -45,7 +45,7 @@ type deadLetterPage struct {
 	Asked    askedFor
 	Cause    headline
 	Exchange *exchange // nil if the job sent nothing
-	Like     *likeness // nil if nothing is known of its failure group, or in a live rendering: the page keeps its own
+	Like     *likeness // nil if its failure group is unknown, and in live renderings: the page keeps its first one
 }
 
 // IsMessage reports whether the job was created for a message.

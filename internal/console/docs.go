@@ -72,7 +72,7 @@ type apiSchema struct {
 // apiItem is a field or an answer with its description.
 type apiItem struct{ Name, Kind, Text string }
 
-// kind returns the type of a schema in a word.
+// kind returns the type of a schema, such as string, date-time, "list of string" or the name of an object's schema.
 func (s *apiSchema) kind() string {
 	switch {
 	case s == nil:
@@ -109,7 +109,7 @@ func (s *apiSchema) Choices() []string {
 	return choices
 }
 
-// Shown describes a parameter with its choices and its default.
+// Shown returns the description of a parameter, with its choices and its default.
 func (p *apiParameter) Shown() string {
 	text := p.Description
 	if choices := p.Schema.Choices(); len(choices) > 0 {

@@ -123,7 +123,7 @@ func (f *frame) complete(in *request) {
 		return
 	}
 	for _, s := range sections() {
-		// A visitor of /docs who is not signed in sees the sections, too: their pages lead to the sign-in.
+		// A visitor who is not signed in sees the sections, too, unless Bare: their pages lead to the sign-in.
 		if visitor := f.Who.Via == "" && s.Role != access.Operator; s.Role != "" && !f.Who.May(s.Role) && !visitor {
 			continue
 		}
@@ -373,7 +373,7 @@ func takeFlash(w http.ResponseWriter, r *http.Request) (f flash) {
 }
 
 // Events returns the address of the page's event stream. If the page has no live sections, but the viewer has
-// a session, the stream only tells when the session has ended. Without both, Events returns "".
+// a session, the stream only reports the end of the session. Without both, Events returns "".
 func (f *frame) Events() string {
 	switch {
 	case f.Interval == 0 && f.Who.Session != "":

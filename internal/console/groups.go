@@ -239,7 +239,7 @@ func (in *request) fixSentence(f *group.Fix) string {
 	}
 	text := fmt.Sprintf("Fixed in version %s; version %s runs since %s.", f.FixedIn, f.Deployed, in.clock(*f.DeployedAt))
 	if f.Run == nil && f.Request == nil && f.Waiting > 0 {
-		text += " " + upper(plural(f.Waiting, "dead letter", "dead letters")) + " died before."
+		text += " " + upper(plural(f.Waiting, "dead letter is", "dead letters are")) + " from before the fix."
 	}
 	return text
 }

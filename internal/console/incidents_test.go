@@ -250,7 +250,7 @@ func TestIncident_ParksADestination(t *testing.T) {
 	b.rows(4)
 	b.click("#act-on > summary")
 	b.follow(`#act-on a[href*="do=park"]`)
-	b.fill("textarea[name=note]", "the bank mends it on Monday")
+	b.fill("textarea[name=note]", "the bank fixes it on Monday")
 	b.follow(b.button("Park 4"))
 	b.waitForText("Park: 4 dead letters.")
 	b.within(maxClicks)

@@ -153,7 +153,7 @@ func (c *Console) jobs(in *request) (*view, error) {
 func jobsQuery(queue, state string) string {
 	r, err := api.ListJobs.Request(&api.JobsInput{Queue: queue, State: state})
 	if err != nil {
-		return "" // unreachable: it has no path parameters
+		return "" // unreachable: ListJobs has no path parameters
 	}
 	_, text, _ := strings.Cut(r.Path, "?")
 	return text
@@ -248,8 +248,8 @@ func (c *Console) message(in *request) (*view, error) {
 // forgotten says why a message or a job may not be found.
 func forgotten(err error) error {
 	if problem, ok := errorAs404(err); ok {
-		problem.Detail += ". By default, River deletes jobs a day after they completed or were cancelled. If this one ever " +
-			"existed, it was done, unless it has a dead letter: those are kept"
+		problem.Detail += ". By default, River deletes jobs a day after they completed or were cancelled. If it failed, it " +
+			"has a dead letter, which stays"
 		return problem
 	}
 	return err
@@ -342,7 +342,7 @@ func (j *jobPage) state() string {
 		return "Scheduled: the attempt begins " + until(j.ScheduledAt) + "."
 	case "completed":
 		return "Completed " + ago(j.FinalizedAt) + ", after " + plural(j.Attempt, "attempt") + ". River deletes completed " +
-			"jobs after a day, unless the application has set another time; then this page ends."
+			"jobs after a day, unless the application has set another time; then this page is gone."
 	case "cancelled":
 		if j.DeadLetter != nil {
 			return "Its worker gave it up " + ago(j.FinalizedAt) + "; it has a dead letter."
@@ -369,7 +369,7 @@ func (j *jobPage) actions(me *access.Principal) []jobAction {
 	switch {
 	case role != "":
 	case j.State == "cancelled" && j.DeadLetter == nil:
-		retry.Label, retry.Consequence = "Put back", "the cancellation is taken back, and the next attempt begins"
+		retry.Label, retry.Consequence = "Put back", "the cancellation is reverted, and the next attempt begins"
 	case j.State == "retryable" || j.State == "scheduled":
 	case j.DeadLetter != nil && j.HasEnded():
 		retry.Why = "only before it fails for good; its dead letter can be replayed"

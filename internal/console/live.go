@@ -423,7 +423,7 @@ func viewerKey(address string, p *access.Principal) string {
 	return p.Via + " " + p.Name
 }
 
-// primarySource removes the section that tells viewers of the replica.
+// primarySource replaces the section about the replica's age by an empty one, for a page that the primary rendered.
 const primarySource = `<div id="source" data-live></div>`
 
 // renderLive renders the live sections of the page at an address for the principal in ctx. A panic

@@ -162,7 +162,7 @@ func (p *policyPage) summary() string {
 	text := "Version " + p.Policy.Version + " is in force: " + plural(len(p.Policy.Rules), "rule") + " and " +
 		plural(own, "value") + " from files; other values are built in."
 	if p.WhyNotTest != "" {
-		text += " Shown is what decides about all queues, or only about yours."
+		text += " The page shows what applies to all queues or to yours."
 	}
 	if p.Problem != "" {
 		text = "The files have errors and are not in force. " + text

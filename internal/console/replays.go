@@ -178,7 +178,7 @@ func (r replayRun) Ends() *replay.Ending {
 	return r.Forecast.Ends
 }
 
-// SkipTexts describes what the run skips because the policy says so.
+// SkipTexts describes what the run skips by the policy.
 func (r replayRun) SkipTexts() []string { return replay.SkipTexts(r.Skips) }
 
 // Sentence summarizes the progress or the result of the run.
@@ -306,7 +306,7 @@ type runDetail struct {
 	More     bool // more entries failed than runFailures
 	Tabs     []tab
 	Entries  []replay.RunEntry
-	Letters  map[uuid.UUID]*deadletter.Summary // those of Entries that have no reason of their own
+	Letters  map[uuid.UUID]*deadletter.Summary // dead letters of the Entries that have no Detail, for their errors
 	Next     string
 	Outcome  string
 	Before   *replayRun
@@ -464,7 +464,7 @@ func (r *runDetail) compare(in *request) error {
 	return nil
 }
 
-// controlRun pauses, resumes or cancels a run, changes its rate, or lets groups of a progressive run go on.
+// controlRun pauses, resumes or cancels a run, changes its rate, or continues or ends groups of a progressive run.
 func (c *Console) controlRun(in *request) (*done, error) {
 	id := in.PathValue("id")
 	to, verb := "/replays/"+url.PathEscape(id), in.PostFormValue("do")

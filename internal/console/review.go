@@ -80,7 +80,7 @@ func (c *Console) review(in *request) (*view, error) {
 	r, chosen := newReview(in)
 	at, _ := uuid.Parse(in.URL.Query().Get("at"))
 	_, live := isLive(in.Context())
-	var mine uuid.UUID // the entry that is handed out to the viewer
+	var given uuid.UUID // the entry that is handed out to the viewer
 	hands := !live && in.me().May(access.Operator)
 	if hands {
 		asked := api.ReviewRequest{Q: chosen}
@@ -90,7 +90,7 @@ func (c *Console) review(in *request) (*view, error) {
 			asked.After = after.String()
 		}
 		var err error
-		if mine, err = handOut(in, asked); err != nil {
+		if given, err = handOut(in, asked); err != nil {
 			return nil, err
 		}
 	}
@@ -122,8 +122,8 @@ func (c *Console) review(in *request) (*view, error) {
 	}
 	r.summarize(free < 0, all)
 	switch {
-	case mine != uuid.Nil:
-		at = mine
+	case given != uuid.Nil:
+		at = given
 	case live, listed: // keep at: the page was loaded with it, or another operator has it in review
 	case hands && at != uuid.Nil: // the entry at was decided: hand out another one
 		if at, err = handOut(in, api.ReviewRequest{Q: chosen}); err != nil {

@@ -135,7 +135,7 @@ var parsed = sync.OnceValue(func() *templates {
 func (t *templates) page(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "frame") }
 func (t *templates) live(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "live") }
 
-// source renders the section that tells viewers of which time the data of a page is.
+// source renders the section with the time of a page's data.
 func (t *templates) source(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "source") }
 
 func (t *templates) own(out *bytes.Buffer, o own) error {

@@ -144,7 +144,7 @@ func (t *typed) fill(form *html.Node) {
 	setAttribute(note, "class", "warn")
 	setAttribute(note, "role", "status")
 	note.AppendChild(&html.Node{
-		Type: html.TextNode, Data: "▲ You were signed out when you sent this form, so nothing was done. It has what you typed.",
+		Type: html.TextNode, Data: "▲ You were signed out when you sent this form, so nothing was done. The form has what you typed.",
 	})
 	form.Parent.InsertBefore(note, form)
 }
