@@ -60,7 +60,7 @@ type ExportInputBody struct {
 	Approval *uuid.UUID `json:"approval,omitempty" doc:"An approved request for this export: its reveal is used, and exactly the entries that matched at the approval are exported. Only the requester, within a day of the approval."`
 }
 
-// ExportInput is an export.
+// ExportInput is a request for an export.
 type ExportInput struct{ Body ExportInputBody }
 
 // Operations on many dead letters. The answer of Export is a stream of text.

@@ -83,7 +83,7 @@ type ReplayAction struct {
 	Destination string            `json:"toDestination,omitempty" maxLength:"127" doc:"Deliver the message to this destination instead of its queue's."`
 	Checkpoint  string            `json:"checkpoint,omitempty" enum:"resume,discard" doc:"Whether a resumable job that has completed a step continues after it (resume) or repeats all steps (discard). Required for an edit of such a job; otherwise resume if absent."`
 	Force       bool              `json:"force,omitempty" doc:"Replay although an equal job is live."`
-	OtherGroups bool              `json:"otherGroups,omitempty" doc:"Publish a record although consumer groups that did not fail read its topic, or may."`
+	OtherGroups bool              `json:"otherGroups,omitempty" doc:"Publish a record even if consumer groups that did not fail read, or may read, its topic."`
 }
 
 // Moved is the response to an action on an entry.

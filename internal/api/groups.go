@@ -159,8 +159,8 @@ func (s *service) registerGroups(api huma.API) {
 	deploy := huma.Operation{
 		Tags: tags, Summary: "Report a deploy",
 		Description: "The version works the queues from now on. A failure group that is fixed in this version or an earlier " +
-			"one then offers a replay run of what died before; with replayWhenFixed of the policy, dlqd starts it. Report a " +
-			"deploy when all workers have the version. An earlier version again is a rollback.",
+			"one then offers a replay run of its earlier dead letters; with replayWhenFixed of the policy, dlqd starts the " +
+			"run. Report a deploy when all workers have the version. An earlier version again is a rollback.",
 		Errors: []int{400, 403, 422, 503},
 	}
 	example(&deploy, http.StatusOK, Deployed{Version: "4.2.0"})

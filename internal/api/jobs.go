@@ -102,10 +102,10 @@ func (s *service) registerJobs(api huma.API) {
 	}{
 		{
 			CancelJob, "cancelled", "Cancel a job that has not ended",
-			"A job that is cancelled gets no dead letter. A running job is asked to end; if its worker does not heed that, " +
-				"the attempt goes on, and no other follows. A redelivery that is cancelled counts as failed: its dead letter is " +
-				"pending again, and the policy may redeliver it. Where the policy requires a second person to discard a dead " +
-				"letter of the queue, it does so for the cancellation of other jobs.",
+			"A job that is cancelled gets no dead letter. A running job is asked to end; if its worker ignores the " +
+				"cancellation, the attempt continues, and no other follows. A redelivery that is cancelled counts as failed: its " +
+				"dead letter is pending again, and the policy may redeliver it. If the policy requires a second person to " +
+				"discard a dead letter of the queue, cancelling a job that is no redelivery requires one, too.",
 			"available, pending, retryable, running and scheduled",
 			func(ctx context.Context, tx pgx.Tx, id int64) (string, error) {
 				db := s.Store.In(tx)

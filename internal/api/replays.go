@@ -42,11 +42,11 @@ type ReplayRequest struct {
 	Destination string            `json:"toDestination,omitempty" maxLength:"127" doc:"Deliver messages to this destination instead of the destination of their queue. Rejected if the filter selects an application's job, which has no destination."`
 	Checkpoint  string            `json:"checkpoint,omitempty" enum:"resume,discard" doc:"Whether resumable jobs that have completed a step continue after it (resume) or repeat all steps (discard). Required for a patch if the filter selects such jobs; otherwise resume if absent."`
 	Force       bool              `json:"force,omitempty" doc:"Start although a destination is unhealthy, and replay entries although an equal job is live."`
-	OtherGroups bool              `json:"otherGroups,omitempty" doc:"Publish records although consumer groups that did not fail read their topics, or may."`
+	OtherGroups bool              `json:"otherGroups,omitempty" doc:"Publish records even if consumer groups that did not fail read, or may read, their topics."`
 	StopAt      float64           `json:"stopAt,omitempty" minimum:"1" maximum:"100" doc:"Percentage of failures among the last 50 redeliveries at which the run stops; 50 if absent. A progressive run judges each failure group instead."`
 	Progressive bool              `json:"progressive,omitempty" doc:"Send each failure group in steps: 5 entries, then 10, 50 and 100 %. A group that does not recover is held or stopped alone."`
-	SkipStale   *bool             `json:"skipStale,omitempty" doc:"Skip entries whose work is out of date: past the message's expiresAt or the job's metadata dlqd:expires_at, or older than staleAfter of the policy. Absent: what the policy says of each queue and kind."`
-	SkipDone    *bool             `json:"skipSuperseded,omitempty" doc:"Skip entries whose work a later job has done: one with the same unique key or ordering key, or of the same kind with equal args or payload, that has completed, among the jobs that River keeps. Absent: what the policy says of each queue and kind."`
+	SkipStale   *bool             `json:"skipStale,omitempty" doc:"Skip entries whose work is out of date: past the message's expiresAt or the job's metadata dlqd:expires_at, or older than staleAfter of the policy. Absent: the policy decides by queue and kind."`
+	SkipDone    *bool             `json:"skipSuperseded,omitempty" doc:"Skip entries whose work a later job has done: one with the same unique key or ordering key, or of the same kind with equal args or payload, that has completed, among the jobs that River keeps. Absent: the policy decides by queue and kind."`
 	Deadline    float64           `json:"stepDeadline,omitempty" minimum:"1" maximum:"2592000" doc:"Seconds without an outcome after which a group of a progressive run is held while redeliveries are under way; 900 if absent."`
 }
 
@@ -122,7 +122,7 @@ type RunGroupsAction struct {
 	Groups []int32 `json:"groups,omitempty" maxItems:"21" doc:"Numbers of the groups; all that are held or stopped if absent."`
 }
 
-// RunGroupsInput lets groups of a progressive run go on, or ends them.
+// RunGroupsInput is a decision about groups of a progressive run: to continue or to end them.
 type RunGroupsInput struct {
 	RunInput
 
@@ -164,7 +164,7 @@ func ControlReplay(verb string) Operation[RunActionInput, replay.Run] {
 	return Operation[RunActionInput, replay.Run]{verb + "-replay", http.MethodPost, "/api/dlq/replays/{id}/" + verb}
 }
 
-// SteerReplay returns the operation that lets groups of a progressive run go on (go-on), lets them go on
+// SteerReplay returns the operation that continues groups of a progressive run (go-on), continues them
 // with a smaller step (back), or ends them (end).
 func SteerReplay(verb string) Operation[RunGroupsInput, replay.Run] {
 	return Operation[RunGroupsInput, replay.Run]{verb + "-replay", http.MethodPost, "/api/dlq/replays/{id}/" + verb}
@@ -248,9 +248,9 @@ func (s *service) registerReplays(api huma.API) {
 		})
 	}
 	for _, verb := range []struct{ name, summary string }{
-		{"go-on", "Let groups of a progressive replay run go on that are held or stopped"},
-		{"back", "Let groups of a progressive replay run go on with a step as large as the one before"},
-		{"end", "End groups of a progressive replay run; their other entries are skipped"},
+		{"go-on", "Continue groups of a progressive replay run that are held or stopped"},
+		{"back", "Continue groups of a progressive replay run with a step as large as the previous one"},
+		{"end", "End groups of a progressive replay run; their remaining entries are skipped"},
 	} {
 		op := huma.Operation{Tags: tags, Summary: verb.summary, Errors: []int{400, 404, 409, 422, 503}}
 		example(&op, http.StatusOK, run)

@@ -124,7 +124,7 @@ func (s *service) acted(ctx context.Context, err error) {
 	s.Replica.Acted(ctx, actors...)
 }
 
-// actsFor notes persons for whom the request of ctx acts: they see its changes at once, as the caller does.
+// actsFor records the persons on whose behalf the request of ctx acts. Like the caller, they see its changes at once.
 func actsFor(ctx context.Context, names ...*string) {
 	x := exchangeOf(ctx)
 	for _, name := range names {

@@ -35,8 +35,8 @@ type RewindAction struct {
 
 	Topic     string    `json:"topic" minLength:"1" maxLength:"249" doc:"Name of the topic." example:"dlq.prod.payments"`
 	Partition int32     `json:"partition" minimum:"0" doc:"Partition of the topic."`
-	Offset    *int64    `json:"offset,omitempty" minimum:"0" doc:"The offset to read next. Either it or time." example:"700"`
-	Time      time.Time `json:"time,omitzero" doc:"The time of the record to read next; this needs a process that reads the source. Either it or offset."`
+	Offset    *int64    `json:"offset,omitempty" minimum:"0" doc:"The offset to read next. Set either offset or time." example:"700"`
+	Time      time.Time `json:"time,omitzero" doc:"The time of the record to read next; this needs a process that reads the source. Set either time or offset."`
 	Skip      bool      `json:"skip,omitempty" doc:"Allow an offset above the position: the records between are skipped, and counted as lost."`
 }
 
@@ -108,8 +108,8 @@ func (s *service) registerSources(api huma.API) {
 
 	pause := huma.Operation{
 		Tags: tags, Summary: "Pause a source",
-		Description: "Stops its reading in all processes, within seconds. Its records stay in their topics, and " +
-			"redeliveries continue. It is recorded in the audit trail.",
+		Description: "Stops reading the source in all processes, within seconds. Its records stay in their topics, and " +
+			"redeliveries continue. The change is recorded in the audit trail.",
 		Errors: []int{400, 404, 422, 503},
 	}
 	paused := one
@@ -120,7 +120,7 @@ func (s *service) registerSources(api huma.API) {
 	})
 	resume := huma.Operation{
 		Tags: tags, Summary: "Resume a source",
-		Description: "Its reading continues where it stopped. It is recorded in the audit trail.",
+		Description: "Reading continues where it stopped. The change is recorded in the audit trail.",
 		Errors:      []int{400, 404, 422, 503},
 	}
 	example(&resume, http.StatusOK, one)
@@ -129,8 +129,8 @@ func (s *service) registerSources(api huma.API) {
 	})
 	rewind := huma.Operation{
 		Tags: tags, Summary: "Read the records of a partition again",
-		Description: "Moves the position back. Records whose entries exist are recognized, and become no second entry; " +
-			"those whose entries are deleted become entries again. It is recorded in the audit trail.",
+		Description: "Moves the position back. A record that has an entry does not become a second one; a record whose " +
+			"entry was deleted becomes an entry again. The change is recorded in the audit trail.",
 		Errors: []int{400, 404, 422, 503},
 	}
 	example(&rewind, http.StatusOK, source.Rewound{Before: 812, Next: 700})
