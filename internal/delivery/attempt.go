@@ -29,7 +29,7 @@ import (
 //
 // Other outcomes are recorded without a check.
 
-// errAttemptLost is the reason not to send a message.
+// errAttemptLost is returned, and the message is not sent, if another process may have rescued the job.
 var errAttemptLost = errors.New("the attempt is over: another process may deliver the message")
 
 // inDoubt reports whether another process may have rescued a job that this process runs.

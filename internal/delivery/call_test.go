@@ -228,7 +228,7 @@ func TestCall_TypesOfTransportErrors(t *testing.T) {
 		"no answer": {calling(t, func(ctx context.Context, _ *dynamicpb.Message) (string, error) {
 			<-ctx.Done()
 			return "", ctx.Err()
-		}), "2s", []string{delivery.TypeTimeout, "GRPC_DEADLINE_EXCEEDED"}}, // the server may answer in time
+		}), "2s", []string{delivery.TypeTimeout, "GRPC_DEADLINE_EXCEEDED"}}, // of dlqd, or of the server at the same time
 		"no gRPC": {
 			"grpc" + strings.TrimPrefix(plain, "http") + "/" + grpctest.Method, "1m",
 			[]string{delivery.TypeConnection, delivery.TypeConnectionReset},

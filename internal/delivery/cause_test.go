@@ -33,8 +33,8 @@ func TestDeliver_RecordsTheCause(t *testing.T) {
 	require.Contains(t, s.Context["url"], "http://127.0.0.1:")
 }
 
-// An answer that never ends or breaks off is still a failure by its status, and the part of its
-// body that arrived tells the cause.
+// An answer whose body never ends or breaks off is still a failure by its status. The part of the
+// body that arrived gives the cause.
 func TestDeliver_RecordsCauseOfTruncatedAnswer(t *testing.T) {
 	t.Parallel()
 	for name, write := range map[string]func(w http.ResponseWriter, r *http.Request){

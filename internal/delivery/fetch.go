@@ -52,7 +52,7 @@ type fetched struct {
 	withheld  string // the queue of a job with the same id that a later fetch returned, or ""
 }
 
-// look is a time of looking for jobs of a queue to put back.
+// look is a period during which the client looks for jobs of a queue to put back: its end, and when to look next.
 type look struct{ until, next time.Time }
 
 // look makes the client look for jobs of a queue to put back.
@@ -62,7 +62,7 @@ func (f *fetches) look(queue string, now time.Time) {
 	f.beginLook(queue, now)
 }
 
-// beginLook is look for a caller that holds the lock.
+// beginLook does what look does, for a caller that holds the lock.
 func (f *fetches) beginLook(queue string, now time.Time) {
 	l := f.looks[queue]
 	if l == nil {

@@ -27,16 +27,17 @@ const contextTopic = "topic"
 // errNoClient is the error of a process that was started without a client for sources.
 var errNoClient = errors.New("this process has no client for sources")
 
-// publish publishes the record of an entry. The redelivery's id is committed before that, and where the
-// broker stored the record after it: if this process dies in between, the job is rescued, and the record is
-// published twice with the same id.
+// publish publishes the record of an entry. It commits the redelivery's id before it publishes, and the
+// partition and offset of the record afterwards. If this process dies in between, the job is rescued, and
+// the record is published twice with the same id.
 func (w *Worker) publish(ctx context.Context, queue *policy.Queue, destination *policy.Destination,
 	job *river.Job[Args], _ *metadata, hide func(string) string,
 ) (status int, err error) {
 	queries := dbsqlc.New(w.config.DB)
 	record, err := queries.RecordOfJob(ctx, dbsqlc.RecordOfJobParams{Job: job.ID, CreatedAt: job.CreatedAt})
 	if errors.Is(err, pgx.ErrNoRows) {
-		return 0, requestError(destination, errors.New("this job redelivers no record: only records are published"))
+		return 0, requestError(destination,
+			errors.New("this job is not the redelivery of a record; a source's queue publishes only records"))
 	}
 	if err != nil {
 		return 0, err
@@ -82,9 +83,10 @@ func (w *Worker) publish(ctx context.Context, queue *policy.Queue, destination *
 func valueOf(record *dbsqlc.RecordOfJobRow, edited json.RawMessage) ([]byte, error) {
 	switch {
 	case record.Form == source.FormAbsent:
-		return nil, errors.New("the record is larger than maxRecordBytes: its value lies in its topic alone")
+		return nil, errors.New("the record is larger than maxRecordBytes, so only its topic has its value: " +
+			"copy it from there")
 	case !record.Edited && record.Value == nil && record.Form != source.FormNull: // null would delete the key's record
-		return nil, errors.New("the record's value is erased")
+		return nil, errors.New("the record's value was erased: there is nothing to publish")
 	case !record.Edited:
 		return record.Value, nil
 	case record.Form == source.FormJSON || record.Form == source.FormNull:
@@ -92,7 +94,7 @@ func valueOf(record *dbsqlc.RecordOfJobRow, edited json.RawMessage) ([]byte, err
 	case record.Form == source.FormText:
 		var text string
 		if err := json.Unmarshal(edited, &text); err != nil {
-			return nil, errors.New("the record's value is a text, and the edited payload is not")
+			return nil, errors.New("the record's value is a text: an edited payload must be a JSON string")
 		}
 		return []byte(text), nil
 	}

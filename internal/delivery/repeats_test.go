@@ -146,7 +146,7 @@ func TestDeliver_NumbersRedeliveries(t *testing.T) {
 	require.Equal(t, 1, effects)
 }
 
-// discarded is a response that is not sent.
+// discarded is a ResponseWriter that sends nothing.
 type discarded struct{ http.ResponseWriter }
 
 func (discarded) WriteHeader(int)             {}

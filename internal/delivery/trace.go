@@ -55,8 +55,8 @@ func (w *Worker) startSpan(ctx context.Context, job *river.Job[Args], meta *meta
 	return ctx, span
 }
 
-// endSpan ends an attempt's span. The span of a held message is never ended, so it is not exported:
-// the message was not sent, and is checked repeatedly.
+// endSpan ends an attempt's span. It does not end the span of a held message, so that span is never
+// exported: the message was not sent, and is checked repeatedly.
 func endSpan(span trace.Span, outcome string, err error) {
 	if outcome == OutcomeHeld {
 		return

@@ -13,7 +13,7 @@ import (
 const (
 	// trafficSlot is the length of a slot: the times of a comparison are rounded to it.
 	trafficSlot = 10 * time.Second
-	// trafficBefore is how long before a run the deliveries are that those during the run are compared with.
+	// trafficBefore is the period before a run whose deliveries are compared with those during the run.
 	trafficBefore = time.Hour
 	// trafficDuring limits the deliveries during a run to the last ones, so that those of its beginning do not hide
 	// what has changed since.
@@ -98,7 +98,7 @@ func (t *Traffic) Worse(destination string, run uuid.UUID, began, from, now time
 		return ""
 	}
 	return fmt.Sprintf("%d of %d other deliveries to %s failed or were slower than the 95th percentile of the hour "+
-		"before the run; then, %d of %d", bad, total, destination, badBefore, totalBefore)
+		"before the run; in that hour, %d of %d", bad, total, destination, badBefore, totalBefore)
 }
 
 // count counts the deliveries that are not of a run, from a slot on and before another.

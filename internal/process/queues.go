@@ -25,9 +25,9 @@ type Work string
 
 // Values of Work.
 const (
-	Worked   Work = "worked"   // a live dlqd process works it
-	Away     Work = "away"     // none does, but one did in the last 15 minutes
-	Unworked Work = "unworked" // none did
+	Worked   Work = "worked"   // a live dlqd process works the queue
+	Away     Work = "away"     // no live process works the queue, but one did in the last 15 minutes
+	Unworked Work = "unworked" // no process has worked the queue in the last 15 minutes
 )
 
 // Queues knows which queues a database's dlqd processes work. While the queues that are asked for

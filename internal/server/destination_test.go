@@ -183,7 +183,6 @@ func TestReplay_ToARemovedDestinationFails(t *testing.T) {
 	require.Empty(t, other.all())
 }
 
-// The response lists what an edit changed.
 func TestReplay_ListsWhatTheEditChanged(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusNotFound)})

@@ -69,7 +69,8 @@ func TestServe_LeavesNoStateInPooledSessions(t *testing.T) {
 		before = pooledSessions(t, pooled, servers)
 		c.DatabaseURL, c.PollInterval = pooled, 50*time.Millisecond
 	}})
-	// Locks of a committed serializable transaction's reads remain while an older transaction runs.
+	// While this transaction is open, Postgres keeps the SIRead locks of every later serializable transaction, also
+	// after its commit: locks() below finds them.
 	application, err := pgx.Connect(t.Context(), postgrestest.WithUser(direct, postgrestest.Role))
 	require.NoError(t, err)
 	defer func() { _ = application.Close(context.WithoutCancel(t.Context())) }()

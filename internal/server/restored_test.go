@@ -31,7 +31,7 @@ import (
 // refuses.
 type ledger struct {
 	mu      sync.Mutex
-	taken   map[string]int
+	taken   map[string]int // by message id: how often it was accepted
 	refuses map[string]int // by kind: the status of the answer
 }
 
@@ -207,7 +207,7 @@ func restoredBundle(t *testing.T, url string, l *ledger) *bundle {
 	return b
 }
 
-// wholeHealth returns the status and body of /api/health, for a failing process, too.
+// wholeHealth returns the status and body of /api/health. Unlike call, it accepts the status 503.
 func (b *bundle) wholeHealth() (status int, document map[string]any) {
 	b.Helper()
 	request, err := http.NewRequestWithContext(b.Context(), http.MethodGet, b.base+"/api/health", nil)
@@ -260,8 +260,8 @@ func (b *bundle) turns(names ...string) {
 	}
 }
 
-// A base backup and WAL are restored to the middle of a replay run. Nothing that the receiver has
-// already is sent again before an operator resumes.
+// A base backup and WAL are restored to the middle of a replay run. dlqd sends nothing automatically
+// that the receiver may already have, until an operator resumes.
 func TestRestored_HoldsWhatMayHaveBeenSent(t *testing.T) {
 	t.Parallel()
 	const entries = 40
@@ -352,8 +352,8 @@ func TestRestored_HoldsWhatMayHaveBeenSent(t *testing.T) {
 	require.Zero(t, again.count("SELECT count(*) FROM dlq.automatic_switches"))
 }
 
-// A standby is promoted under a running dlqd, which continues without an operator: its last write
-// is present.
+// A standby is promoted while dlqd runs. dlqd continues without an operator, because the standby has
+// its last write.
 func TestRestored_ContinuesAfterAPromotion(t *testing.T) {
 	t.Parallel()
 	c, l := newCluster(t), &ledger{taken: map[string]int{}, refuses: map[string]int{}}
@@ -364,7 +364,7 @@ func TestRestored_ContinuesAfterAPromotion(t *testing.T) {
 	b := restoredBundle(t, both, l)
 	b.send("m1", "order.placed")
 	b.awaitTaken(l, 1)
-	// Once nothing is written any more, the standby has everything that the primary has.
+	// Wait until the standby streams: the primary's clean stop below then sends it all WAL.
 	require.Eventually(t, func() bool {
 		conn, err := pgx.Connect(t.Context(), standby.embedded.URL())
 		require.NoError(t, err)

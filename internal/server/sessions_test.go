@@ -172,7 +172,7 @@ func TestSessions_AuthenticateAPIRequests(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, http.StatusUnauthorized, kim.status("GET", "/api/whoami", ""))
 
-	// A reload that removes the authentication by tokens ends their sessions.
+	// A reload that removes the authentication by tokens ends the sessions that began with a token.
 	anna := b.signIn("anna", access.Reader)
 	require.Equal(t, http.StatusOK, anna.status("GET", "/api/whoami", ""))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "access.yaml"), []byte("authentication: [socket]"), 0o600))

@@ -148,8 +148,8 @@ func (d *deferred) wait(id uuid.UUID, until time.Time, waitingFor, reason string
 	d.waiting = append(d.waiting, waitingEntry{id, until, waitingFor, reason})
 }
 
-// deferUnlessAutomatic defers an entry unless automatic redelivery is on for it: as observed, or as
-// manual. It reports whether it did.
+// deferUnlessAutomatic defers an entry for which automatic redelivery is off: to manual if a rule
+// requires that, otherwise as observed. It reports whether it deferred the entry.
 func (d *deferred) deferUnlessAutomatic(id uuid.UUID, next time.Time, v automatic.Verdict) bool {
 	switch {
 	case v.ManualRule != "":

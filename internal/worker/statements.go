@@ -2,13 +2,13 @@ package worker
 
 import "github.com/dlqd/dlqd/internal/worker/internal/dbsqlc"
 
-// Statements whose cost must not grow with the number of dead letters. Tests read their plans with EXPLAIN.
-// Beside each stand its parameters.
+// Statements whose cost must not grow with the number of dead letters: benchmarks read their plans with EXPLAIN. The
+// comments list the parameters.
 const (
-	ClaimSQL         = dbsqlc.ClaimDue      // read messages, now or null, entries
+	ClaimSQL         = dbsqlc.ClaimDue      // read_messages, now (null: the database's), max_entries
 	WaitingQueuesSQL = dbsqlc.WaitingQueues // none
-	ClaimWaitingSQL  = dbsqlc.ClaimWaiting  // kinds, classes, rules, queue, entries
-	StuckGroupsSQL   = dbsqlc.StuckGroups   // groups
-	GroupFailuresSQL = dbsqlc.GroupFailures // queue, fingerprint, first id
-	ClaimStuckSQL    = dbsqlc.ClaimStuck    // queue, fingerprint, before, classes, after, entries
+	ClaimWaitingSQL  = dbsqlc.ClaimWaiting  // kinds, error_classes, rules, queue, max_entries
+	StuckGroupsSQL   = dbsqlc.StuckGroups   // most
+	GroupFailuresSQL = dbsqlc.GroupFailures // queue, fingerprint, since
+	ClaimStuckSQL    = dbsqlc.ClaimStuck    // queue, fingerprint, before, classes, after, most
 )

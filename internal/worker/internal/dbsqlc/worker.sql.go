@@ -925,8 +925,8 @@ type HeldByRunsRow struct {
 	RunID   uuid.UUID
 }
 
-// HeldByRuns returns which of the given entries failed in a progressive replay run that has not ended, or
-// were not sent by it yet.
+// HeldByRuns returns those of the given entries that a progressive replay run holds: the run has not
+// ended, and the entry failed in it or was not sent by it yet.
 func (q *Queries) HeldByRuns(ctx context.Context, ids []uuid.UUID) ([]HeldByRunsRow, error) {
 	rows, err := q.db.Query(ctx, HeldByRuns, ids)
 	if err != nil {
