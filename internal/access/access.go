@@ -282,7 +282,7 @@ func checkName(name string) error {
 		return fmt.Errorf("the name %q has characters that cannot be printed", name)
 	case strings.HasPrefix(name, "worker:") ||
 		slices.Contains([]string{"capture", "source", "reconciler", "sweep", "retention", "backfill", "policy"}, name):
-		return fmt.Errorf("the name %s is reserved: dlqd itself acts as %[1]s, and audits of people leave it out", name)
+		return fmt.Errorf("the name %s is reserved for actions of dlqd itself; choose another name", name)
 	}
 	return nil
 }

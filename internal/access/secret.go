@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// secretPrefix begins every token, so that scanners of repositories and logs can recognise one.
+// secretPrefix begins every token, so that scanners of repositories and logs can recognize one.
 const secretPrefix = "dlqd_"
 
 // sessionPrefix begins the value of a session cookie, which has the form of a token.

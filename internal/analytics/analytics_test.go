@@ -139,7 +139,8 @@ func (b *bundle) requireConsistent(t execer) {
 }
 
 // TestRollups_MatchEntriesAfterRandomMoves makes random moves of random entries, some in transactions that stay open,
-// with refreshes in between. The rollups equal the entries, and a rebuild from the trail.
+// with refreshes in between. Afterwards the rollups equal counts of the entries, and a rebuild from the audit trail
+// changes nothing.
 func TestRollups_MatchEntriesAfterRandomMoves(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

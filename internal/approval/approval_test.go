@@ -140,7 +140,8 @@ func TestStore_EndsRequests(t *testing.T) {
 	require.ErrorIs(t, err, deadletter.ErrNotFound)
 }
 
-// Requests are listed for the entries that they select now, latest first, up to a limit.
+// ListFor returns the waiting requests that select one of the given entries, latest first, up to a
+// limit.
 func TestStore_ListsRequestsForEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -105,7 +105,7 @@ type Erasure struct {
 type Archive struct {
 	bucket *blob.Bucket
 	url    string
-	// same are the normal forms of url: see [isAt].
+	// same has url in normal form and, for a directory, also with its symbolic links resolved: see [isAt].
 	same []string
 }
 

@@ -188,7 +188,7 @@ func (a *Archive) recordedUnits(ctx context.Context, store *deadletter.Store) (m
 
 // Recorded is what the database's audit trail says about archives.
 type Recorded struct {
-	Spellings []string // the locations that are the archive's; its own is the first
+	Spellings []string // the locations that name this archive; the first is a.String()
 	Units     int64    // number of its units and partitions
 	Elsewhere []string // other locations, each with the number of units and partitions there
 }

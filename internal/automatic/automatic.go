@@ -77,7 +77,7 @@ func (s *Stop) String() string {
 	if s.Restored {
 		text := "the database was restored: replay runs, redeliveries and messages from before are held since " +
 			s.At.UTC().Format("2006-01-02 15:04 UTC") +
-			" (" + s.Note + "); dlqd restored shows what may be sent twice; dlqd restored resume releases it"
+			" (" + s.Note + "); \"dlqd restored\" lists what may be sent twice, \"dlqd restored resume\" releases it"
 		if s.ByPerson {
 			text += "; an operator stopped all automatic redelivery too, and that stop stays"
 		}

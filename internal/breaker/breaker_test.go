@@ -646,7 +646,7 @@ func TestQueues_ResumeQueueThatPolicyNoLongerNames(t *testing.T) {
 	require.NoError(t, b.watch.RunOnce(t.Context()))
 }
 
-// An error names its queue, and does not keep the other queues from being checked.
+// An error names its queue. RunOnce still checks the other queues.
 func TestQueues_CheckOthersAfterAnError(t *testing.T) {
 	t.Parallel()
 	b := setupQueues(t, "riverQueues: {broken: {minimumCount: 1}, emails: {minimumCount: 1}}", "broken", "emails")
@@ -658,7 +658,7 @@ func TestQueues_CheckOthersAfterAnError(t *testing.T) {
 	state, _ := b.process.State("queue:emails")
 	require.Equal(t, breaker.Open, state)
 
-	// The queues are no longer in the policy.
+	// The policy no longer names the queues: the breaker of emails closes, although that of broken cannot be written.
 	b.exec(t, "ALTER TABLE dlq.circuit_breakers DROP CONSTRAINT works")
 	b.requireQueue("broken", breaker.Open, true)
 	b.exec(t, "ALTER TABLE dlq.circuit_breakers ADD CHECK (name <> 'queue:broken') NOT VALID")

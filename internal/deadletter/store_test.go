@@ -509,7 +509,7 @@ func TestMoves_StayLegalUnderContention(t *testing.T) {
 		require.NoError(t, <-errs)
 	}
 	require.Equal(t, 5, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
-	// The audit trail is a chain: each move starts where the one before it ended.
+	// The audit trail is a chain: each move starts in the status in which the previous move ended.
 	require.Zero(t, b.count(`SELECT count(*) FROM (
 		SELECT from_status, lag(to_status) OVER (PARTITION BY entry_id ORDER BY at, id) AS before
 		FROM dlq.dead_letter_transitions) c

@@ -631,8 +631,8 @@ func TestRoles_AdminCannotChooseDeletionTime(t *testing.T) {
 		"SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE detail::text LIKE '%4711%'"))
 }
 
-// The latest action is on the first page of the trail, whichever session did it: each session takes
-// ids in advance.
+// The audit trail lists the latest action first. It cannot order by id: each session takes ids from
+// the sequence in advance (CACHE 32).
 func TestAudit_ListsLatestFirst(t *testing.T) {
 	t.Parallel()
 	_, pool := createRoleEntries(t)

@@ -290,7 +290,7 @@ var sourceChecks = []check{
 				ORDER BY l.at DESC LIMIT 10) a`,
 		func(n float64) bool { return n > 0 },
 		"the brokers had all offsets in the last 7 days", "brokers had deleted records before they were read: %[2]s",
-		"lengthen the retention of these topics, and look for what held the reading up: dlqd audit lists the times",
+		"increase the retention of these topics, and find out what delayed reading: \"dlqd audit\" lists the times",
 	},
 	{
 		"removed sources", `SELECT count(*)::float8, coalesce(string_agg(format('%s (queue %s)', f.source, f.queue), ', '

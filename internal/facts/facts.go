@@ -40,7 +40,7 @@ const (
 	maxTries = 5
 )
 
-// Store has the database. [deadletter.Store] implements it.
+// Store gives access to the database. [deadletter.Store] implements it.
 type Store interface{ DB() postgres.DB }
 
 // Applier applies facts to entries. Any number may run, in any number of processes.

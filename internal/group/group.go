@@ -70,7 +70,7 @@ type Fix struct {
 	DeployedAt *time.Time `json:"deployedAt,omitempty" doc:"Time at which a version with the fix was reported; absent while none runs."`
 	Run        *uuid.UUID `json:"run,omitempty" doc:"Replay run that the policy started since then (replayWhenFixed)."`
 	Request    *uuid.UUID `json:"request,omitempty" doc:"Request for approval of that run."`
-	Waiting    int64      `json:"waiting,omitempty" doc:"Dead letters of the group that died before a version with the fix ran and can be replayed. Counted up to 10,000."`
+	Waiting    int64      `json:"waiting,omitempty" doc:"Dead letters of the group from before a version with the fix ran, which can be replayed. Counted up to 10,000."`
 	Query      string     `json:"query,omitempty" doc:"Filter that selects these dead letters, for a replay run."`
 }
 

@@ -22,8 +22,8 @@ const (
 	// regroupBatch is the number of entries that one statement moves at most. The pause after a full batch is as
 	// long as the batch took.
 	regroupBatch = 500
-	// aliasInterval is the pause between two searches for groups of an earlier method that have no alias: the
-	// fingerprint of the group that replaces them. A group without entries never gets one.
+	// aliasInterval is the pause between two searches for groups of an earlier method without an alias. An alias is
+	// the fingerprint of the group that replaces such a group. A group without entries never gets one.
 	aliasInterval = time.Minute
 	// aliasPage is the number of groups that one statement reads.
 	aliasPage = 100
@@ -94,8 +94,8 @@ func (r *Regrouper) AliasMarked(ctx context.Context) error {
 	return r.recordAliases(ctx, true)
 }
 
-// recordAliases records an alias for each group of an earlier method that has none: the fingerprints that its last
-// entries have by the current method.
+// recordAliases records aliases for the groups of earlier methods that have none: the fingerprints that the current
+// method gives the last entries of each group.
 func (r *Regrouper) recordAliases(ctx context.Context, onlyMarked bool) error {
 	page := dbsqlc.FormerGroupsParams{OnlyMarked: onlyMarked, Most: aliasPage}
 	for {

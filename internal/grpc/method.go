@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	// maxDescriptorBytes limits the descriptors of a method, which a server or a file brings.
+	// maxDescriptorBytes limits the descriptors of a method, which come from a server or a file.
 	maxDescriptorBytes = 4 << 20
 	// maxDescriptorFiles limits their files.
 	maxDescriptorFiles = 1000
@@ -49,7 +49,7 @@ type Method struct {
 // MethodOf returns a target's method as a file of descriptors defines it: a FileDescriptorSet with imports.
 func MethodOf(target *Target, set []byte) (*Method, error) {
 	if len(set) > maxDescriptorBytes {
-		return nil, fmt.Errorf("descriptors of %d bytes; at most %d", len(set), maxDescriptorBytes)
+		return nil, fmt.Errorf("the descriptors have %d bytes; at most %d are allowed", len(set), maxDescriptorBytes)
 	}
 	var files descriptorpb.FileDescriptorSet
 	if err := proto.Unmarshal(set, &files); err != nil {
@@ -60,7 +60,7 @@ func MethodOf(target *Target, set []byte) (*Method, error) {
 
 func methodOf(target *Target, protos []*descriptorpb.FileDescriptorProto) (*Method, error) {
 	if len(protos) > maxDescriptorFiles {
-		return nil, fmt.Errorf("descriptors of %d files; at most %d", len(protos), maxDescriptorFiles)
+		return nil, fmt.Errorf("the descriptors have %d files; at most %d are allowed", len(protos), maxDescriptorFiles)
 	}
 	protos, err := withWellKnown(protos)
 	if err != nil {
@@ -128,8 +128,8 @@ func withWellKnown(protos []*descriptorpb.FileDescriptorProto) ([]*descriptorpb.
 	return out, nil
 }
 
-// nameLengths checks the lengths of names: linking descriptors makes a text of each full name, and an answer of one or
-// two bytes can have the name of a field or of an enum's value in JSON.
+// nameLengths checks the lengths of names, which a server may choose: linking descriptors allocates each full name, and
+// one or two bytes of an answer can become the name of a field or of an enum's value in JSON.
 type nameLengths struct{ total int }
 
 // add counts a name in a scope, both in bytes.

@@ -97,7 +97,7 @@ func (r *Reflected) Method(ctx context.Context, client *http.Client, target *Tar
 	}
 }
 
-// known returns a method that is kept, or nil.
+// known returns the cached method of an address, or nil.
 func (r *Reflected) known(address string) *Method {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -67,7 +67,7 @@ func TestHost_CapturesUnderAnySetting(t *testing.T) {
 	for i, setting := range settings {
 		app := h.application(setting)
 		if strings.HasPrefix(setting, "search_path") {
-			// River's driver needs its search_path, so the statements are plain SQL here.
+			// River's driver finds its tables by the search_path, which this setting changes: use plain SQL.
 			execute := func(sql string, args ...any) {
 				t.Helper()
 				_, err := app.Exec(t.Context(), sql, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)

@@ -231,7 +231,7 @@ func TestHost_SurvivesRandomFaults(t *testing.T) {
 		case 2:
 			lock(random, "ONLY dlq."+pick("dead_letter_queue", "dead_letter_inbox", "job_facts", "entry_jobs"),
 				pick("SHARE", "EXCLUSIVE", "ACCESS EXCLUSIVE"))
-		case 3: // a replica session, in which triggers do not fire
+		case 3: // a session with session_replication_role = replica, in which triggers do not fire
 			conn, err := pgx.Connect(t.Context(), h.Admin)
 			if err != nil {
 				return

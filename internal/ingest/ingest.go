@@ -207,7 +207,7 @@ type Config struct {
 	Observe         Observer
 }
 
-// Ingester accepts submissions.
+// Ingester collects concurrent submissions and inserts each group of them with one statement.
 type Ingester struct {
 	config Config
 

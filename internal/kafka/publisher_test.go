@@ -99,7 +99,7 @@ func TestPublisher_ChoosesThePartitionByKey(t *testing.T) {
 	require.Empty(t, record.Headers)
 }
 
-// Errors say whether a repeat can help.
+// The class of an error says whether publishing the record again can succeed.
 func TestPublisher_ClassifiesErrors(t *testing.T) {
 	t.Parallel()
 	write := kfake.ACL{

@@ -363,7 +363,7 @@ func TestReader_BeginsAtTheEnd(t *testing.T) {
 	require.Equal(t, []int64{10, 11}, b.ledger.offsets("dlq.a", 0))
 }
 
-// Bytes stay as they are: null apart from empty, headers in order.
+// The reader keeps keys, values and headers: null stays different from empty, and headers stay in order.
 func TestReader_KeepsBytes(t *testing.T) {
 	t.Parallel()
 	b := setup(t, kfake.SeedTopics(1, "dlq.a"))

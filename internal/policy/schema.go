@@ -24,8 +24,8 @@ import (
 // durationPattern is the pattern of a duration in a file.
 const durationPattern = `^(\d+d(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))*|(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+)$`
 
-// durationFormat is the format that rejects durations too long for an int64, which the pattern
-// cannot.
+// durationFormat is the JSON Schema format of durations. It rejects durations that overflow a
+// time.Duration, which durationPattern cannot.
 const durationFormat = "dlqd-duration"
 
 // ByClass maps classes of errors to values.

@@ -29,7 +29,7 @@ func newGuest(t *testing.T) *guest {
 	return openGuest(t, postgrestest.NewGuest(t))
 }
 
-// attachedGuest returns a guest with dlqd attached, and with roles that other tests use, too.
+// attachedGuest returns a guest to which dlqd is attached. It shares its roles with other tests.
 func attachedGuest(t *testing.T) *guest {
 	t.Helper()
 	return openGuest(t, postgrestest.AttachedGuest(t))

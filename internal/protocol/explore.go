@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// Found is the result of an exploration.
+// Found is the result of [Explorer.Explore] or [Explorer.Wander].
 type Found struct {
 	States    uint64
 	Depth     int    // of the last level that was explored completely; for Wander, the steps of Trace
 	Frontier  uint64 // states that were reached but not expanded
-	Exhausted bool
-	Wrong     string // the invariant that broke
-	Trace     []Step // the shortest way to it
+	Exhausted bool   // every state within the bounds was visited
+	Wrong     string // the invariant that broke, with details; "" if none did
+	Trace     []Step // the steps to Wrong: the fewest (Explore), or none that can be left out (Wander)
 }
 
 func (f *Found) String() string {

@@ -102,7 +102,7 @@ func TestExplorer_FindsFoldedFailuresFiledTwice(t *testing.T) {
 	}
 }
 
-// The rules of today break no invariant, so each state here is one that a fault would leave behind.
+// The current rules break no invariant, so the test builds each state as a fault would leave it.
 func TestModel_NoticesBrokenInvariants(t *testing.T) {
 	t.Parallel()
 	model := &protocol.Model{}

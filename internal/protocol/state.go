@@ -101,8 +101,8 @@ type Entry struct {
 	Completed [maxJobs]Time // replay_attempts: by job id, the time when that job completed it
 	LastTry   int8          // replay_attempts: the id of the last job
 	Known     uint8         // transitions.failed_at: the set of failures that it took in
-	Op        int8          // the operator's last operation that moved it, as the status after it
-	Still     bool          // it still has that status
+	Op        int8          // the status that the operator's last operation gave it
+	Still     bool          // it still has the status Op
 	Bare      bool          // original_event: there is no payload
 
 	Acted Time // for the invariants: when an operator last closed or reopened it

@@ -13,7 +13,7 @@ type Rules struct {
 	PlaceFirst bool
 }
 
-// world is a state while one transaction changes it.
+// world is a [State] that one transaction is changing.
 type world struct {
 	*State
 

@@ -23,7 +23,7 @@ var (
 	cards  = regexp.MustCompile(cardPattern)
 )
 
-// Tokens hides tokens in a text. It recognises them by the formats of their issuers.
+// Tokens hides tokens in a text. It recognizes them by the formats of their issuers.
 func Tokens(text string) string { return tokens.ReplaceAllString(text, Hidden) }
 
 // Emails hides e-mail addresses in a text, also those in URLs.

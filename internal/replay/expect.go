@@ -21,7 +21,7 @@ const (
 	shownGroups, toldGroups = 20, 5
 	// fewOutcomes is the number of outcomes of a group in its last run below which those of earlier runs count, too.
 	fewOutcomes = 5
-	// beyond is the probability that a number of recoveries is outside of its interval, on each side.
+	// beyond is the probability on each side of the interval of recoveries: 0.1 makes it an 80 % interval.
 	beyond = 0.1
 )
 

@@ -271,7 +271,7 @@ func TestFixes_LogARefusalOnceAndWait(t *testing.T) {
 	require.Zero(t, b.runs())
 	b.unmet = ""
 	require.NoError(t, fixes.RunOnce(t.Context()))
-	if time.Since(began) < 15*time.Second { // not on a machine that is so busy that the time for the next try has come
+	if time.Since(began) < 15*time.Second { // after 15 s, on a busy machine, the next try is due
 		require.Zero(t, b.runs(), "the next try is later")
 	}
 }

@@ -209,7 +209,7 @@ func TestRun_LooksForLaterWorkWithoutLockingJobs(t *testing.T) {
 	require.EqualValues(t, 30, b.get(run).Replayed)
 }
 
-// A look that Postgres cancels has no answer. It does not end the transaction of the batch.
+// If Postgres cancels the look for later work, the run sends the entry. The batch's transaction continues.
 func TestRun_SendsIfTheLookForLaterWorkIsCancelled(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -23,8 +23,8 @@ const (
 	// Interval is how often a process compares the positions of the primary and the standby.
 	Interval = time.Second
 	// answerTimeout bounds each statement that compares them. If the standby does not answer in that time, reads that
-	// wait for it are repeated on the primary: a page waits for a standby that hangs for Interval and answerTimeout at
-	// most.
+	// wait for it are repeated on the primary. So a page waits at most Interval plus answerTimeout for a standby that
+	// hangs.
 	answerTimeout = 2 * time.Second
 	// actTimeout bounds the statement that records a change.
 	actTimeout = 2 * time.Second

@@ -192,8 +192,8 @@ func compileExpression(text string) (*expression, error) {
 	return &e, nil
 }
 
-// bounds is an AST visitor. It rejects what lets an expression run longer than in proportion to its
-// text and input, and replaces matches by a call that limits what patterns read.
+// bounds is an AST visitor. It rejects constructs with which the time of an expression grows faster
+// than its text and its input, and replaces matches by a call that limits what patterns read.
 type bounds struct {
 	expression *expression
 	err        error

@@ -13,8 +13,8 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 )
 
-// maxTraceState is the length, in bytes, to which a tracestate is shortened: what W3C Trace Context
-// asks to propagate.
+// maxTraceState is the length, in bytes, to which a tracestate is shortened: W3C Trace Context asks
+// to propagate at least that much.
 const maxTraceState = 512
 
 // The headers of W3C Trace Context, and the keys of a job's metadata.
@@ -72,7 +72,7 @@ func WithNewTrace(ctx context.Context) context.Context {
 }
 
 // Link links a span to another trace, with the reason as an attribute. The tracestate is an
-// attribute too, since the exporter omits that of a link.
+// attribute too, because the exporter omits the tracestate of a link.
 func Link(to trace.SpanContext, reason string) trace.SpanStartOption {
 	attributes := []attribute.KeyValue{attribute.String("dlqd.link", reason)}
 	if state := to.TraceState().String(); state != "" {
@@ -98,8 +98,8 @@ func Inject(ctx context.Context) (parent, state string) {
 	return carrier[parentHeader], carrier[stateHeader]
 }
 
-// RunSpanContext returns the trace context of a replay run. The run's id is the trace's id, so that one
-// leads to the other, and redeliveries can be linked to the trace by the run's id in their jobs.
+// RunSpanContext returns the trace context of a replay run. The trace's id is the run's id: an operator
+// finds one by the other, and a redelivery, whose job has the run's id, can be linked to the trace.
 func RunSpanContext(run uuid.UUID) trace.SpanContext {
 	return trace.NewSpanContext(trace.SpanContextConfig{
 		TraceID: trace.TraceID(run), SpanID: trace.SpanID(run[8:]), TraceFlags: trace.FlagsSampled,

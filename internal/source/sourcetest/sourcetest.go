@@ -31,7 +31,8 @@ const (
 
 // Broker is a broker in memory. A topic exists from its first record on.
 type Broker struct {
-	// Refuse, if not nil, is called before a record is published.
+	// Refuse, if not nil, is called before a record is published. If it returns an error, Publish returns that
+	// and does not store the record.
 	Refuse func(target source.Target, m source.Message) error
 
 	mu        sync.Mutex

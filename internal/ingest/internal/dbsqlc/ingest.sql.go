@@ -178,7 +178,7 @@ type InsertMessagesRow struct {
 //
 // It is one statement, so it takes one round trip, and outside of a transaction block it commits by itself.
 // DO NOTHING, unlike River's DO UPDATE, does not write to the jobs of duplicates.
-// River's notification of the queues, to workers; it has no message.
+// The last rows notify River's workers of the queues, and stand for no message.
 func (q *Queries) InsertMessages(ctx context.Context, arg InsertMessagesParams) ([]InsertMessagesRow, error) {
 	rows, err := q.db.Query(ctx, InsertMessages,
 		arg.EventIds,

@@ -1963,7 +1963,7 @@ type SkipDefaultsParams struct {
 	Superseded *bool
 }
 
-// SkipDefaults returns what a run skips because the policy says so, where its request says nothing.
+// SkipDefaults returns what a run skips by the policy: only the choices that its request leaves open.
 func (q *Queries) SkipDefaults(ctx context.Context, arg SkipDefaultsParams) (json.RawMessage, error) {
 	row := q.db.QueryRow(ctx, SkipDefaults, arg.Stale, arg.Superseded)
 	var skips json.RawMessage
