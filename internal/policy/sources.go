@@ -182,6 +182,9 @@ func (l *loader) checkSources() {
 			queue = &defaults
 		}
 		queue.Destination = name
+		if p.Destinations == nil {
+			p.Destinations = map[string]*Destination{}
+		}
 		p.Destinations[name], p.Queues[s.Queue] = &destination, queue
 		if p.Routing.Automatic.Queues == nil {
 			p.Routing.Automatic.Queues = map[string]*Switch{}

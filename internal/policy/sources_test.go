@@ -44,13 +44,25 @@ sources:
 	}
 }
 
+func TestSources_NeedNoOtherDestination(t *testing.T) {
+	t.Parallel()
+	dir := policytest.Dir(t, policytest.Files{
+		"sources":        "clusters: {main: {brokers: ['kafka:9092']}}\nsources: {nodes: {cluster: main, topics: [dlt]}}\n",
+		"retry-policies": "queues: {nodes: {ordering: true}}\n",
+	})
+	p, err := policy.Load(policy.Source{Dir: dir})
+	require.NoError(t, err)
+	require.True(t, p.Queues["nodes"].Ordering)
+	require.NotNil(t, p.DestinationOf("nodes"))
+}
+
 func TestSources_HaveQueueAndDestination(t *testing.T) {
 	t.Parallel()
 	dir := policytest.Dir(t, policytest.Files{"sources": `
 clusters:
   main: {brokers: ["kafka:9092"], tls: {enabled: true}, sasl: {mechanism: PLAIN, username: dlqd, passwordFile: secret}}
 sources:
-  nodes: {cluster: main, topics: [other, dlq.prod.*], replayTo: "in.{*}", redeliveriesPerSecond: 5}
+  nodes: {cluster: main, topics: [other, dlq.prod.*], replayTo: "in.{*}", group: "node-{*}", redeliveriesPerSecond: 5}
   plain: {cluster: main, topics: [plain.dlt], queue: orders, kind: "order.{topic}"}
 `})
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "secret"), []byte("hunter2\n"), 0o600))
