@@ -60,7 +60,7 @@ type TopicSource struct {
 	Queue          string     `json:"queue"        jsonschema:"description=Queue of the entries\\, which only dlqd works; each source has its own. Empty: the name of the source."`
 	Kind           string     `json:"kind"         jsonschema:"description=Kind of the entries. {topic} is the topic that the record failed in."`
 	ReplayTo       string     `json:"replayTo"     jsonschema:"description=Topic that a redelivery is published to. {original} is the topic that the record failed in\\, as its envelope says; {*} is the text that the * of topics stands for."`
-	Group          string     `json:"group"        jsonschema:"description=Consumer group that failed\\, if the envelope does not say it."`
+	Group          string     `json:"group"        jsonschema:"description=Consumer group that failed\\, if the envelope does not say it. {*} is the text that the * of topics stands for."`
 	ConsumerGroup  string     `json:"consumerGroup" jsonschema:"description=dlqd's own consumer group: its offsets are a copy of the positions in the database. Empty: no group."`
 	From           string     `json:"from"         jsonschema:"enum=earliest,enum=latest,description=Where reading begins in a partition that dlqd has not read before."`
 	MaxRecordBytes int        `json:"maxRecordBytes" jsonschema:"minimum=1024,maximum=10485760,description=Above this size\\, dlqd stores a record without its value."`
@@ -94,6 +94,12 @@ const (
 // its envelope says; empty if that is not known.
 func (s *TopicSource) KindOf(topic, original string) string {
 	return strings.ReplaceAll(s.Kind, "{topic}", cmp.Or(original, topic))
+}
+
+// GroupOf returns the consumer group that failed for a record of a topic, if its envelope does not say it; empty if that
+// is not known.
+func (s *TopicSource) GroupOf(topic string) string {
+	return strings.ReplaceAll(s.Group, "{*}", s.star(topic))
 }
 
 // TargetOf returns the topic that a record of a topic is published to again. original is the topic that

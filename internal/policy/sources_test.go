@@ -79,6 +79,8 @@ sources:
 	require.False(t, p.Routing.Automatic.Queues["orders"].Enabled)
 	require.Equal(t, "order.o", plain.KindOf("plain.dlt", "o"))
 
+	require.Equal(t, "node-pay", nodes.GroupOf("dlq.prod.pay"))
+	require.Empty(t, plain.GroupOf("plain.dlt"))
 	topic, ok := p.TargetOf(nodes, "dlq.prod.pay", "")
 	require.True(t, ok)
 	require.Equal(t, "in.pay", topic)

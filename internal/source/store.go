@@ -230,7 +230,7 @@ func describe(source *policy.TopicSource, batch *Batch, r *Record, plain bool) (
 		Offset: r.Offset, At: storableTime(r.Time), FailedAt: failedAt, Form: form,
 		MessageID: fmt.Sprintf("%s/%d/%d", batch.Topic, batch.Partition.Partition, r.Offset),
 		Kind:      storable(source.KindOf(batch.Topic, f.Original.Topic)),
-		Group:     known(cmp.Or(f.Group, source.Group)), Node: known(f.Node), OriginalTopic: known(f.Original.Topic),
+		Group:     known(cmp.Or(f.Group, source.GroupOf(batch.Topic))), Node: known(f.Node), OriginalTopic: known(f.Original.Topic),
 		Attempts: min(len(f.Attempts), maxAttempts) + 1,
 		Headers:  make([][2][]byte, len(r.Headers)),
 		Content:  hex.EncodeToString(Content(r.Key, r.Value)),
