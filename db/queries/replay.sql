@@ -275,6 +275,10 @@ SELECT dlq.count_checkpoints(@filter::jsonb)::bigint AS entries;
 -- name: IsMasked :one
 SELECT (dlq.mask(false) IS NOT NULL)::boolean AS masked;
 
+-- name: MaskText :one
+-- MaskText masks a text that may have any content, such as an error of a broker.
+SELECT dlq.masked_text(@text::text, dlq.mask(false))::text AS masked;
+
 -- name: MaskSample :one
 -- MaskSample masks what a redelivery would carry, and what an edit changes in it. Without an edit,
 -- patched is JSON null.

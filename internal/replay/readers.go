@@ -91,7 +91,20 @@ func (r *Replayer) readersOf(ctx context.Context, filter json.RawMessage, queue,
 	case len(origins) >= maxOrigins:
 		return unknown(fmt.Sprintf("they failed in %d or more topics and groups", maxOrigins)), nil
 	}
-	return r.readers(ctx, origins, queue, destination), nil
+	readers := r.readers(ctx, origins, queue, destination)
+	for i := range readers { // the texts of brokers
+		of := &readers[i]
+		if of.Problem == "" {
+			continue
+		}
+		if of.Problem, err = dbsqlc.New(r.Store.DB()).MaskText(ctx, of.Problem); err != nil {
+			return nil, err
+		}
+		if of.Refusal != "" {
+			of.Refusal = of.Text()
+		}
+	}
+	return readers, nil
 }
 
 // readers returns who reads the topics that records of these origins would be published to.

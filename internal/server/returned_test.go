@@ -222,7 +222,9 @@ const toOriginal = `
 // A record that goes back to its own topic reaches every consumer group of it.
 func TestReaders_OfOtherGroupsAreRefused(t *testing.T) {
 	t.Parallel()
-	b, broker := setupSources(t, policytest.Files{"sources": toOriginal})
+	b, broker := setupSources(t, policytest.Files{
+		"sources": toOriginal, "dlq-routing": "data: {sensitive: {patterns: [tokens]}}\n",
+	})
 	m := source.Message{Key: []byte("cus_1"), Value: []byte(`{"amount": 1}`), Headers: []source.Header{
 		{Key: sourcetest.HeaderError, Value: []byte("declined")}, {Key: sourcetest.HeaderTopic, Value: []byte("pay")},
 	}}
@@ -253,8 +255,9 @@ func TestReaders_OfOtherGroupsAreRefused(t *testing.T) {
 	require.Contains(t, preview(), "at least these consumer groups read it: audit, payments; payments failed")
 	refused("audit, payments")
 
-	broker.Fail(errors.New("dial tcp: refused"))
-	require.Contains(t, preview(), "its consumer groups are not known (dial tcp: refused)")
+	broker.Fail(errors.New("dial tcp: refused: " + secrets[5]))
+	require.Contains(t, preview(), "its consumer groups are not known (dial tcp: refused: ***)")
+	require.NotContains(t, preview(), secrets[5])
 	refused("not known")
 
 	status, answer, _ := b.call("GET", "/dead-letters/"+id, "")

@@ -963,6 +963,18 @@ func (q *Queries) MaskSample(ctx context.Context, arg MaskSampleParams) (MaskSam
 	return i, err
 }
 
+const MaskText = `-- name: MaskText :one
+SELECT dlq.masked_text($1::text, dlq.mask(false))::text AS masked
+`
+
+// MaskText masks a text that may have any content, such as an error of a broker.
+func (q *Queries) MaskText(ctx context.Context, text string) (string, error) {
+	row := q.db.QueryRow(ctx, MaskText, text)
+	var masked string
+	err := row.Scan(&masked)
+	return masked, err
+}
+
 const MoveGroup = `-- name: MoveGroup :exec
 SELECT dlq.replay_group_move($1::uuid, $2::integer, $3::text, $4::text, $5::text)
 `
