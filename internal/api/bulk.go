@@ -52,7 +52,7 @@ type BulkInput struct{ Body BulkRequest }
 // ExportInputBody selects the entries and the form of an export.
 type ExportInputBody struct {
 	Filter EntryFilter `json:"filter" doc:"Entries to export."`
-	Format string      `json:"format,omitempty" enum:"ndjson,csv" doc:"ndjson: every field of each entry; csv: one line for each entry, with the fields of a list. ndjson if absent."`
+	Format string      `json:"format,omitempty" enum:"ndjson,csv" doc:"ndjson: every field of each entry; csv: one line for each entry, with the fields of a list and the place of its record. ndjson if absent."`
 	Reveal bool        `json:"reveal,omitempty" doc:"Include masked data. Needs a note, which the audit trail records, with the filter and the number of entries, before the first entry is sent."`
 	Actor  string      `json:"actor,omitempty" maxLength:"255" doc:"reveal, without authentication: the viewer, \"api\" if absent. With authentication: the person on whose behalf the caller acts."`
 	Note   string      `json:"note,omitempty" maxLength:"10000" doc:"reveal: the reason. Also the reason of a request for approval."`
@@ -260,7 +260,7 @@ func writeCSV(out *bufio.Writer) func(*deadletter.Entry) error {
 		"id", "status", "queue", "kind", "messageId", "jobId", "source", "subscriberId",
 		"priority", "errorClass", "errorType", "errorCode", "errorMessage",
 		"strategy", "dlqRetryCount", "firstFailedAt", "lastFailedAt", "createdAt", "closedAt", "assignedTo", "tags", "notes",
-		"errorTitle", "destination", "destinationUrl",
+		"errorTitle", "destination", "destinationUrl", "topic", "partition", "offset", "node",
 	}) // buffered
 	return func(e *deadletter.Entry) error {
 		tags, err := json.Marshal(e.Tags)
@@ -271,6 +271,11 @@ func writeCSV(out *bufio.Writer) func(*deadletter.Entry) error {
 		if e.ClosedAt != nil {
 			closed = e.ClosedAt.Format(timeFormat)
 		}
+		var topic, partition, offset, node string
+		if r := e.Record; r != nil {
+			topic, node = cell(&r.Topic), cell(&r.Node)
+			partition, offset = strconv.Itoa(int(r.Partition)), strconv.FormatInt(r.Offset, 10)
+		}
 		if err := w.Write([]string{
 			e.ID.String(), string(e.Status), cell(&e.Queue), cell(&e.Kind), cell(e.EventID),
 			strconv.FormatInt(e.RiverJobID, 10), cell(e.Source), cell(e.SubscriberID),
@@ -279,6 +284,7 @@ func writeCSV(out *bufio.Writer) func(*deadletter.Entry) error {
 			strconv.Itoa(int(e.DLQRetryCount)), e.FirstFailedAt.Format(timeFormat),
 			e.LastFailedAt.Format(timeFormat), e.CreatedAt.Format(timeFormat), closed,
 			cell(e.AssignedTo), string(tags), cell(e.Notes), cell(e.ErrorTitle), cell(e.Destination), cell(e.DestinationURL),
+			topic, partition, offset, node,
 		}); err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"bytes"
+	"fmt"
 	"net/url"
 	"slices"
 	"testing"
@@ -242,6 +243,12 @@ func TestSources_WalkLikeMessages(t *testing.T) {
 				`{"filter": {"queue": ["`+queue+`"]}, "format": "`+format+`"}`)
 			require.Equal(t, 200, status, answer)
 			require.Contains(t, answer["text"], id)
+			if queue == "orders" {
+				place := map[string]string{"csv": ",orders.dlt,%s,%s,", "ndjson": `"topic":"orders.dlt","partition":%s,"offset":%s,`}
+				require.Contains(t, answer["text"], fmt.Sprintf(place[format],
+					b.one("SELECT (record).partition::text FROM dlq.dead_letter_queue WHERE id = $1", id),
+					b.one(`SELECT (record)."offset"::text FROM dlq.dead_letter_queue WHERE id = $1`, id)))
+			}
 		}
 		page, _, _ := b.call("GET", "/dead-letters/"+id, "")
 		require.Equal(t, 200, page)
