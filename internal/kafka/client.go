@@ -31,7 +31,8 @@ const dialTimeout = 5 * time.Second
 
 // Broker is the client of a policy's Kafka clusters.
 type Broker struct {
-	policy *policy.Policy
+	policy   *policy.Policy
+	unpacker *unpacker
 
 	mu      sync.Mutex
 	clients map[string]*client    // by the cluster's name
@@ -68,7 +69,11 @@ func Open(p *policy.Policy) (source.Broker, error) {
 			return nil, fmt.Errorf("cluster %s: %w", name, err)
 		}
 	}
-	return &Broker{policy: p, clients: map[string]*client{}, old: map[string]partitions{}}, nil
+	unpacker, err := newUnpacker(unpackedBytes)
+	if err != nil {
+		return nil, err
+	}
+	return &Broker{policy: p, unpacker: unpacker, clients: map[string]*client{}, old: map[string]partitions{}}, nil
 }
 
 // Close disconnects.

@@ -313,6 +313,9 @@ func (p *partition) fail(err error) bool {
 	p.paused, p.working = true, true
 	p.r.mu.Unlock()
 	p.r.client.PauseFetchPartitions(map[string][]int32{p.id.Topic: {p.id.Partition}})
+	if errors.Is(err, errMemory) {
+		return p.wait(firstRetry)
+	}
 	p.limit = 1
 	if errors.As(err, &p.poison) {
 		err = p.poisoned()
@@ -340,11 +343,16 @@ func (p *partition) retry(err error) bool {
 	p.r.mu.Unlock()
 	p.err = err
 	p.progress(next, end, err)
-	delay := time.NewTimer(min(firstRetry<<min(p.errors, 10), lastRetry))
-	defer delay.Stop()
 	p.errors++
+	return p.wait(min(firstRetry<<min(p.errors-1, 10), lastRetry))
+}
+
+// wait returns false if the partition is lost meanwhile.
+func (p *partition) wait(delay time.Duration) bool {
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
 	select {
-	case <-delay.C:
+	case <-timer.C:
 		return true
 	case <-p.ctx.Done():
 		return false

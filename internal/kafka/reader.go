@@ -154,7 +154,7 @@ func (b *Broker) readTopics(
 		kgo.KeepControlRecords(), // they move the position past a transaction's marker
 		kgo.FetchMaxBytes(fetchBytes), kgo.FetchMaxPartitionBytes(partitionBytes),
 		kgo.MaxConcurrentFetches(fetches), kgo.FetchMaxWait(fetchWait),
-		kgo.MaxDecompressBatchBytes(batchBytes),
+		kgo.WithDecompressor(b.unpacker),
 		kgo.ConsumeResetOffset(kgo.NoResetOffset()), // partition.position decides, and records what is lost
 		kgo.MetadataMinAge(time.Second), kgo.MetadataMaxAge(2*topicsInterval),
 	)

@@ -167,12 +167,21 @@ func (b *bundle) producer(t *testing.T, opts ...kgo.Opt) *kgo.Client {
 // read starts a reader. It returns the function that stops it.
 func (b *bundle) read(t *testing.T) (stop func()) {
 	t.Helper()
-	broker, err := Open(b.policy)
+	_, stop = b.readLimited(t, unpackedBytes)
+	return stop
+}
+
+// readLimited starts a reader with a limit of unpacked batches.
+func (b *bundle) readLimited(t *testing.T, limit int64) (broker *Broker, stop func()) {
+	t.Helper()
+	opened, err := Open(b.policy)
 	require.NoError(t, err)
+	broker = opened.(*Broker)
+	broker.unpacker.limit = limit
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- broker.(*Broker).read(ctx, b.source, b.ledger, 100*time.Millisecond)
+		done <- broker.read(ctx, b.source, b.ledger, 100*time.Millisecond)
 		broker.Close()
 	}()
 	var once sync.Once
@@ -188,7 +197,7 @@ func (b *bundle) read(t *testing.T) (stop func()) {
 		})
 	}
 	t.Cleanup(stop)
-	return stop
+	return broker, stop
 }
 
 func produce(t *testing.T, client *kgo.Client, records ...*kgo.Record) {
