@@ -346,9 +346,18 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
                 AND d.settled_at IS NULL AND (d.cluster, d.consumer_group) > (g.cluster, g.consumer_group)
             ORDER BY d.cluster, d.consumer_group LIMIT 1) n
     )
-    SELECT g.cluster, g.consumer_group FROM g
+    -- Of a group with many such deliveries, a part is looked at.
+    SELECT g.cluster, g.consumer_group FROM g CROSS JOIN LATERAL (
+        SELECT count(*) AS deliveries, count(e.id) AS returned
+        FROM (SELECT d.entry_id FROM dlq.source_deliveries d
+              WHERE d.cluster = g.cluster AND d.consumer_group = g.consumer_group AND d."offset" IS NOT NULL
+                  AND d.consumed_at IS NULL AND d.settled_at IS NULL LIMIT 1000) d
+        LEFT JOIN dlq.dead_letter_returned e ON e.id = d.entry_id) n
+    WHERE n.returned > 0 OR n.deliveries = 1000
 $$;
-COMMENT ON FUNCTION dlq.unread_groups IS 'The consumer groups that are not known to be past a published record.';
+COMMENT ON FUNCTION dlq.unread_groups IS
+    'The consumer groups that are not known to be past a published record whose entry is returned. Of a group with '
+    '1,000 other records that it is not past, this is not checked.';
 
 CREATE OR REPLACE FUNCTION dlq.mark_read(p_cluster text, p_group text, p_topics text[], p_partitions integer[],
     p_offsets bigint[]) RETURNS integer
