@@ -59,12 +59,12 @@ BEGIN
         CROSS JOIN LATERAL jsonb_to_record(u.record) AS r ("offset" bigint, at timestamptz, failed_at timestamptz,
             delivery_id uuid, message_id text, kind text, ordering_key text, event jsonb, error text, errors jsonb,
             attempts integer, metadata jsonb, consumer_group text, node text, original_topic text,
-            original_partition integer, original_offset bigint, form text, size bigint, sha256 text, content text,
+            original_topic_id uuid, original_partition integer, original_offset bigint, form text, size bigint, sha256 text, content text,
             headers jsonb)
     ), taken AS MATERIALIZED (
         -- Not in a join, which could call it once for equal records (Memoize).
         SELECT l.*, dlq.take_delivery(p_queue, p_cluster, l.came, l.delivery_id, l.original_topic, l.original_partition,
-            l.original_offset, l.consumer_group, decode(l.content, 'hex')) AS delivery
+            l.original_offset, l.consumer_group, decode(l.content, 'hex'), l.original_topic_id) AS delivery
         FROM read l WHERE l."offset" >= v_position AND (l."offset" >= v_until OR NOT dlq.is_stored(
             p_cluster, p_topic_id, l.message_id, l.at, decode(l.sha256, 'hex'), l.came, l.delivery_id, p_queue))
         ORDER BY l.place
@@ -143,7 +143,8 @@ COMMENT ON FUNCTION dlq.append_records IS
 -- take_delivery is volatile, so that of two equal records in one batch the second does not get the delivery of the
 -- first.
 CREATE OR REPLACE FUNCTION dlq.take_delivery(p_queue text, p_cluster text, p_came text, p_id uuid, p_topic text,
-    p_partition integer, p_offset bigint, p_group text, p_content bytea, OUT entry_id uuid, OUT job_id bigint)
+    p_partition integer, p_offset bigint, p_group text, p_content bytea, p_topic_id uuid DEFAULT NULL,
+    OUT entry_id uuid, OUT job_id bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -155,7 +156,8 @@ BEGIN
     END IF;
     IF v_id IS NULL AND p_offset IS NOT NULL THEN
         v_id := (SELECT d.id FROM dlq.source_deliveries d WHERE d.cluster = p_cluster AND d.topic = p_topic
-            AND d.partition = p_partition AND d."offset" = p_offset AND d.queue = p_queue ORDER BY d.id DESC LIMIT 1);
+            AND d.partition = p_partition AND d."offset" = p_offset AND d.queue = p_queue
+            AND coalesce(d.topic_id = p_topic_id, true) ORDER BY d.id DESC LIMIT 1);
     ELSIF v_id IS NULL AND p_id IS NULL AND p_content IS NOT NULL THEN
         v_by_hash := true;
     END IF;
@@ -184,7 +186,7 @@ END
 $$;
 COMMENT ON FUNCTION dlq.take_delivery IS
     'The entry and the job of the delivery that a record is: by the id in its header (p_id); else by the place that '
-    'its envelope names, at which the broker stored the delivery; else, if the envelope names no offset, by the hash '
+    'its envelope names, at which the broker stored the delivery, in a topic with the same id as far as both are known; else, if the envelope names no offset, by the hash '
     'of key and value and what the envelope names, within a day of the delivery, each delivery once. Null if it is '
     'none, or if the entry is deleted.';
 
@@ -314,9 +316,11 @@ $$;
 COMMENT ON FUNCTION dlq.begin_delivery IS
     'Records that a redelivery is about to be published. Returns its id, which is the same if it is published again.';
 
-CREATE OR REPLACE FUNCTION dlq.end_delivery(p_id uuid, p_partition integer, p_offset bigint) RETURNS void
+CREATE OR REPLACE FUNCTION dlq.end_delivery(p_id uuid, p_partition integer, p_offset bigint,
+    p_topic_id uuid DEFAULT NULL) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    UPDATE dlq.source_deliveries d SET acknowledged_at = now(), partition = p_partition, "offset" = p_offset
+    UPDATE dlq.source_deliveries d SET acknowledged_at = now(), partition = p_partition, "offset" = p_offset,
+        topic_id = p_topic_id
     WHERE d.id = p_id
 $$;
 COMMENT ON FUNCTION dlq.end_delivery IS 'Records where the broker stored a published record.';

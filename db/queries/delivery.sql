@@ -114,4 +114,5 @@ SELECT dlq.begin_delivery(@entry::uuid, @queue::text, @job::bigint, @created_at:
     @topic::text, nullif(@consumer_group::text, ''), @content::bytea)::uuid AS id;
 
 -- name: EndDelivery :exec
-SELECT dlq.end_delivery(@id::uuid, @partition::integer, @stored_at::bigint);
+SELECT dlq.end_delivery(@id::uuid, @partition::integer, @stored_at::bigint,
+    nullif(@topic_id::uuid, '00000000-0000-0000-0000-000000000000'));

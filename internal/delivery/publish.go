@@ -75,7 +75,7 @@ func (w *Worker) publish(ctx context.Context, queue *policy.Queue, destination *
 		return 0, publishError(ctx, destination, topic, err, hide)
 	}
 	return 0, queries.EndDelivery(ctx, dbsqlc.EndDeliveryParams{
-		ID: id, Partition: stored.Partition, StoredAt: stored.Offset,
+		ID: id, Partition: stored.Partition, StoredAt: stored.Offset, TopicID: stored.TopicID,
 	})
 }
 

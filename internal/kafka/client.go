@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 	"github.com/twmb/franz-go/pkg/sasl"
 	"github.com/twmb/franz-go/pkg/sasl/oauth"
 	"github.com/twmb/franz-go/pkg/sasl/plain"
@@ -108,6 +109,19 @@ func (b *Broker) client(name string) (*client, error) {
 	c := &client{Client: kafka}
 	b.clients[name] = c
 	return c, nil
+}
+
+// topicID returns the id of the topic that has a name now, or within topicsInterval; zero if the cluster does not tell it.
+func topicID(ctx context.Context, client *kgo.Client, name string) uuid.UUID {
+	named := kmsg.NewMetadataRequestTopic()
+	named.Topic = new(name)
+	request := kmsg.NewPtrMetadataRequest()
+	request.Topics = []kmsg.MetadataRequestTopic{named}
+	response, err := client.RequestCachedMetadata(ctx, request, topicsInterval)
+	if err != nil || len(response.Topics) != 1 || response.Topics[0].ErrorCode != 0 {
+		return uuid.Nil
+	}
+	return response.Topics[0].TopicID
 }
 
 // options returns how to connect to a cluster.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -256,10 +257,21 @@ func (p *partition) work() {
 			Partition: p.id, Source: p.r.source.Name, First: p.next, Next: records[len(records)-1].Offset + 1,
 		}
 		p.r.mu.Unlock()
-		for _, record := range records {
-			if !record.Attrs.IsControl() {
-				batch.Records = append(batch.Records, recordOf(p.r.source, p.r.valueType, record))
+		ids := map[string]uuid.UUID{} // of the topics that records failed in
+		for _, fetched := range records {
+			if fetched.Attrs.IsControl() {
+				continue
 			}
+			record := recordOf(p.r.source, p.r.valueType, fetched)
+			if original := &record.Failure.Original; original.Offset >= 0 {
+				id, known := ids[original.Topic]
+				if !known {
+					id = topicID(p.ctx, p.r.admin, original.Topic)
+					ids[original.Topic] = id
+				}
+				original.TopicID = id
+			}
+			batch.Records = append(batch.Records, record)
 		}
 		_, err := p.r.into.Append(p.ctx, batch)
 		p.release()

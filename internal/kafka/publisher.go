@@ -91,7 +91,9 @@ func (b *Broker) Publish(
 	if err != nil {
 		return source.Acknowledgement{}, publishError(target.Topic, err)
 	}
-	return source.Acknowledgement{Partition: record.Partition, Offset: record.Offset}, nil
+	return source.Acknowledgement{
+		TopicID: topicID(ctx, c.Client, target.Topic), Partition: record.Partition, Offset: record.Offset,
+	}, nil
 }
 
 // published returns the headers of a record that is published: without those of the envelopes, which

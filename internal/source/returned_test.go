@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/background"
@@ -82,6 +83,38 @@ func TestReturned_LoopResolvesWhatItsGroupIsPast(t *testing.T) {
 	broker.Commit("pay", "in", 1, 8)
 	require.Eventually(t, func() bool { return b.status(entry) == "dlq_resolved" }, 3*time.Minute, 50*time.Millisecond)
 	require.Equal(t, "dlq_returned", b.status(other), "the group reads it next")
+}
+
+func TestUnreadGroups_AreThoseOfReturnedEntries(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	groups := func() string { return b.one("SELECT coalesce(string_agg(consumer_group, ','), '') FROM dlq.unread_groups()") }
+	entry := b.fileOne(0)
+	b.publish(entry, 7)
+	require.Equal(t, "pay", groups())
+	b.exec("SELECT dlq.resolve($1, 'kim')", entry)
+	require.Empty(t, groups(), "nothing waits for the group")
+	b.exec(`INSERT INTO dlq.source_deliveries (id, entry_id, queue, job_id, job_created_at, cluster, topic, consumer_group,
+		partition, "offset") SELECT gen_random_uuid(), gen_random_uuid(), 'orders', -i, now(), 'main', 'in', 'pay', 1, 100 + i
+		FROM generate_series(1, 1000) i`)
+	require.Equal(t, "pay", groups(), "among many deliveries, it is not looked for")
+}
+
+// A topic that is made again has other records at the offsets of the old one.
+func TestReturned_ComparesTheTopicsID(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	entry, old := b.fileOne(0), uuid.New()
+	b.publish(entry, 7)
+	b.exec("UPDATE dlq.source_deliveries SET topic_id = $1", old)
+	other := source.Origin{Topic: "in", TopicID: uuid.New(), Partition: 1, Offset: 7}
+	require.Equal(t, 1, b.comesBack(1, other).Entries, "a record of the new topic")
+	require.Equal(t, "dlq_returned", b.status(entry))
+	other.TopicID = old
+	require.Equal(t, 1, b.comesBack(2, other).Returned)
+	b.publish(entry, 8)
+	other.TopicID, other.Offset = uuid.Nil, 8
+	require.Equal(t, 1, b.comesBack(3, other).Returned, "an id that is not known is not compared")
 }
 
 func TestReturned_ComesBackToItsEntry(t *testing.T) {

@@ -100,8 +100,9 @@ type Attempt struct {
 // Origin is the place of a record.
 type Origin struct {
 	Topic     string
-	Partition int32 // Unknown if not known
-	Offset    int64 // Unknown if not known
+	TopicID   uuid.UUID // of the topic that has the name now; zero if not known
+	Partition int32     // Unknown if not known
+	Offset    int64     // Unknown if not known
 }
 
 // Appender stores what a reader reads. [Store] implements it.
@@ -195,6 +196,7 @@ type Message struct {
 
 // Acknowledgement is where the broker stored a published record.
 type Acknowledgement struct {
+	TopicID   uuid.UUID // zero if not known
 	Partition int32
 	Offset    int64
 }

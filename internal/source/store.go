@@ -182,6 +182,7 @@ type stored struct {
 	Group             *string         `json:"consumer_group"`
 	Node              *string         `json:"node"`
 	OriginalTopic     *string         `json:"original_topic"`
+	OriginalTopicID   *uuid.UUID      `json:"original_topic_id"`
 	OriginalPartition *int32          `json:"original_partition"`
 	OriginalOffset    *int64          `json:"original_offset"`
 	Form              string          `json:"form"`
@@ -239,6 +240,9 @@ func describe(source *policy.TopicSource, batch *Batch, r *Record, plain bool) (
 		size, sum := len(r.Value), sha256.Sum256(r.Value)
 		hash := hex.EncodeToString(sum[:])
 		d.Size, d.SHA256 = &size, &hash
+	}
+	if f.Original.Topic != "" && f.Original.TopicID != uuid.Nil {
+		d.OriginalTopicID = &f.Original.TopicID
 	}
 	if f.Original.Topic != "" && f.Original.Partition >= 0 {
 		d.OriginalPartition = &f.Original.Partition

@@ -107,17 +107,24 @@ func (q *Queries) CompleteOrdered(ctx context.Context, arg CompleteOrderedParams
 }
 
 const EndDelivery = `-- name: EndDelivery :exec
-SELECT dlq.end_delivery($1::uuid, $2::integer, $3::bigint)
+SELECT dlq.end_delivery($1::uuid, $2::integer, $3::bigint,
+    nullif($4::uuid, '00000000-0000-0000-0000-000000000000'))
 `
 
 type EndDeliveryParams struct {
 	ID        uuid.UUID
 	Partition int32
 	StoredAt  int64
+	TopicID   uuid.UUID
 }
 
 func (q *Queries) EndDelivery(ctx context.Context, arg EndDeliveryParams) error {
-	_, err := q.db.Exec(ctx, EndDelivery, arg.ID, arg.Partition, arg.StoredAt)
+	_, err := q.db.Exec(ctx, EndDelivery,
+		arg.ID,
+		arg.Partition,
+		arg.StoredAt,
+		arg.TopicID,
+	)
 	return err
 }
 
