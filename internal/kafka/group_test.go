@@ -4,14 +4,13 @@ import (
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kfake"
 )
 
 // A member that loses a partition may have stored records whose offset the group does not have. No further record has
 // to come before the group has it.
 func TestReader_WritesThePositionWhereItBegins(t *testing.T) {
 	t.Parallel()
-	b := setup(t, kfake.SeedTopics(1, "dlq.a"))
+	b := setupTopics(t, 1, "dlq.a")
 	producer := b.producer(t)
 	produce(t, producer, numbered("dlq.a", 0, 0, 10)...)
 	b.ledger.positions[b.partition(t, "dlq.a", 0)] = 10

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -135,18 +137,51 @@ type bundle struct {
 	ledger  *ledger
 }
 
+// testBrokers are the brokers of a cluster for tests (make trial-kafka); empty for kfake.
+var testBrokers = os.Getenv("DLQD_TEST_KAFKA")
+
 func setup(t *testing.T, opts ...kfake.Opt) *bundle {
 	t.Helper()
+	if testBrokers != "" {
+		t.Skip("this test needs kfake")
+	}
 	cluster, err := kfake.NewCluster(append([]kfake.Opt{kfake.NumBrokers(2)}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(cluster.Close)
-	b := &bundle{cluster: cluster, ledger: newLedger()}
+	b := newBundle(cluster.ListenAddrs())
+	b.cluster = cluster
+	return b
+}
+
+// setupTopics returns a bundle whose cluster has these topics, and nothing in them. Of the cluster for tests, it deletes
+// the topics and the consumer group dlqd.
+func setupTopics(t *testing.T, partitions int32, names ...string) *bundle {
+	t.Helper()
+	if testBrokers == "" {
+		return setup(t, kfake.SeedTopics(partitions, names...))
+	}
+	b := newBundle(strings.Split(testBrokers, ","))
+	admin := kadm.NewClient(b.producer(t))
+	eventually(t, func() bool { // a cluster deletes topics some time after it has said so
+		_, err := admin.DeleteTopics(t.Context(), names...)
+		require.NoError(t, err)
+		_, err = admin.DeleteGroups(t.Context(), b.source.ConsumerGroup)
+		require.NoError(t, err)
+		made, err := admin.CreateTopics(t.Context(), partitions, -1, nil, names...)
+		require.NoError(t, err)
+		return made.Error() == nil
+	}, "the topics are not made")
+	return b
+}
+
+func newBundle(brokers []string) *bundle {
+	b := &bundle{ledger: newLedger()}
 	b.source = &policy.TopicSource{
 		Name: "orders", Cluster: "main", Topics: policy.Words{"dlq.*"}, Envelope: policy.EnvelopeNone,
 		ConsumerGroup: "dlqd", From: policy.FromEarliest, MaxRecordBytes: 1 << 20,
 	}
 	b.policy = &policy.Policy{Sources: policy.Sources{
-		Clusters: map[string]*policy.Cluster{"main": {Name: "main", Brokers: cluster.ListenAddrs()}},
+		Clusters: map[string]*policy.Cluster{"main": {Name: "main", Brokers: brokers}},
 		Sources:  map[string]*policy.TopicSource{"orders": b.source},
 	}}
 	return b
@@ -156,7 +191,7 @@ func setup(t *testing.T, opts ...kfake.Opt) *bundle {
 func (b *bundle) producer(t *testing.T, opts ...kgo.Opt) *kgo.Client {
 	t.Helper()
 	client, err := kgo.NewClient(append([]kgo.Opt{
-		kgo.SeedBrokers(b.cluster.ListenAddrs()...), kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		kgo.SeedBrokers(b.policy.Sources.Clusters["main"].Brokers...), kgo.RecordPartitioner(kgo.ManualPartitioner()),
 		kgo.MetadataMinAge(100 * time.Millisecond),
 	}, opts...)...)
 	require.NoError(t, err)
@@ -232,7 +267,7 @@ func eventually(t *testing.T, condition func() bool, message string, args ...any
 func TestReader_StoresEveryOffsetOnce(t *testing.T) {
 	t.Parallel()
 	const partitions, each = 8, 600
-	b := setup(t, kfake.SeedTopics(partitions, "dlq.a"), kfake.GroupMinSessionTimeout(time.Second))
+	b := setupTopics(t, partitions, "dlq.a")
 	producer := b.producer(t)
 	var producing errgroup.Group
 	for partition := range int32(partitions) {
@@ -316,7 +351,7 @@ func TestReader_FindsTopicsWhileRunning(t *testing.T) {
 // The database was restored to an older state: what the group has committed does not count.
 func TestReader_BeginsAtThePositionInTheDatabase(t *testing.T) {
 	t.Parallel()
-	b := setup(t, kfake.SeedTopics(1, "dlq.a"))
+	b := setupTopics(t, 1, "dlq.a")
 	produce(t, b.producer(t), numbered("dlq.a", 0, 0, 30)...)
 	stop := b.read(t)
 	eventually(t, func() bool { return len(b.ledger.offsets("dlq.a", 0)) == 30 }, "records are missing")
@@ -335,7 +370,7 @@ func TestReader_BeginsAtThePositionInTheDatabase(t *testing.T) {
 func TestReader_SeeksToAPositionThatMoved(t *testing.T) {
 	t.Parallel()
 	for _, group := range []string{"", "dlqd"} {
-		b := setup(t, kfake.SeedTopics(1, "dlq.a"))
+		b := setupTopics(t, 1, "dlq.a")
 		b.source.ConsumerGroup = group
 		producer := b.producer(t)
 		produce(t, producer, numbered("dlq.a", 0, 0, 30)...)
@@ -355,7 +390,7 @@ func TestReader_SeeksToAPositionThatMoved(t *testing.T) {
 // From latest, what a topic holds before is not read, and what comes while the reader is stopped is.
 func TestReader_BeginsAtTheEnd(t *testing.T) {
 	t.Parallel()
-	b := setup(t, kfake.SeedTopics(1, "dlq.a"))
+	b := setupTopics(t, 1, "dlq.a")
 	b.source.From = policy.FromLatest
 	producer := b.producer(t)
 	produce(t, producer, numbered("dlq.a", 0, 0, 10)...)
@@ -375,7 +410,7 @@ func TestReader_BeginsAtTheEnd(t *testing.T) {
 // The reader keeps keys, values and headers: null stays different from empty, and headers stay in order.
 func TestReader_KeepsBytes(t *testing.T) {
 	t.Parallel()
-	b := setup(t, kfake.SeedTopics(1, "dlq.a"))
+	b := setupTopics(t, 1, "dlq.a")
 	produce(t, b.producer(t),
 		&kgo.Record{Topic: "dlq.a", Key: nil, Value: nil},
 		&kgo.Record{Topic: "dlq.a", Key: []byte{}, Value: []byte{}, Headers: []kgo.RecordHeader{
@@ -402,7 +437,7 @@ func TestReader_KeepsBytes(t *testing.T) {
 // Records of aborted transactions are not stored, and the position is that after the last marker.
 func TestReader_SkipsAbortedTransactions(t *testing.T) {
 	t.Parallel()
-	b := setup(t, kfake.SeedTopics(1, "dlq.a"))
+	b := setupTopics(t, 1, "dlq.a")
 	producer := b.producer(t, kgo.TransactionalID("tests"))
 	for i, end := range []kgo.TransactionEndTry{kgo.TryCommit, kgo.TryAbort, kgo.TryCommit, kgo.TryAbort} {
 		require.NoError(t, producer.BeginTransaction())
@@ -472,7 +507,7 @@ func TestReader_RecordsLostOffsets(t *testing.T) {
 // A position beyond the partition's end is an error: nothing is read that may have another meaning.
 func TestReader_StopsBeyondTheEnd(t *testing.T) {
 	t.Parallel()
-	b := setup(t, kfake.SeedTopics(2, "dlq.a"))
+	b := setupTopics(t, 2, "dlq.a")
 	produce(t, b.producer(t), append(numbered("dlq.a", 0, 0, 5), numbered("dlq.a", 1, 0, 5)...)...)
 	b.ledger.positions[b.partition(t, "dlq.a", 0)] = 9
 	b.read(t)
@@ -514,7 +549,7 @@ func TestReader_ReadsATopicThatWasMadeAgain(t *testing.T) {
 // A partition whose batches hang, and one whose batches are refused, hold up no other.
 func TestReader_OnePartitionHoldsUpNoOther(t *testing.T) {
 	t.Parallel()
-	b := setup(t, kfake.SeedTopics(3, "dlq.a"))
+	b := setupTopics(t, 3, "dlq.a")
 	release := make(chan struct{})
 	b.ledger.before = func(ctx context.Context, batch source.Batch) error {
 		switch {
@@ -571,7 +606,7 @@ func TestReader_StopsAtABatchThatUnpacksToTooMuch(t *testing.T) {
 // Every compression is read.
 func TestReader_ReadsEveryCompression(t *testing.T) {
 	t.Parallel()
-	b := setup(t, kfake.SeedTopics(1, "dlq.a"))
+	b := setupTopics(t, 1, "dlq.a")
 	for i, codec := range []kgo.CompressionCodec{
 		kgo.NoCompression(), kgo.GzipCompression(), kgo.SnappyCompression(), kgo.Lz4Compression(), kgo.ZstdCompression(),
 	} {
