@@ -26,6 +26,10 @@ demo-alerts: install-postgres build ## break a destination, with Prometheus and 
 	@scripts/install.sh prometheus alertmanager
 	./bin/dlqd demo --alerts
 
+.PHONY: demo-kafka
+demo-kafka: install-postgres ## break a node of a pipeline on topics (of kfake, which is no broker), and replay its documents to it alone
+	CGO_ENABLED=0 go run ./bench/pipeline
+
 .PHONY: run
 run: install-postgres build ## run dlqd with an embedded Postgres until stopped
 	./bin/dlqd serve
@@ -80,6 +84,13 @@ trial-kills: install-postgres ## kill, stop and disconnect processes that delive
 .PHONY: trial-failover
 trial-failover: install-postgres ## kill a primary under load and promote its standby, five times synchronous and five times asynchronous
 	DLQD_TRIAL=1 $(WITH_POSTGRES) go test -count=1 -timeout 0 -parallel 5 -v -run TestServe_SurvivesFailover ./cmd/dlqd
+
+# The cluster has to be one for tests: topics named dlq.* and orders, and the consumer group dlqd, are deleted.
+.PHONY: trial-kafka
+trial-kafka: install-postgres ## run the tests of sources and the pipeline of demo-kafka on a cluster for tests, BROKERS=host:port,host:port
+	DLQD_TEST_KAFKA=$(or $(BROKERS),$(error BROKERS is required)) \
+		go test -count=1 -timeout 0 -parallel 1 -v -run 'TestReader|TestPublisher' ./internal/kafka
+	CGO_ENABLED=0 go run ./bench/pipeline -brokers $(BROKERS)
 
 .PHONY: trial-replay
 trial-replay: install-postgres ## replay 20,000 messages that died for five causes, at once and progressively; then 2,000 in twenty other shapes
