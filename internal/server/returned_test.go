@@ -223,7 +223,7 @@ const toOriginal = `
 func TestReaders_OfOtherGroupsAreRefused(t *testing.T) {
 	t.Parallel()
 	b, broker := setupSources(t, policytest.Files{
-		"sources": toOriginal, "dlq-routing": "data: {sensitive: {patterns: [tokens]}}\n",
+		"sources": toOriginal, "retry-policies": "data: {sensitivePatterns: [tokens]}\n",
 	})
 	m := source.Message{Key: []byte("cus_1"), Value: []byte(`{"amount": 1}`), Headers: []source.Header{
 		{Key: sourcetest.HeaderError, Value: []byte("declined")}, {Key: sourcetest.HeaderTopic, Value: []byte("pay")},
