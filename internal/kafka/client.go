@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,16 +20,23 @@ import (
 	"github.com/twmb/franz-go/pkg/sasl/oauth"
 	"github.com/twmb/franz-go/pkg/sasl/plain"
 	"github.com/twmb/franz-go/pkg/sasl/scram"
+	"golang.org/x/oauth2"
+	"golang.org/x/oauth2/clientcredentials"
 
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/redact"
 	"github.com/dlqd/dlqd/internal/source"
 )
 
 // clientID is the name that brokers know dlqd by: quotas and logs show it.
 const clientID = "dlqd"
 
-// dialTimeout bounds the connection to one address of a broker.
-const dialTimeout = 5 * time.Second
+const (
+	// dialTimeout bounds the connection to one address of a broker.
+	dialTimeout = 5 * time.Second
+	// tokenTimeout bounds a request of a token.
+	tokenTimeout = 5 * time.Second
+)
 
 // Broker is the client of a policy's Kafka clusters.
 type Broker struct {
@@ -167,6 +175,29 @@ func tlsConfig(t policy.TLS) (*tls.Config, error) {
 	return config, nil
 }
 
+// issuedTokens returns the source of tokens that an identity provider issues for client credentials. A token is used
+// until it expires.
+func issuedTokens(s policy.SASL) func(context.Context) (oauth.Auth, error) {
+	config := clientcredentials.Config{
+		ClientID: s.Username, ClientSecret: string(s.Password), TokenURL: s.TokenURL, Scopes: s.Scopes,
+	}
+	client := &http.Client{Timeout: tokenTimeout, CheckRedirect: func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse // it would carry the client's secret elsewhere
+	}}
+	tokens := config.TokenSource(context.WithValue(context.Background(), oauth2.HTTPClient, client))
+	return func(context.Context) (oauth.Auth, error) {
+		token, err := tokens.Token()
+		if refused, ok := errors.AsType[*oauth2.RetrieveError](err); ok {
+			// The rest of the answer may repeat the secret.
+			err = fmt.Errorf("%s %.100s", refused.Response.Status, refused.ErrorCode)
+		}
+		if err != nil {
+			return oauth.Auth{}, fmt.Errorf("sasl.tokenURL %s issues no token: %w", redact.URL(s.TokenURL), err)
+		}
+		return oauth.Auth{Token: token.AccessToken}, nil
+	}
+}
+
 func login(s policy.SASL) (sasl.Mechanism, error) {
 	password := string(s.Password)
 	switch s.Mechanism {
@@ -177,7 +208,10 @@ func login(s policy.SASL) (sasl.Mechanism, error) {
 	case "SCRAM-SHA-512":
 		return scram.Auth{User: s.Username, Pass: password}.AsSha512Mechanism(), nil
 	case "OAUTHBEARER":
-		return oauth.Oauth(func(context.Context) (oauth.Auth, error) { return oauth.Auth{Token: password}, nil }), nil
+		if s.TokenURL == "" {
+			return oauth.Auth{Token: password}.AsMechanism(), nil
+		}
+		return oauth.Oauth(issuedTokens(s)), nil
 	}
 	return nil, fmt.Errorf("sasl.mechanism: %q is not known", s.Mechanism)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/url"
 	"regexp"
 	"slices"
 	"strings"
@@ -42,8 +43,10 @@ type TLS struct {
 // SASL configures the login to a cluster.
 type SASL struct {
 	Mechanism    string `json:"mechanism"    jsonschema:"enum=PLAIN,enum=SCRAM-SHA-256,enum=SCRAM-SHA-512,enum=OAUTHBEARER,description=Mechanism. Empty: no login."`
-	Username     string `json:"username"     jsonschema:"description=User of PLAIN and SCRAM."`
-	PasswordFile string `json:"passwordFile" jsonschema:"description=File with the password\\, or with the token of OAUTHBEARER."`
+	Username     string `json:"username"     jsonschema:"description=User of PLAIN and SCRAM\\, or the client id at tokenURL."`
+	PasswordFile string `json:"passwordFile" jsonschema:"description=File with the password\\, with the client's secret at tokenURL\\, or with the token of OAUTHBEARER. The file is read again when it changes."`
+	TokenURL     string `json:"tokenURL"     jsonschema:"description=For OAUTHBEARER: URL at which an identity provider issues tokens for client credentials (RFC 6749\\, section 4.4). Empty: the token is in passwordFile."`
+	Scopes       Words  `json:"scopes"       jsonschema:"description=Scopes of the tokens of tokenURL."`
 
 	Password Secret `json:"-"` // the file's content
 }
@@ -236,8 +239,18 @@ func (l *loader) checkCluster(name string, c *Cluster) {
 	if c.SASL.Mechanism != "" && c.SASL.PasswordFile == "" {
 		l.addf(file, at+".sasl.passwordFile", "is required for %s", c.SASL.Mechanism)
 	}
-	if c.SASL.Mechanism != "" && c.SASL.Mechanism != "OAUTHBEARER" && c.SASL.Username == "" {
+	if c.SASL.Mechanism != "" && (c.SASL.Mechanism != "OAUTHBEARER" || c.SASL.TokenURL != "") && c.SASL.Username == "" {
 		l.addf(file, at+".sasl.username", "is required for %s", c.SASL.Mechanism)
+	}
+	if c.SASL.TokenURL != "" {
+		if c.SASL.Mechanism != "OAUTHBEARER" {
+			l.addf(file, at+".sasl.tokenURL", "is for OAUTHBEARER alone")
+		}
+		u, err := url.Parse(c.SASL.TokenURL)
+		if err != nil || u.Host == "" || u.User != nil ||
+			u.Scheme != "https" && (u.Scheme != "http" || !net.ParseIP(u.Hostname()).IsLoopback()) {
+			l.addf(file, at+".sasl.tokenURL", "must be an https URL without user and password")
+		}
 	}
 }
 

@@ -17,7 +17,7 @@ func TestSources_ReportMistakesWithLines(t *testing.T) {
 	dir := policytest.Dir(t, policytest.Files{"sources": `clusters:
   main:
     brokers: [kafka]
-    sasl: {mechanism: PLAIN}
+    sasl: {mechanism: PLAIN, tokenURL: "http://idp.example/token"}
 sources:
   a: {cluster: main, topics: [dlq.*]}
   b: {cluster: main, topics: [dlq.pay], queue: a}
@@ -32,6 +32,8 @@ sources:
 		`sources.yaml:3: clusters.main.brokers[0]: "kafka" is not host:port`,
 		"sources.yaml:4: clusters.main.sasl.passwordFile: is required for PLAIN",
 		"sources.yaml:4: clusters.main.sasl.username: is required for PLAIN",
+		"sources.yaml:4: clusters.main.sasl.tokenURL: is for OAUTHBEARER alone",
+		"sources.yaml:4: clusters.main.sasl.tokenURL: must be an https URL without user and password",
 		`sources.yaml:7: sources.b.topics: source a reads topics that match "dlq.pay", too`,
 		`sources.yaml:7: sources.b.queue: queue "a" is that of source a; each source has its own`,
 		`sources.yaml:8: sources.c.cluster: unknown cluster "other" (known: main)`,
