@@ -62,14 +62,23 @@ BEGIN
             original_topic_id uuid, original_partition integer, original_offset bigint, form text, size bigint, sha256 text, content text,
             headers jsonb)
     ), taken AS MATERIALIZED (
-        -- Not in a join, which could call it once for equal records (Memoize).
-        SELECT l.*, dlq.take_delivery(p_queue, p_cluster, l.came, l.delivery_id, l.original_topic, l.original_partition,
-            l.original_offset, l.consumer_group, decode(l.content, 'hex'), l.original_topic_id) AS delivery
+        -- Not in a join, which could call it once for equal records (Memoize). Most records are no delivery: a call
+        -- costs more than looking for one.
+        SELECT l.*, CASE WHEN l.delivery_id IS NOT NULL
+                OR EXISTS (SELECT FROM dlq.source_deliveries d WHERE d.queue = p_queue
+                    AND d.content = decode(l.content, 'hex') AND d.content IS NOT NULL AND d.settled_at IS NULL)
+                OR EXISTS (SELECT FROM dlq.source_deliveries d WHERE d.cluster = p_cluster
+                    AND d.topic = l.original_topic AND d.partition = l.original_partition
+                    AND d."offset" = l.original_offset AND d."offset" IS NOT NULL)
+            THEN (SELECT ARRAY[t.entry_id::text, t.job_id::text] FROM dlq.take_delivery(p_queue, p_cluster, l.came,
+                l.delivery_id, l.original_topic, l.original_partition, l.original_offset, l.consumer_group,
+                decode(l.content, 'hex'), l.original_topic_id) t) END AS delivery
         FROM read l WHERE l."offset" >= v_position AND (l."offset" >= v_until OR NOT dlq.is_stored(
             p_cluster, p_topic_id, l.message_id, l.at, decode(l.sha256, 'hex'), l.came, l.delivery_id, p_queue))
         ORDER BY l.place
     ), made AS MATERIALIZED (
-        SELECT -nextval('dlq.record_ids') AS job, (n.delivery).entry_id, (n.delivery).job_id, n.*,
+        SELECT -nextval('dlq.record_ids') AS job, n.delivery[1]::uuid AS entry_id, n.delivery[2]::bigint AS job_id,
+            n.*,
             least(greatest(n.failed_at, '1970-01-01Z'), now()) AS ended_at,
             ROW (p_cluster, p_topic, p_topic_id, p_partition, n."offset", n.at, n.consumer_group, n.node,
                 n.original_topic, n.original_partition, n.original_offset, n.form, n.size,
