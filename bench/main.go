@@ -19,6 +19,8 @@
 //	go run ./bench filing       failures filed and decided per second, and the time from a job's commit to the decision
 //	go run ./bench indexes      what each list index of the open partition costs filing; times of its lists without it
 //	go run ./bench production   connections, WAL, disk, processor time and memory of 1, 2 and 4 processes
+//	go run ./bench kafka        records of a topic (of kfake) stored, beside a bare consumer that inserts as many rows;
+//	                            filed and decided, beside River's failures; the memory of a catch-up of 1,000,000
 //	go run ./bench compare X    benchmark X of this build and of another one (-beside PROGRAM) in turn, and what changed;
 //	                            see README.md
 //	go run ./bench claim        claim, decide and redeliver from 1,000,000 open entries; plans of the claim and the lists
@@ -77,6 +79,7 @@ var runs = map[string]func(*bench, float64) error{
 	"retries":    retriesBench,
 	"analytics":  analyticsBench,
 	"incident":   incidentBench,
+	"kafka":      kafkaBench,
 	"indexes":    indexStudy,
 }
 
@@ -110,7 +113,7 @@ func main() {
 	run := runs[flag.Arg(0)]
 	if run == nil {
 		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] "+
-			"ingest|access|processing|capture|claim|compare|console|filing|incident|indexes|metrics|outage|production|replay|"+
+			"ingest|access|processing|capture|claim|compare|console|filing|incident|indexes|kafka|metrics|outage|production|replay|"+
 			"retention|retries|analytics")
 		os.Exit(2)
 	}
