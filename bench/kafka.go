@@ -39,9 +39,9 @@ var kafkaErrors = []string{
 	"dial tcp 10.0.0.7:443: connection refused", "unexpected status 503", "card was declined",
 }
 
-// kafkaBench measures how fast records of a topic are stored, beside a bare consumer that inserts as many rows; how fast
-// they are filed and decided, beside failed jobs of River; and the memory of a catch-up. The topic is one of kfake in this
-// process, which takes a part of the processors in each of the first two.
+// kafkaBench measures how fast records of a topic are stored, beside a bare consumer that inserts as many rows; how
+// fast they are filed and decided, beside failed jobs of River; and the memory of a catch-up. The topic is one of kfake
+// in this process, which takes a part of the processors while records are read.
 func kafkaBench(b *bench, scale float64) error {
 	records := int(100_000 * scale)
 	b.row("records of 1 KB", "stored/s", "bare consumer/s", "ratio")
@@ -210,8 +210,8 @@ func liveMemory() int64 {
 	return int64(sample[0].Value.Uint64()) //nolint:gosec // far below
 }
 
-// bareRate returns how many records a second a consumer without dlqd stores, with a row for each and the position in the
-// same transaction.
+// bareRate returns how many records a second a consumer without dlqd stores, with a row for each and the position in
+// the same transaction.
 func (b *bench) bareRate(records int) (rate float64, err error) {
 	cluster, err := b.fillTopic(records)
 	if err != nil {

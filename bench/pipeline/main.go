@@ -515,7 +515,8 @@ func (d *demo) account(ctx context.Context, documents, died int) error {
 	}
 	_, _ = fmt.Fprintln(d.out, "\nThe account:")
 	line(len(d.observed("", node.deadTopic())) == died && entries == died && resolved == died,
-		"%d records in %s = %d entries = %d resolved", len(d.observed("", node.deadTopic())), node.deadTopic(), entries, resolved)
+		"%d records in %s = %d entries = %d resolved", len(d.observed("", node.deadTopic())), node.deadTopic(), entries,
+		resolved)
 	ids := map[string]int{}
 	for _, record := range replayed {
 		ids[header(record, source.HeaderDelivery)]++
@@ -532,7 +533,8 @@ func (d *demo) account(ctx context.Context, documents, died int) error {
 		}
 	}
 	line(len(audited) == documents && d.once(audited) && fromDLQD == 0,
-		"the group %s has read %d records of %s, each once, %d of them from dlqd", auditor, len(audited), node.input(), fromDLQD)
+		"the group %s has read %d records of %s, each once, %d of them from dlqd", auditor, len(audited), node.input(),
+		fromDLQD)
 	for _, name := range nodeNames {
 		calls := d.nodes[name].processed()
 		seen := map[document]bool{}

@@ -59,8 +59,8 @@ BEGIN
         CROSS JOIN LATERAL jsonb_to_record(u.record) AS r ("offset" bigint, at timestamptz, failed_at timestamptz,
             delivery_id uuid, message_id text, kind text, ordering_key text, event jsonb, error text, errors jsonb,
             attempts integer, metadata jsonb, consumer_group text, node text, original_topic text,
-            original_topic_id uuid, original_partition integer, original_offset bigint, form text, size bigint, sha256 text, content text,
-            headers jsonb)
+            original_topic_id uuid, original_partition integer, original_offset bigint, form text, size bigint,
+            sha256 text, content text, headers jsonb)
     ), taken AS MATERIALIZED (
         -- Not in a join, which could call it once for equal records (Memoize). Most records are no delivery: a call
         -- costs more than looking for one.
@@ -195,9 +195,9 @@ END
 $$;
 COMMENT ON FUNCTION dlq.take_delivery IS
     'The entry and the job of the delivery that a record is: by the id in its header (p_id); else by the place that '
-    'its envelope names, at which the broker stored the delivery, in a topic with the same id as far as both are known; else, if the envelope names no offset, by the hash '
-    'of key and value and what the envelope names, within a day of the delivery, each delivery once. Null if it is '
-    'none, or if the entry is deleted.';
+    'its envelope names, at which the broker stored the delivery, in a topic with the same id as far as both are '
+    'known; else, if the envelope names no offset, by the hash of key and value and what the envelope names, within a '
+    'day of the delivery, each delivery once. Null if it is none, or if the entry is deleted.';
 
 CREATE OR REPLACE FUNCTION dlq.return_record(p_entry uuid, p_fact jsonb) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

@@ -57,7 +57,8 @@ func (w *Worker) publish(ctx context.Context, queue *policy.Queue, destination *
 	id, err := queries.BeginDelivery(ctx, dbsqlc.BeginDeliveryParams{
 		Entry: record.EntryID, Queue: queue.Name, Job: job.ID, CreatedAt: job.CreatedAt,
 		Cluster: destination.Source.Cluster, Topic: topic,
-		ConsumerGroup: cmp.Or(record.ConsumerGroup, destination.Source.GroupOf(record.Topic)), Content: source.Content(record.Key, value),
+		ConsumerGroup: cmp.Or(record.ConsumerGroup, destination.Source.GroupOf(record.Topic)),
+		Content:       source.Content(record.Key, value),
 	})
 	if err != nil {
 		return 0, err

@@ -119,7 +119,8 @@ func (b *Broker) client(name string) (*client, error) {
 	return c, nil
 }
 
-// topicID returns the id of the topic that has a name now, or within topicsInterval; zero if the cluster does not tell it.
+// topicID returns the id of the topic that has a name now, or had it within topicsInterval; zero if the cluster does
+// not tell it.
 func topicID(ctx context.Context, client *kgo.Client, name string) uuid.UUID {
 	named := kmsg.NewMetadataRequestTopic()
 	named.Topic = new(name)

@@ -52,7 +52,8 @@ func TestLogin_SendsTokens(t *testing.T) {
 	}))
 	t.Cleanup(idp.Close)
 	s = policy.SASL{
-		Mechanism: "OAUTHBEARER", TokenURL: idp.URL, Username: "dlqd", Password: "s3cret", Scopes: policy.Words{"kafka", "dlq"},
+		Mechanism: "OAUTHBEARER", TokenURL: idp.URL, Username: "dlqd", Password: "s3cret",
+		Scopes: policy.Words{"kafka", "dlq"},
 	}
 	mechanism, err := login(s)
 	require.NoError(t, err)

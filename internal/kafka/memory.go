@@ -18,8 +18,8 @@ const unpackedBytes = 256 << 20
 // batch, and fetches the batch again later.
 var errMemory = errors.New("unpacked batches fill the memory")
 
-// unpacker unpacks compressed batches, one at a time. A fetch of 8 MiB may hold batches of many partitions that unpack to
-// batchBytes each.
+// unpacker unpacks compressed batches, one at a time. A fetch of 8 MiB may hold batches of many partitions that unpack
+// to batchBytes each.
 type unpacker struct {
 	inner kgo.Decompressor // refuses batches above batchBytes
 	limit int64
@@ -43,8 +43,8 @@ func newUnpacker(limit int64) (*unpacker, error) {
 	return &unpacker{inner: inner, limit: limit}, nil
 }
 
-// Decompress implements kgo.Decompressor. A batch counts until the garbage collector frees it: records refer to it until
-// they are stored.
+// Decompress implements kgo.Decompressor. A batch counts until the garbage collector frees it: records refer to it
+// until they are stored.
 func (u *unpacker) Decompress(src []byte, codec kgo.CompressionCodecType) ([]byte, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

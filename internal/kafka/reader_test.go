@@ -153,8 +153,8 @@ func setup(t *testing.T, opts ...kfake.Opt) *bundle {
 	return b
 }
 
-// setupTopics returns a bundle whose cluster has these topics, and nothing in them. Of the cluster for tests, it deletes
-// the topics and the consumer group dlqd.
+// setupTopics returns a bundle whose cluster has these topics, and nothing in them. Of the cluster for tests, it
+// deletes the topics and the consumer group dlqd.
 func setupTopics(t *testing.T, partitions int32, names ...string) *bundle {
 	t.Helper()
 	if testBrokers == "" {

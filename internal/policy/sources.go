@@ -99,8 +99,8 @@ func (s *TopicSource) KindOf(topic, original string) string {
 	return strings.ReplaceAll(s.Kind, "{topic}", cmp.Or(original, topic))
 }
 
-// GroupOf returns the consumer group that failed for a record of a topic, if its envelope does not say it; empty if that
-// is not known.
+// GroupOf returns the consumer group that failed for a record of a topic, if its envelope does not say it; empty if
+// that is not known.
 func (s *TopicSource) GroupOf(topic string) string {
 	return strings.ReplaceAll(s.Group, "{*}", s.star(topic))
 }

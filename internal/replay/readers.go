@@ -132,7 +132,8 @@ func (r *Replayer) readers(ctx context.Context, origins []dbsqlc.RecordOriginsRo
 			retry[key] = true
 		}
 		retry[key] = retry[key] && !strings.Contains(d.Source.ReplayTo, "{original}")
-		if group := cmp.Or(o.ConsumerGroup, d.Source.GroupOf(o.Topic)); group != "" && !slices.Contains(topics[key].Failed, group) {
+		group := cmp.Or(o.ConsumerGroup, d.Source.GroupOf(o.Topic))
+		if group != "" && !slices.Contains(topics[key].Failed, group) {
 			topics[key].Failed = append(topics[key].Failed, group)
 		}
 	}

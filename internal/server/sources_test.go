@@ -244,7 +244,9 @@ func TestSources_WalkLikeMessages(t *testing.T) {
 			require.Equal(t, 200, status, answer)
 			require.Contains(t, answer["text"], id)
 			if queue == "orders" {
-				place := map[string]string{"csv": ",dlq.prod.pay,%s,%s,", "ndjson": `"topic":"dlq.prod.pay","partition":%s,"offset":%s,`}
+				place := map[string]string{
+					"csv": ",dlq.prod.pay,%s,%s,", "ndjson": `"topic":"dlq.prod.pay","partition":%s,"offset":%s,`,
+				}
 				require.Contains(t, answer["text"], fmt.Sprintf(place[format],
 					b.one("SELECT (record).partition::text FROM dlq.dead_letter_queue WHERE id = $1", id),
 					b.one(`SELECT (record)."offset"::text FROM dlq.dead_letter_queue WHERE id = $1`, id)))

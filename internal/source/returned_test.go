@@ -88,7 +88,9 @@ func TestReturned_LoopResolvesWhatItsGroupIsPast(t *testing.T) {
 func TestUnreadGroups_AreThoseOfReturnedEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	groups := func() string { return b.one("SELECT coalesce(string_agg(consumer_group, ','), '') FROM dlq.unread_groups()") }
+	groups := func() string {
+		return b.one("SELECT coalesce(string_agg(consumer_group, ','), '') FROM dlq.unread_groups()")
+	}
 	entry := b.fileOne(0)
 	b.publish(entry, 7)
 	require.Equal(t, "pay", groups())

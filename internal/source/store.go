@@ -231,10 +231,11 @@ func describe(source *policy.TopicSource, batch *Batch, r *Record, plain bool) (
 		Offset: r.Offset, At: storableTime(r.Time), FailedAt: failedAt, Form: form,
 		MessageID: fmt.Sprintf("%s/%d/%d", batch.Topic, batch.Partition.Partition, r.Offset),
 		Kind:      storable(source.KindOf(batch.Topic, f.Original.Topic)),
-		Group:     known(cmp.Or(f.Group, source.GroupOf(batch.Topic))), Node: known(f.Node), OriginalTopic: known(f.Original.Topic),
-		Attempts: min(len(f.Attempts), maxAttempts) + 1,
-		Headers:  make([][2][]byte, len(r.Headers)),
-		Content:  hex.EncodeToString(Content(r.Key, r.Value)),
+		Group:     known(cmp.Or(f.Group, source.GroupOf(batch.Topic))), Node: known(f.Node),
+		OriginalTopic: known(f.Original.Topic),
+		Attempts:      min(len(f.Attempts), maxAttempts) + 1,
+		Headers:       make([][2][]byte, len(r.Headers)),
+		Content:       hex.EncodeToString(Content(r.Key, r.Value)),
 	}
 	if r.Value != nil {
 		size, sum := len(r.Value), sha256.Sum256(r.Value)
