@@ -22,6 +22,8 @@ import (
 	_ "google.golang.org/protobuf/types/known/structpb"
 	_ "google.golang.org/protobuf/types/known/timestamppb"
 	_ "google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/dlqd/dlqd/internal/background"
 )
 
 const (
@@ -48,6 +50,37 @@ type Method struct {
 
 // MethodOf returns a target's method as a file of descriptors defines it: a FileDescriptorSet with imports.
 func MethodOf(target *Target, set []byte) (*Method, error) {
+	protos, err := protosOf(set)
+	if err != nil {
+		return nil, err
+	}
+	return methodOf(target, protos)
+}
+
+// MessageOf returns the message of a name as a file of descriptors defines it: a FileDescriptorSet with imports.
+func MessageOf(name string, set []byte) (of protoreflect.MessageDescriptor, err error) {
+	defer func() {
+		if p := recover(); p != nil { // protodesc panics on some invalid descriptors
+			err = fmt.Errorf("descriptors: %v", background.Panicked(p).Value)
+		}
+	}()
+	protos, err := protosOf(set)
+	if err != nil {
+		return nil, err
+	}
+	files, err := filesOf(protos)
+	if err != nil {
+		return nil, err
+	}
+	found, err := files.FindDescriptorByName(protoreflect.FullName(name))
+	of, isMessage := found.(protoreflect.MessageDescriptor)
+	if err != nil || !isMessage {
+		return nil, fmt.Errorf("the descriptors have no message %s", name)
+	}
+	return of, nil
+}
+
+func protosOf(set []byte) ([]*descriptorpb.FileDescriptorProto, error) {
 	if len(set) > maxDescriptorBytes {
 		return nil, fmt.Errorf("the descriptors have %d bytes; at most %d are allowed", len(set), maxDescriptorBytes)
 	}
@@ -55,10 +88,11 @@ func MethodOf(target *Target, set []byte) (*Method, error) {
 	if err := proto.Unmarshal(set, &files); err != nil {
 		return nil, errors.New("must be a FileDescriptorSet (protoc --include_imports --descriptor_set_out)")
 	}
-	return methodOf(target, files.GetFile())
+	return files.GetFile(), nil
 }
 
-func methodOf(target *Target, protos []*descriptorpb.FileDescriptorProto) (*Method, error) {
+// filesOf links descriptors.
+func filesOf(protos []*descriptorpb.FileDescriptorProto) (*protoregistry.Files, error) {
 	if len(protos) > maxDescriptorFiles {
 		return nil, fmt.Errorf("the descriptors have %d files; at most %d are allowed", len(protos), maxDescriptorFiles)
 	}
@@ -72,6 +106,14 @@ func methodOf(target *Target, protos []*descriptorpb.FileDescriptorProto) (*Meth
 	files, err := protodesc.NewFiles(&descriptorpb.FileDescriptorSet{File: protos})
 	if err != nil {
 		return nil, fmt.Errorf("descriptors: %w", err)
+	}
+	return files, nil
+}
+
+func methodOf(target *Target, protos []*descriptorpb.FileDescriptorProto) (*Method, error) {
+	files, err := filesOf(protos)
+	if err != nil {
+		return nil, err
 	}
 	found, err := files.FindDescriptorByName(target.Service)
 	service, isService := found.(protoreflect.ServiceDescriptor)

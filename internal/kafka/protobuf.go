@@ -8,24 +8,12 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protodesc"
 	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/dynamicpb"
 
-	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/grpc"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/source"
-)
-
-// The fields of a value in the envelope protobuf. Each may be missing in its type.
-const (
-	fieldType    = "error_type"
-	fieldMessage = "error_message"
-	fieldAt      = "failed_at" // google.protobuf.Timestamp, or milliseconds since 1970
-	fieldNode    = "failed_node_id"
-	fieldTopic   = "original_topic"
-	fieldPayload = "stream" // the payload that failed: a message or bytes
 )
 
 // valueType returns the type of the values of a source whose envelope is protobuf, and nil for
@@ -34,26 +22,9 @@ func valueType(s *policy.TopicSource) (of protoreflect.MessageDescriptor, err er
 	if s.Envelope != policy.EnvelopeProtobuf {
 		return nil, nil
 	}
-	defer func() {
-		if p := recover(); p != nil { // protodesc panics on some invalid descriptors
-			err = fmt.Errorf("descriptorFile: %v", background.Panicked(p).Value)
-		}
-	}()
-	var set descriptorpb.FileDescriptorSet
-	if err := proto.Unmarshal(s.Descriptor, &set); err != nil {
-		return nil, fmt.Errorf("descriptorFile: %w", err)
-	}
-	files, err := protodesc.NewFiles(&set)
+	of, err = grpc.MessageOf(s.MessageType, s.Descriptor)
 	if err != nil {
 		return nil, fmt.Errorf("descriptorFile: %w", err)
-	}
-	found, err := files.FindDescriptorByName(protoreflect.FullName(s.MessageType))
-	if err != nil {
-		return nil, fmt.Errorf("messageType %s: %w", s.MessageType, err)
-	}
-	of, ok := found.(protoreflect.MessageDescriptor)
-	if !ok {
-		return nil, fmt.Errorf("messageType %s: is not a message", s.MessageType)
 	}
 	return of, nil
 }
@@ -80,13 +51,13 @@ func (e *envelope) protobuf(of protoreflect.MessageDescriptor, record *source.Re
 		}
 		return ""
 	}
-	e.Error.Type, e.Error.Message, e.Node = text(fieldType), text(fieldMessage), text(fieldNode)
-	if topic := text(fieldTopic); topicName.MatchString(topic) {
+	e.Error.Type, e.Error.Message, e.Node = text(source.FieldType), text(source.FieldMessage), text(source.FieldNode)
+	if topic := text(source.FieldTopic); topicName.MatchString(topic) {
 		e.Original.Topic = topic
 	} else if topic != "" {
-		e.malformedf("the field %s is not the name of a topic", fieldTopic)
+		e.malformedf("the field %s is not the name of a topic", source.FieldTopic)
 	}
-	if field := of.Fields().ByName(fieldAt); field != nil && !field.IsList() && value.Has(field) {
+	if field := of.Fields().ByName(source.FieldAt); field != nil && !field.IsList() && value.Has(field) {
 		e.At = timeOf(field, value.Get(field))
 	}
 	if raw, err := protojson.Marshal(value); err == nil {
@@ -108,7 +79,7 @@ func (b *Broker) unwrapped(name string, value []byte) ([]byte, error) {
 	if err != nil || of == nil {
 		return value, err
 	}
-	field := of.Fields().ByName(fieldPayload)
+	field := of.Fields().ByName(source.FieldPayload)
 	if field == nil || field.IsList() || field.IsMap() ||
 		field.Kind() != protoreflect.MessageKind && field.Kind() != protoreflect.BytesKind {
 		return value, nil
@@ -134,7 +105,7 @@ func (b *Broker) unwrapped(name string, value []byte) ([]byte, error) {
 		rest = rest[n+size:]
 	}
 	if !found {
-		return nil, fmt.Errorf("%w: the field %s of the value is empty", errNoPayload, fieldPayload)
+		return nil, fmt.Errorf("%w: the field %s of the value is empty", errNoPayload, source.FieldPayload)
 	}
 	return payload, nil
 }
