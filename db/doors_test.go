@@ -33,6 +33,7 @@ var tables = map[string][]string{
 	"counters":                {"metrics"},
 	"entry_jobs":              {"worker"}, // a count of other jobs leaves out the jobs of the entry
 	"erasures":                {"deadletter"},
+	"feed_records":            {"source"},
 	"gates":                   {"worker", "metrics"},
 	"failure_groups":          {"group"},
 	"group_aliases":           {"group"},

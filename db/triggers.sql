@@ -190,6 +190,7 @@ SELECT dlq.fence_table('dlq.source_progress', 'dlq.in_patterns(queue, NULL, (SEL
 SELECT dlq.fence_table('dlq.sources', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))');
 SELECT dlq.fence_table('dlq.source_deliveries',
     'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))');
+SELECT dlq.fence_table('dlq.feed_records', 'dlq.in_patterns(queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))');
 
 SELECT dlq.fence_table('dlq.rollup_sources', NULL);
 

@@ -73,7 +73,10 @@ BEGIN
             THEN (SELECT ARRAY[t.entry_id::text, t.job_id::text] FROM dlq.take_delivery(p_queue, p_cluster, l.came,
                 l.delivery_id, l.original_topic, l.original_partition, l.original_offset, l.consumer_group,
                 decode(l.content, 'hex'), l.original_topic_id) t) END AS delivery
-        FROM read l WHERE l."offset" >= v_position AND (l."offset" >= v_until OR NOT dlq.is_stored(
+        FROM read l WHERE l."offset" >= v_position
+            AND NOT (l.delivery_id IS NOT NULL AND EXISTS (SELECT FROM dlq.feed_records f WHERE f.id = l.delivery_id
+                AND f.cluster = p_cluster AND f.topic = p_topic))
+            AND (l."offset" >= v_until OR NOT dlq.is_stored(
             p_cluster, p_topic_id, l.message_id, l.at, decode(l.sha256, 'hex'), l.came, l.delivery_id, p_queue))
         ORDER BY l.place
     ), made AS MATERIALIZED (
@@ -146,7 +149,7 @@ COMMENT ON FUNCTION dlq.append_records IS
     'Stores a batch of records of a partition, from offset p_first to the one before p_next, and moves the position. '
     'Not accepted if the batch begins above the position (next), or if there is none (next is null) and p_start is '
     'false. Records below the position are skipped, and so are those that were stored before the position was moved '
-    'back. A record that dlqd had published for an entry of the queue that still exists (dlq.take_delivery) becomes a '
+    'back, and those that a feed of dlqd published to the topic. A record that dlqd had published for an entry of the queue that still exists (dlq.take_delivery) becomes a '
     'fact "returned" of that entry; each of the others becomes an entry in the inbox.';
 
 -- take_delivery is volatile, so that of two equal records in one batch the second does not get the delivery of the

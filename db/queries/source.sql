@@ -71,8 +71,11 @@ CROSS JOIN LATERAL dlq.rewind_source(@source::text, @topic::text, @partition::in
     @is_skip::boolean, @actor::text, nullif(@note::text || left(o.origin, 0), '')) r;
 
 -- name: TakeDuty :one
--- TakeDuty reserves the look at consumer groups for one process for a time, or extends the reservation.
-SELECT dlq.take_duty('returned', @holder::uuid, @during::interval)::boolean AS taken;
+-- TakeDuty reserves the look at consumer groups, or the feeds, for one process for a time, or extends the reservation.
+SELECT dlq.take_duty(@name::text, @holder::uuid, @during::interval)::boolean AS taken;
+
+-- name: EndDuty :exec
+SELECT dlq.end_duty(@name::text, @holder::uuid);
 
 -- name: UnreadGroups :many
 SELECT g.cluster::text AS cluster, g.consumer_group::text AS consumer_group FROM dlq.unread_groups() g;
@@ -83,3 +86,38 @@ SELECT dlq.mark_read(@cluster::text, @consumer_group::text, @topics::text[], @pa
 
 -- name: ResolveReturned :one
 SELECT dlq.resolve_returned(@queue::text, @quiet::interval, @returned_for::interval)::integer AS resolved;
+
+-- name: PublishFeeds :exec
+SELECT dlq.publish_feeds(@names::text[], @clusters::text[], @topics::text[]);
+
+-- name: CollectFeed :one
+SELECT dlq.collect_feed(@feed::text, @queues::text[], @most::integer)::integer AS collected;
+
+-- name: FeedTopics :many
+SELECT t.topic::text AS topic FROM dlq.feed_topics(@feed::text) t;
+
+-- name: FeedBatch :many
+SELECT b.id::uuid AS id, b.entry_id::uuid AS entry_id, coalesce(b.ordering_key, '')::text AS ordering_key,
+    coalesce(b.hidden_key, '')::text AS hidden_key
+FROM dlq.feed_batch(@feed::text, @topic::text, @most::integer) b;
+
+-- name: MarkFeed :exec
+SELECT dlq.mark_feed(@feed::text, @ids::uuid[], @partitions::integer[], @offsets::bigint[], @failures::text[]);
+
+-- name: ReportFeed :exec
+SELECT dlq.report_feed(@feed::text, @error::text);
+
+-- name: ListFeeds :many
+-- ListFeeds returns nothing to a caller who does not see all queues. A time that is not known is the epoch.
+SELECT f.feed::text AS feed, f.cluster::text AS cluster, f.topic::text AS topic, f.published::bigint AS published,
+    f.failed::bigint AS failed, f.waiting::bigint AS waiting,
+    coalesce(f.waiting_since, 'epoch')::timestamptz AS waiting_since, coalesce(f.error, '')::text AS error,
+    coalesce(f.error_at, 'epoch')::timestamptz AS error_at
+FROM dlq.feed_figures() f WHERE (SELECT dlq.scope()) IS NULL ORDER BY f.feed;
+
+-- name: PublishedTo :many
+-- PublishedTo returns where feeds published an entry. Until the broker has acknowledged a record, its offset is -1.
+SELECT r.feed, r.cluster, r.topic, coalesce(r.partition, -1)::integer AS partition,
+    coalesce(r."offset", -1)::bigint AS at_offset, coalesce(r.acknowledged_at, 'epoch')::timestamptz AS acknowledged_at,
+    coalesce(r.failure, '')::text AS failure
+FROM dlq.feed_records r WHERE r.entry_id = @entry ORDER BY r.feed;

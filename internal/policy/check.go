@@ -44,6 +44,7 @@ func (l *loader) check() {
 		l.checkDestination(name, p.Destinations[name])
 	}
 	l.checkSources()
+	l.checkFeeds()
 	for _, name := range p.QueueNames() {
 		q := p.Queues[name]
 		q.Name = name

@@ -10,14 +10,48 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/dlqd/dlqd/internal/grpc"
 )
 
-// Sources is sources.yaml: topics whose records are dead letters.
+// Sources is sources.yaml: topics whose records are dead letters, and topics that dead letters are published to.
 type Sources struct {
 	Clusters map[string]*Cluster     `json:"clusters" jsonschema:"description=Kafka clusters\\, by name."`
 	Defaults TopicSource             `json:"defaults" jsonschema:"description=Defaults for every source."`
 	Sources  map[string]*TopicSource `json:"sources"  jsonschema:"description=Topics of dead letters that dlqd reads\\, by the name of the source."`
+	Feeds    map[string]*Feed        `json:"feeds"    jsonschema:"description=Topics that dlqd publishes dead letters to\\, by the name of the feed."`
 }
+
+// Feed publishes the dead letters of queues to a topic.
+type Feed struct {
+	Name           string `json:"-"`
+	Cluster        string `json:"cluster"        jsonschema:"description=Name of the cluster."`
+	Queues         Words  `json:"queues"         jsonschema:"description=Queues whose dead letters are published; * matches any text."`
+	Topic          string `json:"topic"          jsonschema:"description=Topic. {queue} is the queue of the dead letter\\, {env} the environment of the policy."`
+	Form           string `json:"form"           jsonschema:"enum=json,enum=cloudevents,enum=protobuf,description=Form of the value: the dead letter as JSON (default)\\, a CloudEvent in JSON with it\\, or a Protobuf message with what failed."`
+	View           string `json:"view"           jsonschema:"enum=reader,enum=operator,description=What the value shows: what readers see (default)\\, or also the columns that only operators see. Values that the policy masks are masked in both."`
+	DescriptorFile string `json:"descriptorFile" jsonschema:"description=For the form protobuf: file with the descriptor of the value (protoc --include_imports --descriptor_set_out)."`
+	MessageType    string `json:"messageType"    jsonschema:"description=For the form protobuf: full name of the value's type."`
+
+	// Descriptor is the content of DescriptorFile.
+	Descriptor []byte `json:"-"`
+}
+
+// The values of Feed.Form.
+const (
+	FormJSON        = "json"
+	FormCloudEvents = "cloudevents"
+	FormProtobuf    = "protobuf"
+)
+
+// The values of Feed.View.
+const (
+	ViewReader   = "reader"
+	ViewOperator = "operator"
+)
+
+// FeedNames returns the names of the feeds, in order.
+func (p *Policy) FeedNames() []string { return slices.Sorted(maps.Keys(p.Sources.Feeds)) }
 
 // Cluster is a Kafka cluster.
 type Cluster struct {
@@ -201,6 +235,43 @@ func (l *loader) checkSources() {
 		if p.Routing.Automatic.Queues[s.Queue] == nil {
 			p.Routing.Automatic.Queues[s.Queue] = &Switch{}
 		}
+	}
+}
+
+// checkFeeds checks where dead letters are published.
+func (l *loader) checkFeeds() {
+	const file = "sources"
+	p := l.policy
+	for _, name := range p.FeedNames() {
+		f := p.Sources.Feeds[name]
+		at := "feeds." + name
+		f.Name, f.Form, f.View = name, cmp.Or(f.Form, FormJSON), cmp.Or(f.View, ViewReader)
+		if p.Sources.Clusters[f.Cluster] == nil {
+			l.addf(file, at+".cluster", "unknown cluster %q (known: %s)", f.Cluster, sortedKeys(p.Sources.Clusters))
+		}
+		if len(f.Queues) == 0 {
+			l.addf(file, at+".queues", "is required")
+		}
+		if strings.Contains(f.Topic, "{env}") && l.source.Env == "" {
+			l.addf(file, at+".topic", "{env} needs an environment (--env)")
+		}
+		f.Topic = strings.ReplaceAll(f.Topic, "{env}", l.source.Env)
+		example := strings.ReplaceAll(f.Topic, "{queue}", "x")
+		if example == "" || strings.Contains(example, "*") || !topicPattern.MatchString(example) {
+			l.addf(file, at+".topic", "%q is not the name of a topic, {queue} and {env}", f.Topic)
+		}
+		if f.Form != FormProtobuf {
+			continue
+		}
+		if f.DescriptorFile == "" || f.MessageType == "" {
+			l.addf(file, at, "descriptorFile and messageType are required for the form protobuf")
+			continue
+		}
+		set := l.readFile(file, at+".descriptorFile", f.DescriptorFile)
+		if _, err := grpc.MessageOf(f.MessageType, []byte(set)); err != nil && set != "" {
+			l.addf(file, at+".descriptorFile", "%s: %w", l.secretPath(f.DescriptorFile), err)
+		}
+		f.Descriptor = []byte(set)
 	}
 }
 

@@ -94,3 +94,32 @@ sources:
 		require.False(t, ok, original)
 	}
 }
+
+func TestFeeds_ReportMistakesWithLines(t *testing.T) {
+	t.Parallel()
+	dir := policytest.Dir(t, policytest.Files{"sources": `clusters:
+  main: {brokers: ["kafka:9092"]}
+feeds:
+  a: {cluster: other, queues: [orders], topic: "dlq.{env}.{queue}"}
+  b: {cluster: main, topic: "dlq {queue}"}
+  c: {cluster: main, queues: ["*"], topic: x, form: protobuf}
+  d: {cluster: main, queues: ["*"], topic: x, form: protobuf, descriptorFile: sources.yaml, messageType: M}
+`, "environments/prod/monitoring": "{}\n"})
+	load := func(env string) string {
+		_, err := policy.Load(policy.Source{Dir: dir, Env: env, Destination: policytest.Destination})
+		require.Error(t, err)
+		return strings.ReplaceAll(err.Error(), filepath.Join(dir, "sources.yaml"), "sources.yaml")
+	}
+	text := load("")
+	for _, want := range []string{
+		`sources.yaml:4: feeds.a.cluster: unknown cluster "other" (known: main)`,
+		"sources.yaml:4: feeds.a.topic: {env} needs an environment (--env)",
+		"sources.yaml:5: feeds.b.queues: is required",
+		`sources.yaml:5: feeds.b.topic: "dlq {queue}" is not the name of a topic, {queue} and {env}`,
+		"sources.yaml:6: feeds.c: descriptorFile and messageType are required for the form protobuf",
+		"sources.yaml:7: feeds.d.descriptorFile: ",
+	} {
+		require.Contains(t, text, want)
+	}
+	require.NotContains(t, load("prod"), "{env} needs")
+}

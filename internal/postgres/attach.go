@@ -93,7 +93,8 @@ func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 				"dlq.reconcile_findings"),
 			m.Schemas.Render("tables dlq.circuit_breakers, dlq.circuit_breaker_changes, dlq.automatic_switches, "+
 				"dlq.automatic_changes, dlq.gates, dlq.paces, dlq.ordered_jobs"),
-			m.Schemas.Render("tables dlq.sources, dlq.source_positions, dlq.source_progress, dlq.source_deliveries"),
+			m.Schemas.Render("tables dlq.sources, dlq.source_positions, dlq.source_progress, dlq.source_deliveries, "+
+				"dlq.feeds, dlq.feed_records"),
 			m.Schemas.Render("tables dlq.replay_runs, dlq.replay_run_groups, dlq.replay_run_entries, dlq.failure_groups, "+
 				"dlq.group_aliases, dlq.group_marks, dlq.deploys, dlq.saved_views, dlq.reviews"),
 			m.Schemas.Render("tables dlq.acts, dlq.duties, dlq.operations, dlq.operation_unchanged, dlq.approvals, "+

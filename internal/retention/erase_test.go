@@ -285,6 +285,8 @@ var ownColumns = map[string]string{
 	"entry_jobs":          "destination",
 	"erasures":            "actor db_user origin filter_sha256 fields archive",
 	"failure_groups":      "queue fingerprint error_class",
+	"feed_records":        "feed queue cluster topic failure",
+	"feeds":               "name cluster topic error",
 	"gates":               "name state",
 	"group_aliases":       "queue former fingerprint",
 	"group_marks":         "queue fingerprint fixed_by fixed_in muted_by updated_by inherited_from",

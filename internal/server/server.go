@@ -315,9 +315,9 @@ func (s *Server) start(ctx context.Context) error {
 	if s.config.OpenSources != nil && (s.config.Process || s.config.DLQWorkers) {
 		s.sources = &source.Client{
 			Open: s.config.OpenSources, Policy: s.policy, Logger: s.logger.With("part", "sources"),
-			Store: s.sourceStore(),
+			Store: s.sourceStore(), Entries: s.store,
 		}
-		s.loops.Add(s.sources.Loop(), s.sources.ReturnedLoop())
+		s.loops.Add(s.sources.Loop(), s.sources.ReturnedLoop(), s.sources.FeedLoop())
 	}
 	if s.config.Process {
 		if err := s.startProcessing(ctx); err != nil {

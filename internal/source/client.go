@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/source/internal/dbsqlc"
 )
@@ -30,7 +31,9 @@ type Client struct {
 	Open   Open
 	Policy func() *policy.Policy
 	Store  *Store
-	Logger *slog.Logger
+	// Entries reads the entries that feeds publish.
+	Entries *deadletter.Store
+	Logger  *slog.Logger
 
 	mu     sync.RWMutex // read-locked while the broker publishes
 	broker Broker
@@ -86,7 +89,7 @@ func (c *Client) follow() error {
 		return nil
 	}
 	c.end()
-	if len(p.Sources.Sources) == 0 {
+	if len(p.Sources.Sources)+len(p.Sources.Feeds) == 0 {
 		c.read = p.Sources
 		return nil
 	}

@@ -20,6 +20,7 @@ const (
 	HeaderEntry    = "dlqd-entry"       // the entry's id
 	HeaderDelivery = "dlqd-delivery-id" // the redelivery's id; equal in a repeat of the same redelivery
 	HeaderReplay   = "dlqd-replay"      // the replay run's id
+	HeaderFeed     = "dlqd-feed"        // the feed's name, of records that a feed publishes
 )
 
 // Unknown is the partition or offset of an [Origin] that an envelope does not name.
@@ -243,9 +244,10 @@ type Broker interface {
 // Open makes the client of the policy's clusters. It does not connect.
 type Open func(p *policy.Policy) (Broker, error)
 
-// Check returns an error if the policy has sources and the program was built without Kafka, that is, if open is nil.
+// Check returns an error if the policy has sources or feeds and the program was built without Kafka, that is, if open
+// is nil.
 func (open Open) Check(p *policy.Policy) error {
-	if open != nil || len(p.Sources.Sources) == 0 {
+	if open != nil || len(p.Sources.Sources)+len(p.Sources.Feeds) == 0 {
 		return nil
 	}
 	return errors.New("sources.yaml: this program has no Kafka: use dlqd-full of the same release")

@@ -2,6 +2,7 @@ package source
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/dlqd/dlqd/internal/deadletter"
@@ -115,7 +116,7 @@ func timeOf(at time.Time) *time.Time {
 	return &at
 }
 
-// Publish records which sources the policy has.
+// Publish records which sources and feeds the policy has.
 func (s *Store) Publish(ctx context.Context) error {
 	params := dbsqlc.PublishSourcesParams{Names: []string{}, Clusters: []string{}, Queues: []string{}}
 	p := s.Policy()
@@ -125,7 +126,14 @@ func (s *Store) Publish(ctx context.Context) error {
 		params.Clusters = append(params.Clusters, source.Cluster)
 		params.Queues = append(params.Queues, source.Queue)
 	}
-	return dbsqlc.New(s.DB).PublishSources(ctx, params)
+	feeds := dbsqlc.PublishFeedsParams{Names: []string{}, Clusters: []string{}, Topics: []string{}}
+	for _, name := range p.FeedNames() {
+		feed := p.Sources.Feeds[name]
+		feeds.Names = append(feeds.Names, name)
+		feeds.Clusters = append(feeds.Clusters, feed.Cluster)
+		feeds.Topics = append(feeds.Topics, feed.Topic)
+	}
+	return errors.Join(dbsqlc.New(s.DB).PublishSources(ctx, params), dbsqlc.New(s.DB).PublishFeeds(ctx, feeds))
 }
 
 // see records that this process reads sources, and returns which are paused.

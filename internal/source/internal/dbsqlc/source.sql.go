@@ -75,6 +75,156 @@ func (q *Queries) Append(ctx context.Context, arg AppendParams) (AppendRow, erro
 	return i, err
 }
 
+const CollectFeed = `-- name: CollectFeed :one
+SELECT dlq.collect_feed($1::text, $2::text[], $3::integer)::integer AS collected
+`
+
+type CollectFeedParams struct {
+	Feed   string
+	Queues []string
+	Most   int32
+}
+
+func (q *Queries) CollectFeed(ctx context.Context, arg CollectFeedParams) (int32, error) {
+	row := q.db.QueryRow(ctx, CollectFeed, arg.Feed, arg.Queues, arg.Most)
+	var collected int32
+	err := row.Scan(&collected)
+	return collected, err
+}
+
+const EndDuty = `-- name: EndDuty :exec
+SELECT dlq.end_duty($1::text, $2::uuid)
+`
+
+type EndDutyParams struct {
+	Name   string
+	Holder uuid.UUID
+}
+
+func (q *Queries) EndDuty(ctx context.Context, arg EndDutyParams) error {
+	_, err := q.db.Exec(ctx, EndDuty, arg.Name, arg.Holder)
+	return err
+}
+
+const FeedBatch = `-- name: FeedBatch :many
+SELECT b.id::uuid AS id, b.entry_id::uuid AS entry_id, coalesce(b.ordering_key, '')::text AS ordering_key,
+    coalesce(b.hidden_key, '')::text AS hidden_key
+FROM dlq.feed_batch($1::text, $2::text, $3::integer) b
+`
+
+type FeedBatchParams struct {
+	Feed  string
+	Topic string
+	Most  int32
+}
+
+type FeedBatchRow struct {
+	ID          uuid.UUID
+	EntryID     uuid.UUID
+	OrderingKey string
+	HiddenKey   string
+}
+
+func (q *Queries) FeedBatch(ctx context.Context, arg FeedBatchParams) ([]FeedBatchRow, error) {
+	rows, err := q.db.Query(ctx, FeedBatch, arg.Feed, arg.Topic, arg.Most)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []FeedBatchRow{}
+	for rows.Next() {
+		var i FeedBatchRow
+		if err := rows.Scan(
+			&i.ID,
+			&i.EntryID,
+			&i.OrderingKey,
+			&i.HiddenKey,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const FeedTopics = `-- name: FeedTopics :many
+SELECT t.topic::text AS topic FROM dlq.feed_topics($1::text) t
+`
+
+func (q *Queries) FeedTopics(ctx context.Context, feed string) ([]string, error) {
+	rows, err := q.db.Query(ctx, FeedTopics, feed)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []string{}
+	for rows.Next() {
+		var topic string
+		if err := rows.Scan(&topic); err != nil {
+			return nil, err
+		}
+		items = append(items, topic)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const ListFeeds = `-- name: ListFeeds :many
+SELECT f.feed::text AS feed, f.cluster::text AS cluster, f.topic::text AS topic, f.published::bigint AS published,
+    f.failed::bigint AS failed, f.waiting::bigint AS waiting,
+    coalesce(f.waiting_since, 'epoch')::timestamptz AS waiting_since, coalesce(f.error, '')::text AS error,
+    coalesce(f.error_at, 'epoch')::timestamptz AS error_at
+FROM dlq.feed_figures() f WHERE (SELECT dlq.scope()) IS NULL ORDER BY f.feed
+`
+
+type ListFeedsRow struct {
+	Feed         string
+	Cluster      string
+	Topic        string
+	Published    int64
+	Failed       int64
+	Waiting      int64
+	WaitingSince time.Time
+	Error        string
+	ErrorAt      time.Time
+}
+
+// ListFeeds returns nothing to a caller who does not see all queues. A time that is not known is the epoch.
+func (q *Queries) ListFeeds(ctx context.Context) ([]ListFeedsRow, error) {
+	rows, err := q.db.Query(ctx, ListFeeds)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []ListFeedsRow{}
+	for rows.Next() {
+		var i ListFeedsRow
+		if err := rows.Scan(
+			&i.Feed,
+			&i.Cluster,
+			&i.Topic,
+			&i.Published,
+			&i.Failed,
+			&i.Waiting,
+			&i.WaitingSince,
+			&i.Error,
+			&i.ErrorAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const ListPartitions = `-- name: ListPartitions :many
 SELECT n.name AS source, coalesce(p.cluster, n.cluster)::text AS cluster, coalesce(p.topic, '')::text AS topic,
     coalesce(p.partition, -1)::integer AS partition, coalesce(p.queue, n.queue)::text AS queue,
@@ -224,6 +374,29 @@ func (q *Queries) ListSources(ctx context.Context) ([]ListSourcesRow, error) {
 	return items, nil
 }
 
+const MarkFeed = `-- name: MarkFeed :exec
+SELECT dlq.mark_feed($1::text, $2::uuid[], $3::integer[], $4::bigint[], $5::text[])
+`
+
+type MarkFeedParams struct {
+	Feed       string
+	Ids        []uuid.UUID
+	Partitions []int32
+	Offsets    []int64
+	Failures   []string
+}
+
+func (q *Queries) MarkFeed(ctx context.Context, arg MarkFeedParams) error {
+	_, err := q.db.Exec(ctx, MarkFeed,
+		arg.Feed,
+		arg.Ids,
+		arg.Partitions,
+		arg.Offsets,
+		arg.Failures,
+	)
+	return err
+}
+
 const MarkRead = `-- name: MarkRead :one
 SELECT dlq.mark_read($1::text, $2::text, $3::text[], $4::integer[],
     $5::bigint[])::integer AS marked
@@ -292,6 +465,21 @@ func (q *Queries) Position(ctx context.Context, arg PositionParams) (int64, erro
 	return next_offset, err
 }
 
+const PublishFeeds = `-- name: PublishFeeds :exec
+SELECT dlq.publish_feeds($1::text[], $2::text[], $3::text[])
+`
+
+type PublishFeedsParams struct {
+	Names    []string
+	Clusters []string
+	Topics   []string
+}
+
+func (q *Queries) PublishFeeds(ctx context.Context, arg PublishFeedsParams) error {
+	_, err := q.db.Exec(ctx, PublishFeeds, arg.Names, arg.Clusters, arg.Topics)
+	return err
+}
+
 const PublishSources = `-- name: PublishSources :exec
 SELECT dlq.publish_sources($1::text[], $2::text[], $3::text[])
 `
@@ -304,6 +492,66 @@ type PublishSourcesParams struct {
 
 func (q *Queries) PublishSources(ctx context.Context, arg PublishSourcesParams) error {
 	_, err := q.db.Exec(ctx, PublishSources, arg.Names, arg.Clusters, arg.Queues)
+	return err
+}
+
+const PublishedTo = `-- name: PublishedTo :many
+SELECT r.feed, r.cluster, r.topic, coalesce(r.partition, -1)::integer AS partition,
+    coalesce(r."offset", -1)::bigint AS at_offset, coalesce(r.acknowledged_at, 'epoch')::timestamptz AS acknowledged_at,
+    coalesce(r.failure, '')::text AS failure
+FROM dlq.feed_records r WHERE r.entry_id = $1 ORDER BY r.feed
+`
+
+type PublishedToRow struct {
+	Feed           string
+	Cluster        string
+	Topic          string
+	Partition      int32
+	AtOffset       int64
+	AcknowledgedAt time.Time
+	Failure        string
+}
+
+// PublishedTo returns where feeds published an entry. Until the broker has acknowledged a record, its offset is -1.
+func (q *Queries) PublishedTo(ctx context.Context, entry uuid.UUID) ([]PublishedToRow, error) {
+	rows, err := q.db.Query(ctx, PublishedTo, entry)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []PublishedToRow{}
+	for rows.Next() {
+		var i PublishedToRow
+		if err := rows.Scan(
+			&i.Feed,
+			&i.Cluster,
+			&i.Topic,
+			&i.Partition,
+			&i.AtOffset,
+			&i.AcknowledgedAt,
+			&i.Failure,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const ReportFeed = `-- name: ReportFeed :exec
+SELECT dlq.report_feed($1::text, $2::text)
+`
+
+type ReportFeedParams struct {
+	Feed  string
+	Error string
+}
+
+func (q *Queries) ReportFeed(ctx context.Context, arg ReportFeedParams) error {
+	_, err := q.db.Exec(ctx, ReportFeed, arg.Feed, arg.Error)
 	return err
 }
 
@@ -453,17 +701,18 @@ func (q *Queries) SeeSources(ctx context.Context, names []string) ([]SeeSourcesR
 }
 
 const TakeDuty = `-- name: TakeDuty :one
-SELECT dlq.take_duty('returned', $1::uuid, $2::interval)::boolean AS taken
+SELECT dlq.take_duty($1::text, $2::uuid, $3::interval)::boolean AS taken
 `
 
 type TakeDutyParams struct {
+	Name   string
 	Holder uuid.UUID
 	During time.Duration
 }
 
-// TakeDuty reserves the look at consumer groups for one process for a time, or extends the reservation.
+// TakeDuty reserves the look at consumer groups, or the feeds, for one process for a time, or extends the reservation.
 func (q *Queries) TakeDuty(ctx context.Context, arg TakeDutyParams) (bool, error) {
-	row := q.db.QueryRow(ctx, TakeDuty, arg.Holder, arg.During)
+	row := q.db.QueryRow(ctx, TakeDuty, arg.Name, arg.Holder, arg.During)
 	var taken bool
 	err := row.Scan(&taken)
 	return taken, err

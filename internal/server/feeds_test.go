@@ -1,0 +1,188 @@
+package server_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/dlqd/dlqd/internal/kafka"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
+	"github.com/dlqd/dlqd/internal/server"
+	"github.com/dlqd/dlqd/internal/source"
+)
+
+// The feed's topic is one that the source reads.
+const feedYAML = `
+feeds:
+  deaths: {cluster: main, queues: [orders], topic: "dlq.prod.{queue}"}
+`
+
+const feedsDone = `SELECT count(*) || ' ' || count(acknowledged_at) || ' ' || count(failure) FROM dlq.feed_records`
+
+func TestFeed_PublishesEntriesAndRecognizesThem(t *testing.T) {
+	t.Parallel()
+	b, broker := setupSources(t, policytest.Files{"sources": feedYAML})
+	fail(broker, "dlq.prod.pay", "cus_1", `{"amount": 1.50}`, "declined")
+	b.await("1 1 0", feedsDone)
+	sent := broker.Records("dlq.prod.orders")
+	require.Len(t, sent, 1)
+	id := b.one("SELECT id::text FROM dlq.dead_letter_queue")
+	require.Equal(t, "cus_1", string(sent[0].Key))
+	require.Equal(t, id, header(sent[0], source.HeaderEntry))
+	require.Equal(t, "deaths", header(sent[0], source.HeaderFeed))
+	require.Equal(t, "application/json", header(sent[0], "content-type"))
+	require.Equal(t, b.one("SELECT id::text FROM dlq.feed_records"), header(sent[0], source.HeaderDelivery))
+	var value map[string]any
+	require.NoError(t, json.Unmarshal(sent[0].Value, &value))
+	require.Equal(t, id, value["id"])
+	require.Equal(t, "declined", value["errorMessage"])
+	require.NotContains(t, string(sent[0].Value), "amount", "readers do not see the payload")
+
+	b.await("1", `SELECT coalesce(max(next_offset), 0)::text FROM dlq.source_positions WHERE topic = 'dlq.prod.orders'`)
+	require.Equal(t, "1", b.one("SELECT count(*)::text FROM dlq.dead_letter_queue"), "its own record is no dead letter")
+	_, entry, _ := b.call("GET", "/api/dlq/entries/"+id, "")
+	published, ok := entry["published"].([]any)
+	require.True(t, ok, entry)
+	place, ok := published[0].(map[string]any)
+	require.True(t, ok, entry)
+	require.Equal(t, []any{"deaths", "main", "dlq.prod.orders", 0.0}, []any{
+		place["feed"], place["cluster"], place["topic"], place["offset"],
+	})
+	_, sources, _ := b.call("GET", "/api/sources", "")
+	require.Contains(t, fmt.Sprint(sources["feeds"]), "published:1")
+
+	// A record of a feed that comes in by another topic is an entry, and is not published again.
+	broker.Add("dlq.prod.copy", sent[0])
+	b.await("2", "SELECT count(*)::text FROM dlq.dead_letter_queue WHERE stage <> 'inbox'")
+	fail(broker, "dlq.prod.pay", "cus_1", `{"amount": 3}`, "declined")
+	b.await("2 2 0", feedsDone)
+	require.Equal(t, "3", b.one("SELECT count(*)::text FROM dlq.dead_letter_queue"))
+}
+
+// A process that dies between the publication and the mark publishes the record again, with the same id.
+func TestFeed_RepeatsWithTheSameDelivery(t *testing.T) {
+	t.Parallel()
+	b, broker := setupSources(t, policytest.Files{"sources": feedYAML})
+	b.write(`CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+		$$BEGIN RAISE EXCEPTION 'the process dies after the publish'; END$$`)
+	b.write(`CREATE TRIGGER refuse BEFORE UPDATE OF acknowledged_at ON dlq.feed_records
+		FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	fail(broker, "dlq.prod.pay", "cus_1", `{"amount": 1}`, "declined")
+	require.Eventually(t, func() bool { return len(broker.Records("dlq.prod.orders")) > 1 }, 3*time.Minute,
+		20*time.Millisecond)
+	b.write("DROP TRIGGER refuse ON dlq.feed_records")
+	b.await("1 1 0", feedsDone)
+	for _, r := range broker.Records("dlq.prod.orders") {
+		require.Equal(t, b.one("SELECT id::text FROM dlq.feed_records"), header(r, source.HeaderDelivery))
+	}
+	b.await("true", `SELECT (max(next_offset) > 1)::text FROM dlq.source_positions WHERE topic = 'dlq.prod.orders'`)
+	require.Equal(t, "1", b.one("SELECT count(*)::text FROM dlq.dead_letter_queue"), "both are recognized")
+}
+
+// Publications fail at random. Records of one key are published in the order of their failures, and a topic that
+// fails for good does not keep another from its records.
+func TestFeed_KeepsTheOrderOfAKey(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	refusals := 0
+	b, broker := setupSources(t, policytest.Files{"sources": `
+feeds:
+  deaths: {cluster: main, queues: ["*"], topic: "out.{queue}", view: operator}
+  gone: {cluster: main, queues: ["ord*"], topic: gone}
+`})
+	broker.Refuse = func(target source.Target, m source.Message) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if target.Topic == "gone" || strings.HasSuffix(header(m, source.HeaderDelivery), "7") && refusals < 5 {
+			refusals++
+			return errors.New("not now")
+		}
+		return nil
+	}
+	const each = 60
+	for i := range each {
+		for _, key := range []string{"a", "b", "c"} {
+			fail(broker, "dlq.prod.pay", key, fmt.Sprintf(`{"n": %d}`, i), "declined")
+		}
+	}
+	b.await(fmt.Sprint(3*each), "SELECT count(*)::text FROM dlq.feed_records WHERE acknowledged_at IS NOT NULL")
+	seen := map[string][]int{}
+	for _, r := range broker.Records("out.orders") {
+		var value struct {
+			OriginalEvent struct{ Payload struct{ N int } }
+		}
+		require.NoError(t, json.Unmarshal(r.Value, &value))
+		seen[string(r.Key)] = append(seen[string(r.Key)], value.OriginalEvent.Payload.N)
+	}
+	for _, key := range []string{"a", "b", "c"} {
+		require.Len(t, seen[key], each)
+		require.True(t, slices.IsSorted(seen[key]), seen[key])
+	}
+	b.await("not now", "SELECT coalesce(error, '') FROM dlq.feeds WHERE name = 'gone'")
+	require.Equal(t, "180 180", b.one("SELECT waiting || ' ' || (SELECT published FROM dlq.feeds WHERE name = 'deaths') "+
+		"FROM dlq.feed_figures() WHERE feed = 'gone'"))
+}
+
+// The feed publishes to Kafka's protocol. Of the second cluster no broker answers: filing goes on, and its feed waits.
+func TestFeed_PublishesToKafka(t *testing.T) {
+	t.Parallel()
+	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(4, "orders.DLT", "dlq.orders"))
+	require.NoError(t, err)
+	t.Cleanup(cluster.Close)
+	b := setup(t, options{config: func(c *server.Config) {
+		c.Policy = policytest.Load(t, policytest.Files{"sources": fmt.Sprintf(`
+clusters:
+  main: {brokers: [%s]}
+  away: {brokers: ["127.0.0.1:9"]}
+sources:
+  orders: {cluster: main, topics: ["*.DLT"]}
+feeds:
+  deaths: {cluster: main, queues: [orders], topic: "dlq.{queue}", form: cloudevents, view: operator}
+  away: {cluster: away, queues: [orders], topic: "dlq.{queue}"}
+`, cluster.ListenAddrs()[0])})
+		c.OpenSources = kafka.Open
+	}})
+	client, err := kgo.NewClient(kgo.SeedBrokers(cluster.ListenAddrs()...), kgo.ConsumeTopics("dlq.orders"))
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	const records = 20
+	for i := range records {
+		require.NoError(t, client.ProduceSync(t.Context(), &kgo.Record{
+			Topic: "orders.DLT", Key: []byte("cus_1"), Value: fmt.Appendf(nil, `{"n": %d}`, i),
+		}).FirstErr())
+	}
+	var got []int
+	for len(got) < records {
+		fetched := client.PollFetches(t.Context())
+		require.NoError(t, fetched.Err())
+		for _, r := range fetched.Records() {
+			var event struct {
+				ID, SpecVersion, Type, Subject string
+				Data                           struct {
+					ID            string
+					OriginalEvent struct{ Payload struct{ N int } }
+				}
+			}
+			require.NoError(t, json.Unmarshal(r.Value, &event))
+			require.Equal(t, "1.0 dlqd.deadletter.filed", event.SpecVersion+" "+event.Type)
+			require.Equal(t, event.Data.ID, event.Subject)
+			require.Equal(t, "cus_1", string(r.Key))
+			got = append(got, event.Data.OriginalEvent.Payload.N)
+			b.await(fmt.Sprint("dlq.orders ", r.Partition, " ", r.Offset), `SELECT coalesce(max(concat_ws(' ', topic, partition,
+				"offset")), '') FROM dlq.feed_records WHERE id = $1 AND acknowledged_at IS NOT NULL`, event.ID)
+		}
+	}
+	require.True(t, slices.IsSorted(got), got)
+	b.await("true", "SELECT (error <> '')::text FROM dlq.feeds WHERE name = 'away'")
+	require.Equal(t, "20", b.one("SELECT waiting::text FROM dlq.feed_figures() WHERE feed = 'away'"))
+	require.Equal(t, "20", b.one("SELECT count(*)::text FROM dlq.dead_letter_open"))
+}

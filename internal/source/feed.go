@@ -1,0 +1,393 @@
+package source
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/postgres"
+	"github.com/dlqd/dlqd/internal/riverdlq"
+	"github.com/dlqd/dlqd/internal/source/internal/dbsqlc"
+)
+
+const (
+	// feedsInterval is the time between two looks for filed entries.
+	feedsInterval = time.Second
+	// feedsTimeout bounds one turn of the feeds, and feedsLease the reservation that keeps other processes away.
+	feedsTimeout = 40 * time.Second
+	feedsLease   = time.Minute
+	// feedTimeout bounds the publication of one record.
+	feedTimeout = 10 * time.Second
+	// feedPause is the pause before a topic that failed is tried again.
+	feedPause = 5 * time.Second
+	// feedBatch is the number of records of a topic that are read and published at once.
+	feedBatch = 100
+	// feedLanes is the number of them that are under way at once. Those with the same key have the same lane.
+	feedLanes = 16
+	// maxCollected is the number of entries that a feed takes from the audit trail at once.
+	maxCollected = 10_000
+	// dutyFeeds is the name of the reservation.
+	dutyFeeds = "feeds"
+)
+
+// feeds is the state of [Client.FeedLoop].
+type feeds struct {
+	holder  uuid.UUID
+	paused  map[feedTopic]pause
+	reports map[string]string // the error that was reported last, by the name of the feed
+}
+
+type feedTopic struct{ feed, topic string }
+
+// pause is why a topic is not tried, and until when.
+type pause struct {
+	until time.Time
+	err   string
+}
+
+// FeedLoop returns the background loop that publishes filed entries to the topics of feeds. Only one process runs it
+// at a time.
+func (c *Client) FeedLoop() *background.Loop {
+	f := &feeds{holder: uuid.New(), paused: map[feedTopic]pause{}, reports: map[string]string{}}
+	return background.New(background.Config{
+		Name: "feeds", Interval: feedsInterval, Timeout: feedsTimeout, OneProcess: true, Finish: true,
+		Failing: "publishing dead letters to topics failed; they wait",
+		Once: func(ctx context.Context) (time.Duration, error) {
+			if len(c.Policy().Sources.Feeds) == 0 {
+				return 0, nil
+			}
+			queries := dbsqlc.New(c.Store.DB)
+			taken, err := queries.TakeDuty(ctx, dbsqlc.TakeDutyParams{Name: dutyFeeds, Holder: f.holder, During: feedsLease})
+			if err != nil || !taken {
+				return 0, err
+			}
+			more, err := c.feed(ctx, f)
+			if more && err == nil {
+				return background.More, nil
+			}
+			return 0, err
+		},
+		End: func() {
+			ctx, cancel := context.WithTimeout(context.Background(), feedsInterval)
+			defer cancel()
+			_ = dbsqlc.New(c.Store.DB).EndDuty(ctx, dbsqlc.EndDutyParams{Name: dutyFeeds, Holder: f.holder})
+		},
+	})
+}
+
+// feed adds filed entries to the records of all feeds, and publishes a batch of each topic. It returns true if there
+// may be more. The clusters do not wait for each other.
+func (c *Client) feed(ctx context.Context, f *feeds) (more bool, err error) {
+	queries := dbsqlc.New(c.Store.DB)
+	p := c.Policy()
+	var waiting []*batchOfFeed
+	for _, name := range p.FeedNames() {
+		feed := p.Sources.Feeds[name]
+		collected, failed := queries.CollectFeed(ctx, dbsqlc.CollectFeedParams{
+			Feed: name, Queues: feed.Queues, Most: maxCollected,
+		})
+		more = more || collected >= maxCollected
+		topics, alsoFailed := queries.FeedTopics(ctx, name)
+		if err = errors.Join(err, failed, alsoFailed); failed != nil || alsoFailed != nil {
+			continue
+		}
+		for _, topic := range topics {
+			if time.Now().After(f.paused[feedTopic{name, topic}].until) {
+				waiting = append(waiting, &batchOfFeed{feed: feed, topic: topic})
+			}
+		}
+	}
+	clusters := map[string][]*batchOfFeed{}
+	for _, b := range waiting {
+		clusters[b.feed.Cluster] = append(clusters[b.feed.Cluster], b)
+	}
+	var running sync.WaitGroup
+	for _, batches := range clusters {
+		running.Go(func() {
+			for _, b := range batches {
+				b.publish(ctx, c)
+			}
+		})
+	}
+	running.Wait()
+	for _, b := range waiting {
+		at := feedTopic{b.feed.Name, b.topic}
+		delete(f.paused, at)
+		more = more || b.full && b.err == nil
+		if b.err != nil && ctx.Err() == nil {
+			f.paused[at] = pause{time.Now().Add(feedPause), b.err.Error()}
+		}
+	}
+	return more, errors.Join(err, f.report(ctx, queries, p))
+}
+
+// report records the errors of the feeds where they have changed.
+func (f *feeds) report(ctx context.Context, queries *dbsqlc.Queries, p *policy.Policy) (err error) {
+	errs := map[string]string{}
+	for _, at := range slices.SortedFunc(maps.Keys(f.paused), func(a, b feedTopic) int {
+		return strings.Compare(b.topic, a.topic)
+	}) {
+		errs[at.feed] = f.paused[at].err // of several, that of the first topic
+	}
+	for _, name := range p.FeedNames() {
+		if before, ok := f.reports[name]; ok && before == errs[name] {
+			continue
+		}
+		failed := queries.ReportFeed(ctx, dbsqlc.ReportFeedParams{Feed: name, Error: storable(errs[name])})
+		if err = errors.Join(err, failed); failed == nil {
+			f.reports[name] = errs[name]
+		}
+	}
+	return err
+}
+
+// batchOfFeed is a batch of records of a feed for one topic.
+type batchOfFeed struct {
+	feed  *policy.Feed
+	topic string
+	rows  []feedRow
+	full  bool  // there may be more records
+	err   error // why publishing ended early
+}
+
+// feedRow is one record of a batch.
+type feedRow struct {
+	dbsqlc.FeedBatchRow
+
+	message Message
+	ended   bool // acknowledged, or cannot be published
+	stored  Acknowledgement
+	failure string
+}
+
+// publish publishes the next records of a topic, and records where the broker stored them. Without that, for example
+// because the process died, they are published again with the same ids.
+func (b *batchOfFeed) publish(ctx context.Context, c *Client) {
+	queries := dbsqlc.New(c.Store.DB)
+	if b.err = b.read(ctx, c, queries); b.err != nil {
+		return
+	}
+	b.err = b.send(ctx, c)
+	mark := dbsqlc.MarkFeedParams{Feed: b.feed.Name}
+	for i := range b.rows {
+		r := &b.rows[i]
+		if !r.ended {
+			continue
+		}
+		mark.Ids = append(mark.Ids, r.ID)
+		mark.Partitions = append(mark.Partitions, r.stored.Partition)
+		mark.Offsets = append(mark.Offsets, r.stored.Offset)
+		mark.Failures = append(mark.Failures, storable(r.failure))
+	}
+	if len(mark.Ids) > 0 {
+		b.err = errors.Join(b.err, queries.MarkFeed(ctx, mark))
+	}
+}
+
+// read reads the next records, masked as the feed says.
+func (b *batchOfFeed) read(ctx context.Context, c *Client, queries *dbsqlc.Queries) error {
+	encode, err := encoderOf(b.feed)
+	if err != nil {
+		return err
+	}
+	rows, err := queries.FeedBatch(ctx, dbsqlc.FeedBatchParams{Feed: b.feed.Name, Topic: b.topic, Most: feedBatch})
+	if err != nil || len(rows) == 0 {
+		return err
+	}
+	b.full = len(rows) == feedBatch
+	if b.feed.View != policy.ViewOperator {
+		ctx = postgres.AsReader(ctx)
+	}
+	ids := make([]uuid.UUID, len(rows))
+	for i := range rows {
+		ids[i] = rows[i].EntryID
+	}
+	filter, err := json.Marshal(map[string]any{"ids": ids})
+	if err != nil {
+		return err
+	}
+	found, err := c.Entries.FindEntries(ctx, filter, nil)
+	if err != nil {
+		return err
+	}
+	entries := make(map[uuid.UUID]*deadletter.Entry, len(found))
+	for i := range found {
+		entries[found[i].ID] = &found[i]
+	}
+	b.rows = make([]feedRow, len(rows))
+	for i := range rows {
+		r := &b.rows[i]
+		r.FeedBatchRow = rows[i]
+		entry := entries[r.EntryID]
+		if entry == nil { // it is deleted, or moved between partitions while it was read
+			if entry, _, err = c.Entries.Get(ctx, r.EntryID); errors.Is(err, deadletter.ErrNotFound) {
+				r.ended, r.failure = true, "the entry is deleted"
+				continue
+			}
+			if err != nil {
+				return err
+			}
+		}
+		value, form, err := encode(r.ID, entry)
+		if err != nil {
+			r.ended, r.failure = true, err.Error()
+			continue
+		}
+		r.message = Message{Value: value, Headers: []Header{
+			{Key: "content-type", Value: []byte(form)}, {Key: HeaderEntry, Value: []byte(r.EntryID.String())},
+			{Key: HeaderDelivery, Value: []byte(r.ID.String())}, {Key: HeaderFeed, Value: []byte(b.feed.Name)},
+		}}
+		switch {
+		case r.OrderingKey == "":
+		case entry.OrderingKey != nil && *entry.OrderingKey == r.OrderingKey:
+			r.message.Key = []byte(r.OrderingKey)
+		default: // masked
+			r.message.Key = []byte(r.HiddenKey)
+		}
+	}
+	return nil
+}
+
+// send publishes the records. Those of one key are sent one after another, so that none overtakes another that has to
+// be sent again.
+func (b *batchOfFeed) send(ctx context.Context, c *Client) error {
+	var lanes [feedLanes][]*feedRow
+	for i := range b.rows {
+		lane := i % feedLanes
+		if key := b.rows[i].OrderingKey; key != "" {
+			hash := fnv.New32a()
+			_, _ = hash.Write([]byte(key))
+			lane = int(hash.Sum32() % feedLanes)
+		}
+		lanes[lane] = append(lanes[lane], &b.rows[i])
+	}
+	var running sync.WaitGroup
+	var errs [feedLanes]error
+	var refused [feedLanes]*feedRow
+	for i, lane := range lanes {
+		running.Go(func() {
+			for _, r := range lane {
+				if r.ended {
+					continue
+				}
+				if errs[i] = b.sendOne(ctx, c, r); errs[i] == nil {
+					continue
+				}
+				if isRefused(errs[i]) {
+					refused[i] = r
+				}
+				return
+			}
+		})
+	}
+	running.Wait()
+	for i, r := range refused {
+		if r == nil {
+			continue
+		}
+		// It may have been in one batch with others, and that too large.
+		if errs[i] = b.sendOne(ctx, c, r); isRefused(errs[i]) {
+			r.ended, r.failure, errs[i] = true, errs[i].Error(), nil
+		}
+		b.full = true // the rest of the lane is left
+	}
+	for _, err := range errs {
+		if err != nil { // one is enough: all are about the same topic
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *batchOfFeed) sendOne(ctx context.Context, c *Client, r *feedRow) error {
+	ctx, cancel := context.WithTimeout(ctx, feedTimeout)
+	defer cancel()
+	stored, err := c.Publish(ctx, Target{Cluster: b.feed.Cluster, Topic: b.topic, Partition: Unknown}, r.message)
+	if err == nil {
+		r.ended, r.stored = true, stored
+	}
+	return err
+}
+
+// isRefused reports whether the broker refuses a record for what it is. A topic that does not exist may be made yet.
+func isRefused(err error) bool {
+	structured, ok := errors.AsType[*riverdlq.Error](err)
+	return ok && structured.Class == riverdlq.ClassValidation && errors.Is(err, ErrUnpublishable)
+}
+
+// FeedStatus is the state of a feed.
+type FeedStatus struct {
+	Name         string     `json:"name" doc:"Name of the feed in the policy."`
+	Cluster      string     `json:"cluster" doc:"Name of the cluster in the policy."`
+	Topic        string     `json:"topic" doc:"The topic, with {queue} for the queue of the entry."`
+	Published    int64      `json:"published" doc:"Entries that the broker has acknowledged."`
+	Failed       int64      `json:"failed" doc:"Entries that could not be published: too large for the topic, or deleted before."`
+	Waiting      int64      `json:"waiting" doc:"Entries that are not published yet."`
+	WaitingSince *time.Time `json:"waitingSince,omitempty" doc:"When the feed found the first of them."`
+	Error        string     `json:"error,omitempty" doc:"The last error; absent once publishing works again."`
+	ErrorAt      *time.Time `json:"errorAt,omitempty" doc:"When that error occurred first."`
+}
+
+// Feeds returns the feeds of the policy, and none to a caller who does not see all queues.
+func (s *Store) Feeds(ctx context.Context) ([]FeedStatus, error) {
+	rows, err := dbsqlc.New(s.DB).ListFeeds(ctx)
+	list := make([]FeedStatus, len(rows))
+	for i := range rows {
+		r := &rows[i]
+		list[i] = FeedStatus{
+			Name: r.Feed, Cluster: r.Cluster, Topic: r.Topic, Published: r.Published, Failed: r.Failed, Waiting: r.Waiting,
+			WaitingSince: timeOf(r.WaitingSince), Error: r.Error, ErrorAt: timeOf(r.ErrorAt),
+		}
+	}
+	return list, err
+}
+
+// Published is a record that a feed publishes for an entry.
+type Published struct {
+	Feed      string     `json:"feed" doc:"Name of the feed in the policy."`
+	Cluster   string     `json:"cluster" doc:"Name of the cluster in the policy."`
+	Topic     string     `json:"topic" doc:"The topic."`
+	Partition *int32     `json:"partition,omitempty" doc:"Partition of the topic; absent until the broker has acknowledged the record."`
+	Offset    *int64     `json:"offset,omitempty" doc:"Offset in the partition; absent until then."`
+	At        *time.Time `json:"at,omitempty" doc:"When the broker acknowledged it; absent until then."`
+	Failure   string     `json:"failure,omitempty" doc:"Why it cannot be published."`
+}
+
+// Place returns topic, partition and offset, or why there is none.
+func (p *Published) Place() string {
+	switch {
+	case p.Failure != "":
+		return fmt.Sprintf("%s: not published: %s", p.Topic, p.Failure)
+	case p.Offset == nil:
+		return p.Topic + ": not published yet"
+	}
+	return fmt.Sprintf("%s/%d at offset %d", p.Topic, *p.Partition, *p.Offset)
+}
+
+// PublishedTo returns the records that feeds publish for an entry.
+func (s *Store) PublishedTo(ctx context.Context, entry uuid.UUID) ([]Published, error) {
+	rows, err := dbsqlc.New(s.DB).PublishedTo(ctx, entry)
+	list := make([]Published, len(rows))
+	for i := range rows {
+		r := &rows[i]
+		list[i] = Published{
+			Feed: r.Feed, Cluster: r.Cluster, Topic: r.Topic, At: timeOf(r.AcknowledgedAt), Failure: r.Failure,
+		}
+		if r.AtOffset >= 0 {
+			list[i].Partition, list[i].Offset = &r.Partition, &r.AtOffset
+		}
+	}
+	return list, err
+}
