@@ -465,6 +465,9 @@ func newShow() *cobra.Command {
 			if e.Destination != nil {
 				row("destination", text(e.Destination)+" "+text(e.DestinationURL))
 			}
+			for i := range e.Published {
+				row("published", e.Published[i].Place())
+			}
 			row("failed", stamp(e.FirstFailedAt)+" to "+stamp(e.LastFailedAt))
 			row("attempts", fmt.Sprintf("%d of %d, then %d redeliveries of %d", e.RetryCount, e.MaxRetries, e.DLQRetryCount,
 				e.DLQMaxRetries))

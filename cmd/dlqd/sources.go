@@ -26,14 +26,17 @@ func newTopicSources() *cobra.Command {
 	}
 	partitions := &cobra.Command{
 		Use:   "list",
-		Short: "List the partitions of topics that dlqd reads, with position and lag",
+		Short: "List the partitions of topics that dlqd reads, with position and lag, and the feeds",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			out, err := call(cmd, &list, api.ListSources, api.None{})
 			if err != nil || list.asJSON {
 				return err
 			}
-			return printPartitions(cmd, out.Partitions)
+			if err := printPartitions(cmd, out.Partitions); err != nil || len(out.Feeds) == 0 {
+				return err
+			}
+			return printFeeds(cmd, out.Feeds)
 		},
 	}
 	addDefaultList(cmd, partitions, &list, "partitions", "source")
@@ -81,6 +84,15 @@ func printPartitions(cmd *cobra.Command, partitions []source.PartitionStatus) er
 			partition = strconv.Itoa(int(p.Partition))
 		}
 		row(p.Source, p.Topic, partition, p.State, number(p.Next), number(p.Lag), p.Records, p.Lost, ago(p.At), p.Error)
+	}
+	return w.Flush()
+}
+
+func printFeeds(cmd *cobra.Command, feeds []source.FeedStatus) error {
+	w, row := table(cmd, "FEED\tCLUSTER\tTOPIC\tPUBLISHED\tWAITING\tFAILED\tERROR")
+	for i := range feeds {
+		f := &feeds[i]
+		row(f.Name, f.Cluster, f.Topic, f.Published, f.Waiting, f.Failed, f.Error)
 	}
 	return w.Flush()
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/internal/riverdlq"
+	"github.com/dlqd/dlqd/internal/source"
 )
 
 // EntryPage is one page of a list.
@@ -56,6 +57,7 @@ type EntryDetail struct {
 	Transitions      []deadletter.Transition `json:"transitions" doc:"Audit trail of the entry, oldest change first."`
 	Checkpoint       *deadletter.Checkpoint  `json:"checkpoint,omitempty" doc:"Progress of its resumable job: a redelivery skips the completed steps."`
 	StageReached     string                  `json:"stageReached,omitempty" doc:"The last stage that a worker of its jobs reported (riverdlq.Stage): what a redelivery may do again."`
+	Published        []source.Published      `json:"published,omitempty" doc:"Where feeds publish the entry."`
 	WorkerVersion    string                  `json:"workerVersion,omitempty" doc:"Version of the worker, or of the destination, that made the last failure, as it reported it."`
 	AutomaticStopped *automatic.Stop         `json:"automaticStopped,omitempty" doc:"Set if all automatic redelivery is stopped, by an operator or because the database was restored."`
 	RevealedUntil    *time.Time              `json:"revealedUntil,omitempty" doc:"Only of get-revealed-entry: until when it returns the entry unmasked; absent: the entry is masked."`
@@ -452,8 +454,12 @@ func (s *service) detail(ctx context.Context, entry *deadletter.Entry, transitio
 	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
+	published, err := s.Sources.PublishedTo(ctx, entry.ID)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
 	return &EntryDetail{
-		Entry: *entry, Transitions: transitions,
+		Entry: *entry, Transitions: transitions, Published: published,
 		Checkpoint: deadletter.CheckpointOf(entry.Metadata), StageReached: deadletter.StageOf(entry.Metadata),
 		WorkerVersion: deadletter.VersionOf(entry.Metadata), AutomaticStopped: stopped,
 	}, nil

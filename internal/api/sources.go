@@ -11,10 +11,11 @@ import (
 	"github.com/dlqd/dlqd/internal/source"
 )
 
-// SourcesOutputBody lists sources and the partitions that they read.
+// SourcesOutputBody lists sources, the partitions that they read, and feeds.
 type SourcesOutputBody struct {
 	Sources    []source.Reading         `json:"sources" doc:"The sources, by name."`
 	Partitions []source.PartitionStatus `json:"partitions" doc:"What the readers of sources reported last, by source, topic and partition. A source that has reported nothing has one row without a topic."`
+	Feeds      []source.FeedStatus      `json:"feeds" doc:"The feeds, by name; none for a caller who does not see all queues."`
 }
 
 // SourceInput names a source.
@@ -86,18 +87,23 @@ func (s *service) registerSources(api huma.API) {
 		Next: &next, Lag: &lag, Records: 810, Holes: 2, At: at, MovedAt: &at,
 	}}
 	one := SourceOutputBody{status, partitions}
+	feeds := []source.FeedStatus{{Name: "deaths", Cluster: "main", Topic: "dlq.prod.{queue}", Published: 512}}
 	list := huma.Operation{
 		Tags:    tags,
-		Summary: "List the sources, and the partitions that they read", Errors: []int{503},
+		Summary: "List the sources, the partitions that they read, and the feeds", Errors: []int{503},
 	}
-	example(&list, http.StatusOK, SourcesOutputBody{[]source.Reading{status}, partitions})
+	example(&list, http.StatusOK, SourcesOutputBody{[]source.Reading{status}, partitions, feeds})
 	register(s, api, ListSources, list, func(ctx context.Context, _ *None) (*SourcesOutputBody, error) {
 		sources, err := s.Sources.List(ctx)
 		if err != nil {
 			return nil, err
 		}
 		read, err := s.Sources.Partitions(ctx, "")
-		return &SourcesOutputBody{sources, read}, err
+		if err != nil {
+			return nil, err
+		}
+		feeds, err := s.Sources.Feeds(ctx)
+		return &SourcesOutputBody{sources, read, feeds}, err
 	})
 
 	get := huma.Operation{Tags: tags, Summary: "Get a source, and the partitions that it reads", Errors: []int{404, 503}}

@@ -21,6 +21,7 @@ type sources struct {
 	Sources    []sourceRow
 	Partitions []source.PartitionStatus
 	More       int // partitions that are not shown
+	Feeds      []source.FeedStatus
 	Copies     []copyText
 }
 
@@ -74,6 +75,7 @@ func (c *Console) sources(in *request) (*view, error) {
 	if s.More = len(s.Partitions) - maxPartitions; s.More > 0 {
 		s.Partitions = s.Partitions[:maxPartitions]
 	}
+	s.Feeds = out.Feeds
 	s.Sentence = s.summary()
 	return &view{Template: "sources", Title: "Sources", Data: s, Interval: queuesInterval}, nil
 }
