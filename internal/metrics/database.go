@@ -134,7 +134,12 @@ var (
 		"without progress, the longest of all; 0 if there is none.", "source")
 	progressDesc = desc("dlqd_source_progress_timestamp_seconds", "When a position of a source last moved, in "+
 		"seconds since 1970; absent before the first time.", "source")
-	upDesc = desc("dlqd_database_up", "Whether the database answered this scrape; if not, the other metrics of the "+
+	feedDesc      = desc("dlqd_feed_published_total", "Dead letters of a feed that the broker has acknowledged.", "feed")
+	refusedDesc   = desc("dlqd_feed_failed_total", "Dead letters of a feed that could not be published.", "feed")
+	unsentDesc    = desc("dlqd_feed_waiting", "Dead letters of a feed that are not published yet.", "feed")
+	unsentAgeDesc = desc("dlqd_feed_lag_seconds", "Time for which the first of them has waited; 0 if there is none.", "feed")
+	feedErrorDesc = desc("dlqd_feed_failing", "Whether publishing to a topic of a feed fails.", "feed")
+	upDesc        = desc("dlqd_database_up", "Whether the database answered this scrape; if not, the other metrics of the "+
 		"database are from the last sample.")
 )
 
@@ -323,6 +328,7 @@ func (p *publisher) publish() {
 	p.publishInstallation()
 	p.publishRiver()
 	p.publishSources()
+	p.publishFeeds()
 }
 
 // publishCounters publishes the monotonic values. Each queue of the policy has series from the start. River's other
@@ -566,6 +572,21 @@ func (p *publisher) publishSources() {
 		if s.MovedAt.Unix() > 0 {
 			gauge(p.ch, progressDesc, float64(s.MovedAt.UnixMilli())/1000, s.Source)
 		}
+	}
+}
+
+func (p *publisher) publishFeeds() {
+	for i := range p.Feeds {
+		f := &p.Feeds[i]
+		counter(p.ch, feedDesc, float64(f.Published), f.Feed)
+		counter(p.ch, refusedDesc, float64(f.Failed), f.Feed)
+		gauge(p.ch, unsentDesc, float64(f.Waiting), f.Feed)
+		lag := 0.0
+		if f.WaitingSince.Unix() > 0 {
+			lag = p.age(f.WaitingSince)
+		}
+		gauge(p.ch, unsentAgeDesc, lag, f.Feed)
+		gauge(p.ch, feedErrorDesc, boolValue(f.Failing), f.Feed)
 	}
 }
 

@@ -102,6 +102,7 @@ type sample struct {
 	Waiting   []dbsqlc.RiverOldestRow
 	Latency   []dbsqlc.RiverLatencyRow
 	Sources   []dbsqlc.SourcesRow
+	Feeds     []dbsqlc.FeedsRow
 }
 
 // Sampler writes the database's figures for the scrapes of all processes, so that a scrape reads
@@ -214,6 +215,7 @@ func (s *Sampler) readAll(ctx context.Context, tx postgres.DB) (*sample, error) 
 	read(&r, &t.Waiting, func() ([]dbsqlc.RiverOldestRow, error) { return queries.RiverOldest(ctx, names) })
 	read(&r, &t.Latency, func() ([]dbsqlc.RiverLatencyRow, error) { return queries.RiverLatency(ctx, names) })
 	read(&r, &t.Sources, func() ([]dbsqlc.SourcesRow, error) { return queries.Sources(ctx) })
+	read(&r, &t.Feeds, func() ([]dbsqlc.FeedsRow, error) { return queries.Feeds(ctx) })
 	return &t, r.err
 }
 

@@ -96,6 +96,49 @@ func (q *Queries) Counters(ctx context.Context) ([]CountersRow, error) {
 	return items, nil
 }
 
+const Feeds = `-- name: Feeds :many
+SELECT f.feed::text AS feed, f.published::bigint AS published, f.failed::bigint AS failed, f.waiting::bigint AS waiting,
+    coalesce(f.waiting_since, 'epoch')::timestamptz AS waiting_since, (f.error IS NOT NULL)::boolean AS failing
+FROM dlq.feed_figures() f ORDER BY 1 LIMIT 1000
+`
+
+type FeedsRow struct {
+	Feed         string
+	Published    int64
+	Failed       int64
+	Waiting      int64
+	WaitingSince time.Time
+	Failing      bool
+}
+
+// Feeds returns the figures of feeds. A time that is not known is the epoch.
+func (q *Queries) Feeds(ctx context.Context) ([]FeedsRow, error) {
+	rows, err := q.db.Query(ctx, Feeds)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []FeedsRow{}
+	for rows.Next() {
+		var i FeedsRow
+		if err := rows.Scan(
+			&i.Feed,
+			&i.Published,
+			&i.Failed,
+			&i.Waiting,
+			&i.WaitingSince,
+			&i.Failing,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const Gates = `-- name: Gates :many
 SELECT g.state, count(*) AS gates FROM dlq.gates g GROUP BY g.state ORDER BY g.state
 `
