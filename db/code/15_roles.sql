@@ -427,7 +427,8 @@ BEGIN
         -- Roles get no privilege on the tables and the view that are named here: functions and views
         -- read them.
         WHERE c.relnamespace = v_schema AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition
-            AND c.relname NOT IN ('tokens', 'sessions', 'saved_views', 'reviews', 'last_acts', 'feeds', 'visible_entries')
+            AND c.relname NOT IN ('tokens', 'sessions', 'saved_views', 'reviews', 'last_acts', 'feeds',
+                'visible_entries')
     LOOP
         EXECUTE format('GRANT SELECT ON %s TO dlq_reader, dlq_operator, dlq_admin', v_grant.name);
     END LOOP;

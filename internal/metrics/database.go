@@ -137,7 +137,8 @@ var (
 	feedDesc      = desc("dlqd_feed_published_total", "Dead letters of a feed that the broker has acknowledged.", "feed")
 	refusedDesc   = desc("dlqd_feed_failed_total", "Dead letters of a feed that could not be published.", "feed")
 	unsentDesc    = desc("dlqd_feed_waiting", "Dead letters of a feed that are not published yet.", "feed")
-	unsentAgeDesc = desc("dlqd_feed_lag_seconds", "Time for which the first of them has waited; 0 if there is none.", "feed")
+	unsentAgeDesc = desc("dlqd_feed_lag_seconds", "Time for which the first of them has waited; 0 if there is none.",
+		"feed")
 	feedErrorDesc = desc("dlqd_feed_failing", "Whether publishing to a topic of a feed fails.", "feed")
 	upDesc        = desc("dlqd_database_up", "Whether the database answered this scrape; if not, the other metrics of the "+
 		"database are from the last sample.")

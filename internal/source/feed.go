@@ -28,8 +28,9 @@ const (
 	// feedsTimeout bounds one turn of the feeds, and feedsLease the reservation that keeps other processes away.
 	feedsTimeout = 40 * time.Second
 	feedsLease   = time.Minute
-	// feedTimeout bounds the publication of one record.
-	feedTimeout = 10 * time.Second
+	// feedTimeout bounds the publication of a batch, and markTimeout the statement that records where it is.
+	feedTimeout = 15 * time.Second
+	markTimeout = 2 * time.Second
 	// feedPause is the pause before a topic that failed is tried again.
 	feedPause = 5 * time.Second
 	// feedBatch is the number of records of a topic that are read and published at once.
@@ -70,7 +71,9 @@ func (c *Client) FeedLoop() *background.Loop {
 			}
 			queries := dbsqlc.New(c.Store.DB)
 			taken, err := queries.TakeDuty(ctx, dbsqlc.TakeDutyParams{Name: dutyFeeds, Holder: f.holder, During: feedsLease})
-			if err != nil || !taken {
+			if err != nil || !taken { // another process changes what this one knows
+				clear(f.paused)
+				clear(f.reports)
 				return 0, err
 			}
 			more, err := c.feed(ctx, f)
@@ -93,6 +96,7 @@ func (c *Client) feed(ctx context.Context, f *feeds) (more bool, err error) {
 	queries := dbsqlc.New(c.Store.DB)
 	p := c.Policy()
 	var waiting []*batchOfFeed
+	maps.DeleteFunc(f.paused, func(_ feedTopic, p pause) bool { return time.Now().After(p.until) })
 	for _, name := range p.FeedNames() {
 		feed := p.Sources.Feeds[name]
 		collected, failed := queries.CollectFeed(ctx, dbsqlc.CollectFeedParams{
@@ -104,7 +108,7 @@ func (c *Client) feed(ctx context.Context, f *feeds) (more bool, err error) {
 			continue
 		}
 		for _, topic := range topics {
-			if time.Now().After(f.paused[feedTopic{name, topic}].until) {
+			if _, paused := f.paused[feedTopic{name, topic}]; !paused {
 				waiting = append(waiting, &batchOfFeed{feed: feed, topic: topic})
 			}
 		}
@@ -123,11 +127,9 @@ func (c *Client) feed(ctx context.Context, f *feeds) (more bool, err error) {
 	}
 	running.Wait()
 	for _, b := range waiting {
-		at := feedTopic{b.feed.Name, b.topic}
-		delete(f.paused, at)
 		more = more || b.full && b.err == nil
 		if b.err != nil && ctx.Err() == nil {
-			f.paused[at] = pause{time.Now().Add(feedPause), b.err.Error()}
+			f.paused[feedTopic{b.feed.Name, b.topic}] = pause{time.Now().Add(feedPause), b.err.Error()}
 		}
 	}
 	return more, errors.Join(err, f.report(ctx, queries, p))
@@ -192,6 +194,8 @@ func (b *batchOfFeed) publish(ctx context.Context, c *Client) {
 		mark.Failures = append(mark.Failures, storable(r.failure))
 	}
 	if len(mark.Ids) > 0 {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), markTimeout) // what is published is not sent again
+		defer cancel()
 		b.err = errors.Join(b.err, queries.MarkFeed(ctx, mark))
 	}
 }
@@ -263,6 +267,8 @@ func (b *batchOfFeed) read(ctx context.Context, c *Client, queries *dbsqlc.Queri
 // send publishes the records. Those of one key are sent one after another, so that none overtakes another that has to
 // be sent again.
 func (b *batchOfFeed) send(ctx context.Context, c *Client) error {
+	ctx, cancel := context.WithTimeout(ctx, feedTimeout)
+	defer cancel()
 	var lanes [feedLanes][]*feedRow
 	for i := range b.rows {
 		lane := i % feedLanes
@@ -312,8 +318,6 @@ func (b *batchOfFeed) send(ctx context.Context, c *Client) error {
 }
 
 func (b *batchOfFeed) sendOne(ctx context.Context, c *Client, r *feedRow) error {
-	ctx, cancel := context.WithTimeout(ctx, feedTimeout)
-	defer cancel()
 	stored, err := c.Publish(ctx, Target{Cluster: b.feed.Cluster, Topic: b.topic, Partition: Unknown}, r.message)
 	if err == nil {
 		r.ended, r.stored = true, stored

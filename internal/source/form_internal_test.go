@@ -36,9 +36,11 @@ func dlqMessages(t *testing.T) []byte {
 		{
 			Name: new("dlq.proto"), Package: new("pipeline"), Syntax: new("proto3"),
 			Dependency: []string{"google/protobuf/timestamp.proto"},
-			EnumType: []*descriptorpb.EnumDescriptorProto{{Name: new("ErrorType"), Value: []*descriptorpb.EnumValueDescriptorProto{
-				{Name: new("UNKNOWN"), Number: new(int32(0))}, {Name: new("TIMEOUT"), Number: new(int32(1))},
-			}}},
+			EnumType: []*descriptorpb.EnumDescriptorProto{{
+				Name: new("ErrorType"), Value: []*descriptorpb.EnumValueDescriptorProto{
+					{Name: new("UNKNOWN"), Number: new(int32(0))}, {Name: new("TIMEOUT"), Number: new(int32(1))},
+				},
+			}},
 			MessageType: []*descriptorpb.DescriptorProto{{
 				Name: new("Stream"), Field: []*field{
 					fieldOf(1, "id", text, ""), fieldOf(2, "count", descriptorpb.FieldDescriptorProto_TYPE_INT32, ""),

@@ -38,7 +38,9 @@ func (c *Client) ReturnedLoop() *background.Loop {
 				return 0, nil
 			}
 			queries := dbsqlc.New(c.Store.DB)
-			taken, err := queries.TakeDuty(ctx, dbsqlc.TakeDutyParams{Name: "returned", Holder: holder, During: 2 * returnedTimeout})
+			taken, err := queries.TakeDuty(ctx, dbsqlc.TakeDutyParams{
+				Name: "returned", Holder: holder, During: 2 * returnedTimeout,
+			})
 			if err != nil || !taken {
 				return 0, err
 			}
