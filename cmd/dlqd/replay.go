@@ -344,7 +344,7 @@ func (c *client) previewOne(cmd *cobra.Command, id string, payload json.RawMessa
 }
 
 func printPreview(cmd *cobra.Command, p *replay.Preview) error {
-	out := cmd.OutOrStdout()
+	out, words := cmd.OutOrStdout(), replay.PlainWords()
 	_, _ = fmt.Fprintf(out, "%d dead letters would be replayed%s%s; nothing was changed\n", p.Total,
 		toDestination(p.Destination), durationText(p))
 	for _, problem := range p.Unhealthy {
@@ -369,9 +369,9 @@ func printPreview(cmd *cobra.Command, p *replay.Preview) error {
 		if e.Entries > 0 && skipped["skipped_"+e.What] == e.Entries { // by the request or the policy
 			hint = ""
 		}
-		printSafef(out, "%s%s\n", e.Text(p.Total), hint)
+		printSafef(out, "%s%s\n", e.Text(words, p.Total), hint)
 	}
-	for _, text := range p.Notes() {
+	for _, text := range p.Notes(words) {
 		printSafef(out, "%s\n", text)
 	}
 	if p.Checkpoints > 0 {
@@ -515,7 +515,7 @@ func printRun(cmd *cobra.Command, run *replay.Run) error {
 	printSafef(cmd.OutOrStdout(), "%s: %d replayed, %d succeeded, %d failed, %d skipped of %d, %s%s%s\n",
 		run.Status, run.Replayed, run.Succeeded, run.Failed, run.Skipped, run.Total, perSecond(run), timeLeft(run), reason)
 	if run.Forecast != nil && run.Forecast.Expect != nil && run.Forecast.Expect.Tried > 0 {
-		printSafef(cmd.OutOrStdout(), "forecast: %s\n", run.Forecast.Expect.Summary())
+		printSafef(cmd.OutOrStdout(), "forecast: %s\n", run.Forecast.Expect.Summary(replay.PlainWords()))
 	}
 	if run.Forecast != nil {
 		for _, change := range run.Forecast.Changes {
@@ -643,7 +643,7 @@ func newCalibration() *cobra.Command {
 }
 
 func printCalibration(cmd *cobra.Command, c *replay.Calibration) error {
-	_, _ = fmt.Fprintln(cmd.OutOrStdout(), cmp.Or(c.Text(), "no forecast of an ended replay run can be judged yet"))
+	_, _ = fmt.Fprintln(cmd.OutOrStdout(), cmp.Or(c.Text(replay.PlainWords()), "no forecast of an ended replay run can be judged yet"))
 	if unjudged := c.Groups - c.Judged; unjudged > 0 {
 		_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%d are not judged, because some of their dead letters were not redelivered\n",
 			unjudged)

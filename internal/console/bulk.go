@@ -4,12 +4,10 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
-	"regexp"
 	"slices"
 	"sort"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/google/uuid"
 
@@ -189,44 +187,23 @@ func (b *bulk) actionRequest() api.BulkRequest {
 }
 
 // estimates returns the estimates of a preview that are above 0, what to expect, and the load, as sentences.
-// Without a rate, the load has no limit to name.
-func estimates(in *request, p *replay.Preview, limited bool) []string {
-	notes := p.Notes()
+func estimates(p *replay.Preview, words replay.Words) []string {
+	notes := p.Notes(words)
 	list := make([]string, 0, len(p.Estimates)+len(notes))
 	for _, e := range p.Estimates {
 		if e.Entries > 0 || !e.Exact(p.Total) { // what none of them is says nothing
-			list = append(list, in.noteInWords(e.Text(p.Total)))
+			list = append(list, e.Text(words, p.Total))
 		}
 	}
-	for _, note := range notes {
-		if !limited {
-			note = rateInNote.ReplaceAllString(note, "; in the last hour")
-		}
-		list = append(list, in.noteInWords(note))
-	}
-	return list
+	return append(list, notes...)
 }
 
-const noteLayout = "2006-01-02 15:04 UTC"
-
-// timeInNote, groupInNote and rateInNote match times, fingerprints and the rate of a load in the notes of a preview,
-// which are the same on the command line.
-var (
-	timeInNote  = regexp.MustCompile(`\b\d{4}-\d\d-\d\d \d\d:\d\d UTC\b`)
-	groupInNote = regexp.MustCompile(`\b[0-9a-f]{20}\b`)
-	rateInNote  = regexp.MustCompile(`, at most [0-9.]+ per second; in the last hour`)
-)
-
-// noteInWords returns a note of a preview with times and numbers as pages show them, and with short fingerprints.
-func (in *request) noteInWords(note string) string {
-	note = timeInNote.ReplaceAllStringFunc(note, func(text string) string {
-		at, err := time.Parse(noteLayout, text)
-		if err != nil {
-			return text
-		}
-		return in.clock(at)
-	})
-	return separated(groupInNote.ReplaceAllStringFunc(note, func(text string) string { return "group " + short(text) }))
+// replayWords returns the words of pages for a preview: times in the viewer's zone, separated numbers and short
+// fingerprints.
+func (in *request) replayWords() replay.Words {
+	return replay.Words{
+		Number: number, Time: in.clock, Group: func(fingerprint string) string { return "group " + short(fingerprint) },
+	}
 }
 
 // loadPreview asks the API for a preview.
@@ -242,7 +219,9 @@ func (b *bulk) loadPreview(in *request) error {
 		if err != nil {
 			return err
 		}
-		b.Preview, b.Notes = answer.Preview, estimates(in, answer.Preview, request.Rate > 0)
+		words := in.replayWords()
+		words.Unlimited = request.Rate == 0
+		b.Preview, b.Notes = answer.Preview, estimates(answer.Preview, words)
 		// The form sends "options" with the state of its check boxes. Before that, the default applies.
 		b.Steps = request.Progressive || b.Form.Get("options") == "" && b.Preview.Total > replay.ProgressiveAbove
 		b.Total, b.ByQueue, b.ByType, b.ByAge = b.Preview.Total, shares(b.Preview.ByQueue),

@@ -187,22 +187,35 @@ func TestWarnings_SayLimits(t *testing.T) {
 		}))
 }
 
-// TestSeparated_LeavesNames checks that only numbers that stand alone get separators.
-func TestSeparated_LeavesNames(t *testing.T) {
-	t.Parallel()
-	require.Equal(t, "orders-2000: 12\u202f345, 10\u202f000 per second (1\u202f000 to 2\u202f000) since 2026-11-28 10:00",
-		separated("orders-2000: 12345, 10000 per second (1000 to 2000) since 2026-11-28 10:00"))
-}
-
-// TestNotes_AreInThePagesWords checks that times in the notes of a preview are in the viewer's zone, and fingerprints
-// short.
+// TestNotes_AreInThePagesWords checks that times in the notes of a preview are in the viewer's zone, numbers separated
+// and fingerprints short, and that names stay as they are, also those that look like one of these.
 func TestNotes_AreInThePagesWords(t *testing.T) {
 	t.Parallel()
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
 	r.AddCookie(&http.Cookie{Name: zoneCookie, Value: "Asia/Tokyo"})
-	require.Equal(t, "group 01234567…234567 in payments: 5 of 6\u202f000 recovered since 28 Nov 19:05 JST",
-		(&request{Request: r}).noteInWords(
-			"01234567890123234567 in payments: 5 of 6000 recovered since 2026-11-28 10:05 UTC"))
+	const fingerprint = "01234567890123234567"
+	p := &replay.Preview{
+		Total: 6000, Estimates: []replay.Estimate{{What: "stage_reached", Stage: "12345 done", Entries: 4200, Sampled: 6000}},
+		Unworked: []replay.UnworkedKind{{Kind: fingerprint, Unknown: 1000, Sampled: 1000}},
+		Expect: &replay.Expectation{Untried: 1000, Groups: []replay.GroupExpectation{{
+			Queue: "2026-11-28 10:05 UTC", Fingerprint: fingerprint, Recovered: 5, Failed: 5995, Entries: 6000,
+			Since: time.Date(2026, 11, 28, 10, 5, 0, 0, time.UTC),
+		}}},
+		Load: []replay.Load{{Queue: "10000", Entries: 6000, PerSecond: []float64{2000, 12.5}, Redelivered: 1000}},
+	}
+	words := (&request{Request: r}).replayWords()
+	require.Equal(t, []string{
+		"4\u202f200: had reached stage 12345 done",
+		"no worker seems to know kind " + fingerprint + ": inferred from 1\u202f000 of 1\u202f000 last attempts, with the latest " +
+			"of them",
+		"group 01234567…234567 in 2026-11-28 10:05 UTC: 5 of 6\u202f000 recovered since 28 Nov 19:05 JST; of 6\u202f000, about " +
+			"0 (0 to 0) will",
+		"1\u202f000: never tried: no earlier replay run has outcomes of their failure groups",
+		"10000: 6\u202f000, at most 2\u202f000 per second; in the last hour, 1\u202f000 redelivered and 0 failed",
+	}, estimates(p, words))
+	words.Unlimited = true
+	notes := p.Notes(words)
+	require.Equal(t, "10000: 6\u202f000; in the last hour, 1\u202f000 redelivered and 0 failed", notes[len(notes)-1])
 }
 
 // TestCaptureLimit_IsADuration checks how the System page shows the limit of capture, an interval of Postgres.

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -99,6 +100,7 @@ func New(config Config) *Console {
 	c.page("/search", c.search)
 	c.page("/replays", c.replays)
 	c.page("/replays/new", c.newReplay)
+	c.page("/replays/calibration", c.calibration)
 	c.page("/replays/{id}", c.replayRun)
 	c.action("/replays/{id}/steer", c.controlRun)
 	c.page("/approvals", c.approvals)
@@ -334,12 +336,22 @@ func (c *Console) errorPage(in *request, err error) *view {
 			Detail: "loading this page failed; see the log of dlqd",
 		}
 	}
+	if in.Method == http.MethodGet && namesNothing(problem) {
+		problem = &api.Problem{Status: http.StatusNotFound, Detail: "there is no page " + in.URL.Path}
+	}
 	if problem.Status == http.StatusForbidden && in.me().Via != "" && !in.me().May(access.Reader) {
 		return c.noRole(in, &view{Title: heading(problem), Status: problem.Status})
 	}
 	return &view{
 		Template: "error", Title: heading(problem), Status: problem.Status, Data: &failure{problem, refusedForm(in, problem)},
 	}
+}
+
+// namesNothing reports whether the API refused a part of an operation's path, which comes from the page's address.
+func namesNothing(problem *api.Problem) bool {
+	return slices.ContainsFunc(problem.Errors, func(cause api.ProblemCause) bool {
+		return strings.HasPrefix(cause.Location, "path.")
+	})
 }
 
 // failure is an error page.

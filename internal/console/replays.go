@@ -254,9 +254,35 @@ func (c *Console) replays(in *request) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.Forecast = calibration.Text()
+	p.Forecast = calibration.Text(in.replayWords())
 	return &view{Template: "replays", Title: "Replays", Data: p, Interval: runsInterval}, nil
 }
+
+// calibration is the page that compares the forecasts of ended runs with what happened.
+func (c *Console) calibration(in *request) (*view, error) {
+	shown, err := call(in, api.GetReplayCalibration, api.None{})
+	if err != nil {
+		return nil, err
+	}
+	return &view{
+		Template: "calibration", Title: "Forecasts of replay runs", Data: &calibration{
+			Calibration: shown, Sentence: cmp.Or(shown.Text(in.replayWords()), "No forecast of an ended run can be judged yet"),
+			Copies: copies("dlqd replays calibration",
+				"SELECT * FROM dlq.replay_calibration; SELECT * FROM dlq.replay_figure_calibration;", //nolint:unqueryvet // for people
+				in.curl(api.GetReplayCalibration.Path)),
+		}, Section: "/replays",
+	}, nil
+}
+
+type calibration struct {
+	*replay.Calibration
+
+	Sentence string
+	Copies   []copyText
+}
+
+// Unjudged returns the number of groups that were not judged.
+func (c *calibration) Unjudged() int64 { return c.Groups - c.Judged }
 
 // missingRole says why the viewer may not use a role, or returns "" if they have it in at least one
 // queue.

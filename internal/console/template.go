@@ -357,17 +357,6 @@ func number(value any) string {
 	return sign + strings.Join(append([]string{digits}, parts...), thin)
 }
 
-// loneNumber matches a number of at least four digits in a text, but none in a name, a date or a time.
-var loneNumber = regexp.MustCompile(`(^|[ (])\d{4,}([ ,:;.)]|$)`)
-
-// separated separates the thousands of the numbers in a text.
-func separated(text string) string {
-	return loneNumber.ReplaceAllStringFunc(text, func(found string) string {
-		digits := strings.Trim(found, " (,:;.)")
-		return strings.Replace(found, digits, number(digits), 1)
-	})
-}
-
 // percent formats a share from 0 to 1.
 func percent(value any) string {
 	switch v := value.(type) {

@@ -101,15 +101,16 @@ var estimateWords = map[string]string{
 }
 
 // Text describes the estimate, of total entries.
-func (e Estimate) Text(total int64) string {
+func (e Estimate) Text(w Words, total int64) string {
 	of := estimateWords[e.What]
 	if e.What == estimateStage {
 		of = "had reached stage " + e.Stage
 	}
 	if e.Exact(total) {
-		return fmt.Sprintf("%d: %s", e.Entries, of)
+		return fmt.Sprintf("%s: %s", w.Number(e.Entries), of)
 	}
-	return fmt.Sprintf("about %d (%d to %d): %s; estimated from %d at random", e.Entries, e.Low, e.High, of, e.Sampled)
+	return fmt.Sprintf("about %s (%s to %s): %s; estimated from %s at random", w.Number(e.Entries), w.Number(e.Low),
+		w.Number(e.High), of, w.Number(e.Sampled))
 }
 
 // estimate returns how many of total entries are like hits of sampled ones.
@@ -269,10 +270,10 @@ type UnworkedKind struct {
 	Sampled int64  `json:"sampled" doc:"Number of sampled entries of the kind."`
 }
 
-// Text says what is inferred, and from what.
-func (k *UnworkedKind) Text() string {
-	return fmt.Sprintf("no worker seems to know kind %s: inferred from %d of %d last attempts, with the latest of them",
-		k.Kind, k.Unknown, k.Sampled)
+// text says what is inferred, and from what.
+func (k *UnworkedKind) text(w Words) string {
+	return fmt.Sprintf("no worker seems to know kind %s: inferred from %s of %s last attempts, with the latest of them",
+		k.Kind, w.Number(k.Unknown), w.Number(k.Sampled))
 }
 
 // addUnworked adds the kinds of the sample that no worker seems to know.

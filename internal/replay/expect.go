@@ -65,43 +65,42 @@ func (g *GroupExpectation) prediction() (mean, variance float64) {
 }
 
 // Text describes the expectation.
-func (g *GroupExpectation) Text() string {
+func (g *GroupExpectation) Text(w Words) string {
 	before, with := "", ""
 	if g.Version != "" {
 		with = " with " + g.Version
 	}
 	if n := g.RecoveredBefore + g.FailedBefore; n > 0 {
-		before = fmt.Sprintf(", %d of %d before", g.RecoveredBefore, n)
+		before = fmt.Sprintf(", %s of %s before", w.Number(g.RecoveredBefore), w.Number(n))
 	}
-	return fmt.Sprintf("%s in %s: %d of %d recovered%s since %s%s; of %d, about %d (%d to %d) will",
-		g.Fingerprint, g.Queue,
-		g.Recovered, g.Recovered+g.Failed, with, g.Since.UTC().Format("2006-01-02 15:04 UTC"), before, g.Entries, g.Recover,
-		g.Low,
-		g.High)
+	return fmt.Sprintf("%s in %s: %s of %s recovered%s since %s%s; of %s, about %s (%s to %s) will",
+		w.Group(g.Fingerprint), g.Queue, w.Number(g.Recovered), w.Number(g.Recovered+g.Failed), with, w.Time(g.Since),
+		before, w.Number(g.Entries), w.Number(g.Recover), w.Number(g.Low), w.Number(g.High))
 }
 
-// Texts describes the expectation: as a whole, for its largest groups, and what was never tried.
-func (e *Expectation) Texts() []string {
+// texts describes the expectation: as a whole, for its largest groups, and what was never tried.
+func (e *Expectation) texts(w Words) []string {
 	if e == nil { // an older server
 		return nil
 	}
 	var texts []string
 	if e.Tried > 0 {
-		texts = append(texts, e.Summary()+", as far as earlier replay runs of the same failure groups tell")
+		texts = append(texts, e.Summary(w)+", as far as earlier replay runs of the same failure groups tell")
 	}
 	for i := range e.Groups[:min(len(e.Groups), toldGroups)] {
-		texts = append(texts, e.Groups[i].Text())
+		texts = append(texts, e.Groups[i].Text(w))
 	}
 	if e.Untried > 0 {
-		texts = append(texts, fmt.Sprintf("%d: never tried: no earlier replay run has outcomes of their failure groups",
-			e.Untried))
+		texts = append(texts, fmt.Sprintf("%s: never tried: no earlier replay run has outcomes of their failure groups",
+			w.Number(e.Untried)))
 	}
 	return texts
 }
 
 // Summary describes the expected number of all tried entries.
-func (e *Expectation) Summary() string {
-	return fmt.Sprintf("about %d of %d (%d to %d, 80 %% interval) will recover", e.Recover, e.Tried, e.Low, e.High)
+func (e *Expectation) Summary(w Words) string {
+	return fmt.Sprintf("about %s of %s (%s to %s, 80 %% interval) will recover", w.Number(e.Recover), w.Number(e.Tried),
+		w.Number(e.Low), w.Number(e.High))
 }
 
 // likelyRange returns the 80 % interval of a number from 0 to n with a mean and a variance: that of the beta
@@ -190,6 +189,9 @@ type FigureCalibration struct {
 	Off      float64 `json:"off" doc:"Mean difference between forecast and what happened."`
 }
 
+// Words describes what the figure counts.
+func (f FigureCalibration) Words() string { return figureWords(f.What) }
+
 // CalibrationGroup is a failure group in the forecast of a run, beside what happened.
 type CalibrationGroup struct {
 	Run         uuid.UUID `json:"runId" doc:"The run."`
@@ -209,12 +211,13 @@ type CalibrationGroup struct {
 const maxCalibrationGroups = 100
 
 // Text describes the calibration; "" without judged groups.
-func (c *Calibration) Text() string {
+func (c *Calibration) Text(w Words) string {
 	if c.Judged == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d of %d forecasts of a failure group held their 80 %% interval (%.0f %%): %d expected to "+
-		"recover, %d did", c.Held, c.Judged, 100*float64(c.Held)/float64(c.Judged), c.Expected, c.Recovered)
+	return fmt.Sprintf("%s of %s forecasts of a failure group held their 80 %% interval (%.0f %%): %s expected to "+
+		"recover, %s did", w.Number(c.Held), w.Number(c.Judged), 100*float64(c.Held)/float64(c.Judged),
+		w.Number(c.Expected), w.Number(c.Recovered))
 }
 
 // Calibration returns how often the intervals of the forecasts of ended runs held.

@@ -436,8 +436,8 @@ func TestPreview_SaysWhatToExpectByVersion(t *testing.T) {
 	g := preview.Expect.Groups[0]
 	require.Equal(t, []any{"4.2", int64(9), int64(0), int64(0), int64(7)},
 		[]any{g.Version, g.Recovered, g.Failed, g.RecoveredBefore, g.FailedBefore})
-	require.Contains(t, g.Text(), "9 of 9 recovered with 4.2 since ")
-	require.Contains(t, g.Text(), ", 0 of 7 before; of 7, about ")
+	require.Contains(t, g.Text(replay.PlainWords()), "9 of 9 recovered with 4.2 since ")
+	require.Contains(t, g.Text(replay.PlainWords()), ", 0 of 7 before; of 7, about ")
 	require.Equal(t, 7, b.count(`SELECT count(*)::integer FROM dlq.dead_letter_queue
 		WHERE metadata ->> 'dlq:version' = '4.1' AND status = 'dlq_pending'`))
 }
@@ -457,7 +457,7 @@ func TestPreview_SaysHowFarTheWorkCame(t *testing.T) {
 	var texts []string
 	for _, e := range preview.Estimates {
 		if e.Entries > 0 {
-			texts = append(texts, e.Text(preview.Total))
+			texts = append(texts, e.Text(replay.PlainWords(), preview.Total))
 		}
 	}
 	require.Subset(t, texts, []string{

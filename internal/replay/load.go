@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -28,13 +29,41 @@ type Load struct {
 }
 
 // Text describes the load.
-func (l *Load) Text() string {
-	where := l.Queue
+func (l *Load) Text(w Words) string {
+	where, rate := l.Queue, ""
 	if l.Destination != "" {
 		where += ", to destination " + l.Destination
 	}
-	return fmt.Sprintf("%s: %d, at most %s per second; in the last hour, %d redelivered and %d failed", where,
-		l.Entries, strconv.FormatFloat(math.Round(100*slices.Max(l.PerSecond))/100, 'f', -1, 64), l.Redelivered, l.Failures)
+	if !w.Unlimited {
+		rate = fmt.Sprintf(", at most %s per second", w.Number(math.Round(100*slices.Max(l.PerSecond))/100))
+	}
+	return fmt.Sprintf("%s: %s%s; in the last hour, %s redelivered and %s failed", where, w.Number(l.Entries), rate,
+		w.Number(l.Redelivered), w.Number(l.Failures))
+}
+
+// Words formats the values in the texts of a preview, for their reader.
+type Words struct {
+	// Number formats an int64 or a float64.
+	Number func(any) string
+	Time   func(time.Time) string
+	// Group names a failure group by its fingerprint.
+	Group func(fingerprint string) string
+	// Unlimited means that the run has no rate, so that texts of its load name none.
+	Unlimited bool
+}
+
+// PlainWords returns the words of texts for a terminal.
+func PlainWords() Words {
+	return Words{
+		Number: func(n any) string {
+			if f, ok := n.(float64); ok {
+				return strconv.FormatFloat(f, 'f', -1, 64)
+			}
+			return fmt.Sprint(n)
+		},
+		Time:  func(at time.Time) string { return at.UTC().Format("2006-01-02 15:04 UTC") },
+		Group: func(fingerprint string) string { return fingerprint },
+	}
 }
 
 // addLoad adds what a run at a rate sends to each queue over time. Its order is that of capture.
@@ -105,22 +134,22 @@ func SkipTexts(s policy.Skips) []string {
 
 // Notes describes when the run will have ended, what the policy skips, kinds that no worker seems to know, who reads
 // the topics of records, what to expect, and the load of the queues that get most entries.
-func (p *Preview) Notes() []string {
-	expect := p.Expect.Texts()
+func (p *Preview) Notes(w Words) []string {
+	expect := p.Expect.texts(w)
 	notes := make([]string, 0, 3+len(p.Unworked)+len(p.Readers)+len(expect)+len(p.Load))
-	if text := p.endText(); text != "" {
+	if text := p.endText(w); text != "" {
 		notes = append(notes, text)
 	}
 	notes = append(notes, SkipTexts(p.Skips)...)
 	for i := range p.Unworked[:min(len(p.Unworked), toldGroups)] {
-		notes = append(notes, p.Unworked[i].Text())
+		notes = append(notes, p.Unworked[i].text(w))
 	}
 	for i := range p.Readers[:min(len(p.Readers), toldGroups)] {
 		notes = append(notes, p.Readers[i].Text())
 	}
 	notes = append(notes, expect...)
 	for i := range p.Load[:min(len(p.Load), toldGroups)] {
-		notes = append(notes, p.Load[i].Text())
+		notes = append(notes, p.Load[i].Text(w))
 	}
 	return notes
 }

@@ -305,8 +305,8 @@ func TestPreview_EstimatesWhatNeedNotGo(t *testing.T) {
 		{What: "patch_fails", Entries: 3, Low: 3, High: 3, Sampled: 4},
 	}, preview.Estimates)
 	require.Equal(t, "needs a second person for more than 2 dead letters", preview.Approval)
-	require.Equal(t, "3: skipped, because the patch does not apply", preview.Estimates[5].Text(preview.Total))
-	require.Contains(t, replay.Estimate{What: "stale", Entries: 420, Low: 345, High: 506, Sampled: 1000}.Text(4200),
+	require.Equal(t, "3: skipped, because the patch does not apply", preview.Estimates[5].Text(replay.PlainWords(), preview.Total))
+	require.Contains(t, replay.Estimate{What: "stale", Entries: 420, Low: 345, High: 506, Sampled: 1000}.Text(replay.PlainWords(), 4200),
 		"about 420 (345 to 506): out of date")
 }
 
@@ -391,7 +391,7 @@ func TestPreview_SaysWhatRanBefore(t *testing.T) {
 		{What: "steps_done", Entries: 1, Low: 1, High: 1, Sampled: 4},
 	}, preview.Estimates[3:])
 	require.Equal(t, "2: ran for more than 5s before they failed: they may have done something",
-		preview.Estimates[3].Text(preview.Total))
+		preview.Estimates[3].Text(replay.PlainWords(), preview.Total))
 
 	// A redelivery that fails is the last attempt then.
 	run := b.start(*request)
@@ -449,8 +449,8 @@ func TestPreview_SaysWhatToExpect(t *testing.T) {
 	g := e.Groups[0]
 	require.Equal(t, [6]int64{22, 7, 2, 0, 9, 17},
 		[6]int64{g.Entries, g.Recovered, g.Failed, g.RecoveredBefore, g.FailedBefore, g.Recover})
-	require.Contains(t, g.Text(), "f in a: 7 of 9 recovered since ")
-	require.Contains(t, g.Text(), ", 0 of 9 before; of 22, about 17 (")
+	require.Contains(t, g.Text(replay.PlainWords()), "f in a: 7 of 9 recovered since ")
+	require.Contains(t, g.Text(replay.PlainWords()), ", 0 of 9 before; of 22, about 17 (")
 
 	// The forecasts of ended runs are compared with what happened: all 9 failed before, and 7 recovered.
 	b.exec("SELECT dlq.replay_cancel($1, 'kim')", run.ID)
@@ -464,7 +464,7 @@ func TestPreview_SaysWhatToExpect(t *testing.T) {
 		High: c.Latest[1].High, Recovered: 7, Failed: 2, Judged: true,
 	}, c.Latest[1])
 	require.False(t, c.Latest[0].Judged, "its entries were not sent")
-	require.Contains(t, c.Text(), "0 of 1 forecasts of a failure group held their 80 % interval (0 %)")
+	require.Contains(t, c.Text(replay.PlainWords()), "0 of 1 forecasts of a failure group held their 80 % interval (0 %)")
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_calibration() WHERE judged AND NOT held"))
 }
 
@@ -482,7 +482,7 @@ func TestPreview_SaysTheLoad(t *testing.T) {
 		{Queue: "a", Entries: 5, PerSecond: []float64{8, 8, 4, 0, 0, 0, 0, 0, 0, 0}, Failures: 5},
 	}, preview.Load)
 	require.Equal(t, "b: 15, at most 8 per second; in the last hour, 0 redelivered and 15 failed",
-		preview.Load[0].Text())
+		preview.Load[0].Text(replay.PlainWords()))
 
 	preview, err = b.replayer.Preview(t.Context(), withDefaults(replay.Request{
 		All: true, Rate: 8, Queue: "c",
@@ -516,7 +516,7 @@ func TestPreview_InfersUnworkedKinds(t *testing.T) {
 	preview, err := b.replayer.Preview(t.Context(), withDefaults(replay.Request{All: true}))
 	require.NoError(t, err)
 	require.Equal(t, []replay.UnworkedKind{{Kind: "gone", Unknown: 1, Sampled: 2}}, preview.Unworked)
-	require.Contains(t, preview.Notes(),
+	require.Contains(t, preview.Notes(replay.PlainWords()),
 		"no worker seems to know kind gone: inferred from 1 of 2 last attempts, with the latest of them")
 	require.Empty(t, preview.Unhealthy, "an inference does not stop a run")
 }

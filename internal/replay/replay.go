@@ -202,15 +202,15 @@ type Ending struct {
 	EndsBy   time.Time `json:"endsAt,omitzero" doc:"The upper end, if the run starts now."`
 }
 
-// Text describes when a run will have ended.
-func (p *Preview) endText() string {
+// endText describes when a run will have ended.
+func (p *Preview) endText(w Words) string {
 	switch {
 	case p.Total == 0:
 		return ""
 	case p.Ends != nil:
 		return fmt.Sprintf("it will have ended between %s and %s after its start, by %s, if no failure group is held",
 			wholeSeconds(p.Ends.Earliest), wholeSeconds(p.Ends.Latest),
-			p.Ends.EndsBy.UTC().Truncate(time.Minute).Add(time.Minute).Format("2006-01-02 15:04 UTC"))
+			w.Time(p.Ends.EndsBy.Truncate(time.Minute).Add(time.Minute)))
 	case p.EndsUnknown == "workers":
 		return "when it will have ended is not known: the application decides how many redeliveries it works at a time"
 	case p.EndsUnknown != "":

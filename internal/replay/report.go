@@ -207,18 +207,20 @@ type Figure struct {
 func (f Figure) Held() bool { return f.Low <= f.Actual && f.Actual <= f.High }
 
 // Words describes what the figure counts.
-func (f Figure) Words() string {
-	switch f.What {
+func (f Figure) Words() string { return figureWords(f.What) }
+
+func figureWords(what string) string {
+	switch what {
 	case "ends":
 		return "seconds until it has ended"
 	case "recover":
 		return "recover"
 	}
-	return estimateWords[f.What]
+	return cmp.Or(estimateWords[what], what)
 }
 
-// Off returns how far off the forecast was, with its sign.
-func (f Figure) Off() string { return fmt.Sprintf("%+d", f.Actual-f.Forecast) }
+// Off returns how far off the forecast was.
+func (f Figure) Off() int64 { return f.Actual - f.Forecast }
 
 // Text describes the figure.
 func (f Figure) Text() string {
@@ -227,5 +229,5 @@ func (f Figure) Text() string {
 		held = "in its interval"
 	}
 	return fmt.Sprintf("%s: forecast %d (%d to %d), actual %d (%+d), %s", f.What, f.Forecast, f.Low, f.High, f.Actual,
-		f.Actual-f.Forecast, held)
+		f.Off(), held)
 }

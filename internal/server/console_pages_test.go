@@ -122,7 +122,8 @@ func TestConsole_OperatorPages(t *testing.T) {
 			"/audit": {200, 200, 200, 200}, "/audit?people=false": {200, 200, 200, 200},
 			"/access": {200, 200, 200, 200}, "/system": {200, 200, 200, 200},
 			"/policy": {200, 200, 200, 200}, "/docs": {200, 200, 200, 200},
-			"/replays/nonsense": {422, 422, 422, 422}, "/audit?cursor=x": {422, 422, 422, 422},
+			"/replays/nonsense": {404, 404, 404, 404}, "/audit?cursor=x": {422, 422, 422, 422},
+			"/replays/calibration":                          {200, 200, 200, 200},
 			"/replays/0198a0b0-0000-7000-8000-000000000000": {404, 404, 404, 404},
 		} {
 			for i, token := range []string{admin, kim, reader, limited} {
@@ -135,6 +136,21 @@ func TestConsole_OperatorPages(t *testing.T) {
 				if i == 3 && path != "/docs" {
 					require.NotRegexp(t, `\bmail\b`, page, "%s shows another queue", path)
 				}
+			}
+		}
+	})
+	t.Run("addresses of nothing", func(t *testing.T) {
+		for _, parent := range []string{
+			"/replays/", "/runs/", "/dead-letters/", "/operations/", "/approvals/", "/groups/payments/", "/groups/nonsense/",
+			"/jobs/", "/messages/", "/chart/", "/queues/", "/docs/", "/static/", "/static/environment/",
+		} {
+			for _, name := range []string{
+				"nonsense", "events", "stats", "Calibration", "calibration/x", "..%2fcalibration", "%2e%2e%2fcalibration", "%00",
+				"%ff", "-1", "0", "99999999999999999999", "{id}", "0198a0b0-0000-7000-8000-00000000000", strings.Repeat("n", 300),
+			} {
+				status, page := b.browse(kim, parent+name)
+				require.Equal(t, http.StatusNotFound, status, "%s%s: %s", parent, name, page)
+				require.Contains(t, page, "<h1>Not found</h1>", "%s%s", parent, name)
 			}
 		}
 	})
