@@ -17,10 +17,25 @@ COMMENT ON FUNCTION dlq.has_checkpoint IS
     'Whether a job with this metadata resumes: River skips the steps that an earlier attempt '
     'completed.';
 
+-- Any client of River can write metadata. Its value is read once, and a long text meets no pattern: of a text of 1 MB,
+-- Postgres makes 4 MB before it looks at the first character. deadletter.IsVersion and deadletter.StageOf have the same
+-- patterns.
+CREATE OR REPLACE FUNCTION dlq.reported_name(p_value jsonb, p_pattern text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (SELECT v.name FROM (SELECT p_value #>> '{}' AS name OFFSET 0) v
+    WHERE jsonb_typeof(p_value) = 'string' AND CASE WHEN octet_length(v.name) <= 100 THEN v.name ~ p_pattern END);
+COMMENT ON FUNCTION dlq.reported_name IS
+    'A name that a worker reported in the metadata of its job; null if it is longer than 100 bytes or does not match.';
+
+CREATE OR REPLACE FUNCTION dlq.reported_stage(p_metadata jsonb) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN dlq.reported_name(p_metadata -> 'dlq:stage', '^[0-9A-Za-z][0-9A-Za-z ./:_-]*$');
+COMMENT ON FUNCTION dlq.reported_stage IS
+    'The last stage that a worker of a job with this metadata reported (riverdlq); null if there is none.';
+
 CREATE OR REPLACE FUNCTION dlq.reported_version(p_metadata jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN CASE WHEN jsonb_typeof(p_metadata -> 'dlq:version') = 'string'
-    AND p_metadata ->> 'dlq:version' ~ '^[0-9A-Za-z][0-9A-Za-z.+_-]{0,99}$' THEN p_metadata ->> 'dlq:version' END;
+RETURN dlq.reported_name(p_metadata -> 'dlq:version', '^[0-9A-Za-z][0-9A-Za-z.+_-]*$');
 COMMENT ON FUNCTION dlq.reported_version IS
     'The version that worked a job with this metadata, as its worker (riverdlq) or its destination (Dlqd-Version) '
     'reported it; null if there is none, or it is no version.';

@@ -42,20 +42,31 @@ func CheckpointOf(metadata json.RawMessage) *Checkpoint {
 	return &c
 }
 
-// reported matches the names that dlqd takes from metadata, which any client of River can write: those that
-// [riverdlq.Stage] and [riverdlq.Middleware.Version] allow.
-var reported = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z ./:+_-]{0,99}$`)
+// reportedStage and reportedVersion match the names that dlqd takes from metadata, which any client of River can write,
+// and from receivers: those that [riverdlq.Stage] and [riverdlq.Middleware.Version] allow. dlq.reported_stage and
+// dlq.reported_version match the same.
+var (
+	reportedStage   = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z ./:_-]{0,99}$`)
+	reportedVersion = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z.+_-]{0,99}$`)
+)
+
+// IsVersion reports whether dlqd takes a text as a version.
+func IsVersion(text string) bool { return reportedVersion.MatchString(text) }
 
 // StageOf returns the last stage that a worker of the job reported, in the job's metadata; "" if there is none.
-func StageOf(metadata json.RawMessage) string { return reportedOf(metadata, riverdlq.StageKey) }
+func StageOf(metadata json.RawMessage) string {
+	return reportedOf(metadata, riverdlq.StageKey, reportedStage)
+}
 
 // VersionOf returns the version that worked the job last, as its worker or its destination reported it; "" if none did.
-func VersionOf(metadata json.RawMessage) string { return reportedOf(metadata, riverdlq.VersionKey) }
+func VersionOf(metadata json.RawMessage) string {
+	return reportedOf(metadata, riverdlq.VersionKey, reportedVersion)
+}
 
-func reportedOf(metadata json.RawMessage, key string) (name string) {
+func reportedOf(metadata json.RawMessage, key string, pattern *regexp.Regexp) (name string) {
 	var values map[string]json.RawMessage
 	if json.Unmarshal(metadata, &values) != nil || json.Unmarshal(values[key], &name) != nil ||
-		!reported.MatchString(name) {
+		!pattern.MatchString(name) {
 		return ""
 	}
 	return name

@@ -18,7 +18,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,6 +32,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/cause"
+	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/grpc"
 	"github.com/dlqd/dlqd/internal/message"
@@ -423,13 +423,10 @@ func (w *Worker) post(ctx context.Context, queue *policy.Queue, destination *pol
 // versionHeader is the header of an answer in which a receiver may report its version.
 const versionHeader = "Dlqd-Version"
 
-// version matches versions that dlqd takes from a receiver, which it does not trust.
-var version = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z.+_-]{0,99}$`)
-
 // reportVersion keeps the version of a receiver with the job, as that of a worker. That of a destination to which an
 // operator sent the message says nothing about the queue's.
 func reportVersion(ctx context.Context, meta *metadata, reported string) {
-	if meta.Destination == "" && version.MatchString(reported) {
+	if meta.Destination == "" && deadletter.IsVersion(reported) {
 		_ = river.MetadataSet(ctx, riverdlq.VersionKey, reported) // fails only outside of a worker
 	}
 }

@@ -143,43 +143,46 @@ func spread(ids []uuid.UUID, n int) []uuid.UUID {
 	return chosen
 }
 
-// addEstimates adds what is estimated from a sample of the entries, which is in the order of their groups.
-func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request, ids []uuid.UUID, p *Preview) error {
+// addEstimates adds what is estimated from a sample of the entries, which is in the order of their groups. It returns
+// which of the sample the run sends.
+func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request, ids []uuid.UUID, p *Preview) (
+	map[uuid.UUID]bool, error,
+) {
 	skips := skipping{
 		stale:      in.SkipStale != nil && *in.SkipStale,
 		superseded: in.SkipSuperseded != nil && *in.SkipSuperseded,
 	}
 	raw, err := tx.SkipDefaults(ctx, dbsqlc.SkipDefaultsParams{Stale: in.SkipStale, Superseded: in.SkipSuperseded})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := json.Unmarshal(raw, &skips.Skips); err != nil {
-		return err
+		return nil, err
 	}
 	p.Skips = skips.Skips
 	places, err := placesOf(ctx, tx, ids)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	outOfDate, err := stale(ctx, tx.Queries, r.Planner().Policy(), ids, time.Now())
 	if err != nil {
-		return err
+		return nil, err
 	}
 	done, unknown, err := superseded(ctx, tx.Queries, ids)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	held := map[uuid.UUID]string{}
 	if in.ForFix != nil {
 		if held, err = notForPolicy(ctx, tx, r.Planner().Policy(), in.Filter, ids); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	rows, err := tx.BeforeReplay(ctx, ids)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	counts := map[string]int{}
+	counts, goes := map[string]int{}, map[uuid.UUID]bool{}
 	var seconds []float64
 	for i := range rows {
 		row := &rows[i]
@@ -197,6 +200,7 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 			counts[estimateLiveJob]++
 		default:
 			counts[estimateGoes]++
+			goes[row.EntryID] = true
 		}
 		for what, is := range map[string]bool{
 			estimateStale: isStale, estimateSuperseded: isDone, estimateOtherRun: row.OtherRun, estimateBehind: row.Behind,
@@ -229,23 +233,23 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 	}
 	far, err := tx.HowFar(ctx, ids)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for i := range far {
 		add(far[i].What, int(far[i].Entries), len(ids))
 		p.Estimates[len(p.Estimates)-1].Stage = far[i].Stage
 	}
 	if err := r.addEnding(ctx, tx, in, seconds, p); err != nil {
-		return err
+		return nil, err
 	}
 	if in.JSONPatch == nil && in.MergePatch == nil {
-		return nil
+		return goes, nil
 	}
 	fails, applied, err := in.failures(ctx, tx, spread(ids, patchSample))
 	if err == nil && fails > 0 {
 		add(estimatePatchFails, fails, applied)
 	}
-	return err
+	return goes, err
 }
 
 // failures returns to how many of some entries the patch does not apply, and how many were read. If data is masked, it

@@ -27,9 +27,9 @@ const (
 
 // Expectation says how many entries will recover, as far as earlier replay runs of the same failure groups tell.
 type Expectation struct {
-	Tried   int64              `json:"tried" doc:"Number of entries whose failure group has outcomes of earlier replay runs."`
-	Untried int64              `json:"untried" doc:"Number of other entries: no earlier replay run has tried their failure groups, or these are not among the 200 largest."`
-	Recover int64              `json:"recover" doc:"Expected number of tried entries that recover, if all are sent."`
+	Tried   int64              `json:"tried" doc:"Number of entries that go and whose failure group has outcomes of earlier replay runs. Where some do not go, it is estimated from the sample."`
+	Untried int64              `json:"untried" doc:"Number of other entries that go: no earlier replay run has tried their failure groups, or these are not among the 200 largest."`
+	Recover int64              `json:"recover" doc:"Expected number of tried entries that recover."`
 	Low     int64              `json:"low" doc:"Lower end of its 80 % interval."`
 	High    int64              `json:"high" doc:"Upper end of its 80 % interval."`
 	Groups  []GroupExpectation `json:"groups,omitempty" doc:"The 20 largest of the tried failure groups."`
@@ -40,7 +40,7 @@ type Expectation struct {
 type GroupExpectation struct {
 	Queue           string    `json:"queue" doc:"Queue of the group."`
 	Fingerprint     string    `json:"fingerprint" doc:"The failure group."`
-	Entries         int64     `json:"entries" doc:"Number of its entries."`
+	Entries         int64     `json:"entries" doc:"Number of its entries that go."`
 	Version         string    `json:"version,omitempty" doc:"Version with which these outcomes were made: that of the latest one, as its worker or destination reported it."`
 	Since           time.Time `json:"since" doc:"Time of the first outcome of the last run that redelivered entries of the group, with its last version."`
 	Recovered       int64     `json:"recovered" doc:"Number of entries that recovered in that run, with that version."`
@@ -78,8 +78,8 @@ func (g *GroupExpectation) Text(w Words) string {
 		before, w.Number(g.Entries), w.Number(g.Recover), w.Number(g.Low), w.Number(g.High))
 }
 
-// texts describes the expectation: as a whole, for its largest groups, and what was never tried.
-func (e *Expectation) texts(w Words) []string {
+// Texts describes the expectation: as a whole, for its largest groups, and what was never tried.
+func (e *Expectation) Texts(w Words) []string {
 	if e == nil { // an older server
 		return nil
 	}
@@ -117,23 +117,53 @@ func likelyRange(mean, variance float64, n int64) (low, high int64) {
 	return low, min(high, n)
 }
 
-// expect returns what earlier replay runs tell about the entries of a preview.
-func expect(ctx context.Context, tx transaction, cells []dbsqlc.CountGroupsRow) (*Expectation, error) {
-	type key struct{ queue, fingerprint string }
-	entries := map[key]int64{}
-	var keys []key
-	e := &Expectation{}
+// groupKey names a failure group; the fingerprint is empty for entries without one.
+type groupKey struct{ queue, fingerprint string }
+
+// going returns how many entries of each failure group go: the share of its sample that does, or that of the whole
+// sample for a group without sampled entries.
+func going(cells []dbsqlc.CountGroupsRow, goes map[uuid.UUID]bool) map[groupKey]int64 {
+	type counts struct{ entries, sampled, goes int64 }
+	groups, all := map[groupKey]counts{}, counts{}
 	for i := range cells {
-		k := key{cells[i].Queue, cells[i].Fingerprint}
-		if e.Untried += cells[i].Entries; k.fingerprint == "" {
-			continue
+		k := groupKey{cells[i].Queue, cells[i].Fingerprint}
+		c := groups[k]
+		c.entries += cells[i].Entries
+		for _, id := range cells[i].Sample {
+			c.sampled, all.sampled = c.sampled+1, all.sampled+1
+			if goes[id] {
+				c.goes, all.goes = c.goes+1, all.goes+1
+			}
 		}
-		if entries[k] == 0 {
+		groups[k] = c
+	}
+	entries := make(map[groupKey]int64, len(groups))
+	for k, c := range groups {
+		of := c
+		if of.sampled == 0 {
+			of = all
+		}
+		entries[k] = int64(math.Round(float64(c.entries) * float64(of.goes) / float64(max(of.sampled, 1))))
+	}
+	return entries
+}
+
+// expect returns what earlier replay runs tell about the entries of a preview. goes has those of its sample that go.
+func expect(ctx context.Context, tx transaction, cells []dbsqlc.CountGroupsRow, goes map[uuid.UUID]bool) (
+	*Expectation, error,
+) {
+	entries := going(cells, goes)
+	var keys []groupKey
+	e := &Expectation{}
+	for k, n := range entries {
+		if e.Untried += n; k.fingerprint != "" && n > 0 {
 			keys = append(keys, k)
 		}
-		entries[k] += cells[i].Entries
 	}
-	slices.SortStableFunc(keys, func(a, b key) int { return cmp.Compare(entries[b], entries[a]) })
+	slices.SortFunc(keys, func(a, b groupKey) int {
+		return cmp.Or(cmp.Compare(entries[b], entries[a]), cmp.Compare(a.queue, b.queue),
+			cmp.Compare(a.fingerprint, b.fingerprint))
+	})
 	var in dbsqlc.GroupOutcomesParams
 	for _, k := range keys[:min(len(keys), expectGroups)] {
 		in.Queues, in.Fingerprints = append(in.Queues, k.queue), append(in.Fingerprints, k.fingerprint)
@@ -146,7 +176,7 @@ func expect(ctx context.Context, tx transaction, cells []dbsqlc.CountGroupsRow) 
 	for i := range rows {
 		row := &rows[i]
 		g := GroupExpectation{
-			Queue: row.Queue, Fingerprint: row.Fingerprint, Entries: entries[key{row.Queue, row.Fingerprint}],
+			Queue: row.Queue, Fingerprint: row.Fingerprint, Entries: entries[groupKey{row.Queue, row.Fingerprint}],
 			Since: row.Since, Recovered: row.Recovered, Failed: row.Failed, RecoveredBefore: row.RecoveredBefore,
 			FailedBefore: row.FailedBefore, Version: row.Version,
 		}
@@ -197,7 +227,7 @@ type CalibrationGroup struct {
 	Run         uuid.UUID `json:"runId" doc:"The run."`
 	Queue       string    `json:"queue" doc:"Queue of the group."`
 	Fingerprint string    `json:"fingerprint" doc:"The failure group."`
-	Entries     int64     `json:"entries" doc:"Number of its entries."`
+	Entries     int64     `json:"entries" doc:"Number of its entries that were expected to go."`
 	Expected    int64     `json:"expected" doc:"Expected number of recoveries."`
 	Low         int64     `json:"low" doc:"Lower end of the 80 % interval."`
 	High        int64     `json:"high" doc:"Upper end of the 80 % interval."`

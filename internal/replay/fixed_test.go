@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/approval"
+	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 	"github.com/dlqd/dlqd/internal/replay"
@@ -387,6 +389,40 @@ func TestFixes_LearnVersionsFromJobs(t *testing.T) {
 	b.completeReporting(1, "a", `{"dlq:version": "4.1.9"}`)
 	b.look(1)
 	require.Equal(t, "4.1.9", running(), "a rollback")
+}
+
+// Any client of River can write metadata. A long text is no version, and is not looked through.
+func TestFixes_LearnNothingFromLongTexts(t *testing.T) {
+	t.Parallel()
+	b := setupFixes(t)
+	b.die(8, "a", fixedGroup, "order.paid", "bug")
+	b.fixedIn("a", fixedGroup, "4.2")
+	b.completeReporting(20, "a", `{"dlq:version": "`+strings.Repeat("4", 1<<20)+`"}`)
+	b.look(1)
+	require.Zero(t, b.count("SELECT count(*)::integer FROM dlq.deploys"))
+	b.completeReporting(10, "a", `{"dlq:version": "`+strings.Repeat("4", 100)+`"}`)
+	b.look(1)
+	require.Equal(t, 1, b.count("SELECT count(*)::integer FROM dlq.deploys"), "100 characters are a version")
+}
+
+// TestReportedNames_AreTheSameInSQL checks that SQL and Go take the same stages and versions.
+func TestReportedNames_AreTheSameInSQL(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for value, want := range map[string][2]string{ // stage and version
+		`"charged"`: {"charged", "charged"}, `"a b/c:d._-"`: {"a b/c:d._-", ""}, `"4.2.0+build-1_x"`: {"", "4.2.0+build-1_x"},
+		`""`: {}, `"-x"`: {}, `" x"`: {}, `"x\n"`: {}, `"é"`: {}, `4`: {}, `null`: {}, `{"a": 1}`: {}, `["a"]`: {},
+		`"` + strings.Repeat("9", 100) + `"`: {strings.Repeat("9", 100), strings.Repeat("9", 100)},
+		`"` + strings.Repeat("9", 101) + `"`: {}, `"` + strings.Repeat("9", 1<<20) + `"`: {},
+	} {
+		metadata := []byte(`{"dlq:stage": ` + value + `, "dlq:version": ` + value + `}`)
+		var stage, version string
+		require.NoError(t, b.pool.QueryRow(t.Context(),
+			"SELECT coalesce(dlq.reported_stage($1), ''), coalesce(dlq.reported_version($1), '')", metadata).Scan(
+			&stage, &version))
+		require.Equal(t, want, [2]string{stage, version}, "SQL: %.60s", value)
+		require.Equal(t, want, [2]string{deadletter.StageOf(metadata), deadletter.VersionOf(metadata)}, "Go: %.60s", value)
+	}
 }
 
 // After an operator has reported a rollback, jobs that the version before has worked do not take it back.

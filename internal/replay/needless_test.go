@@ -305,8 +305,9 @@ func TestPreview_EstimatesWhatNeedNotGo(t *testing.T) {
 		{What: "patch_fails", Entries: 3, Low: 3, High: 3, Sampled: 4},
 	}, preview.Estimates)
 	require.Equal(t, "needs a second person for more than 2 dead letters", preview.Approval)
-	require.Equal(t, "3: skipped, because the patch does not apply", preview.Estimates[5].Text(replay.PlainWords(), preview.Total))
-	require.Contains(t, replay.Estimate{What: "stale", Entries: 420, Low: 345, High: 506, Sampled: 1000}.Text(replay.PlainWords(), 4200),
+	words := replay.PlainWords()
+	require.Equal(t, "3: skipped, because the patch does not apply", preview.Estimates[5].Text(words, preview.Total))
+	require.Contains(t, replay.Estimate{What: "stale", Entries: 420, Low: 345, High: 506, Sampled: 1000}.Text(words, 4200),
 		"about 420 (345 to 506): out of date")
 }
 
@@ -423,7 +424,7 @@ func TestPreview_SaysWhatToExpect(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, &replay.Expectation{Untried: 9}, preview.Expect)
 	require.Equal(t, []string{"9: never tried: no earlier replay run has outcomes of their failure groups"},
-		preview.Expect.Texts())
+		preview.Expect.Texts(replay.PlainWords()))
 
 	b.start(*request)
 	b.turn()
@@ -451,6 +452,19 @@ func TestPreview_SaysWhatToExpect(t *testing.T) {
 		[6]int64{g.Entries, g.Recovered, g.Failed, g.RecoveredBefore, g.FailedBefore, g.Recover})
 	require.Contains(t, g.Text(replay.PlainWords()), "f in a: 7 of 9 recovered since ")
 	require.Contains(t, g.Text(replay.PlainWords()), ", 0 of 9 before; of 22, about 17 (")
+
+	// The run does not send what it skips, and expects nothing of it.
+	b.exec(`UPDATE dlq.dead_letter_queue SET metadata = metadata || '{"dlqd:expires_at": "2020-01-01T00:00:00Z"}'
+		WHERE status = 'dlq_pending' AND (queue = 'b' OR (original_event ->> 'n')::integer > 10)`)
+	request.SkipStale = new(true)
+	preview, err = b.replayer.Preview(t.Context(), request)
+	require.NoError(t, err)
+	goes := estimates(preview)["goes"]
+	require.Positive(t, goes)
+	require.Less(t, goes, int64(22))
+	require.Equal(t, [2]int64{goes, 0}, [2]int64{preview.Expect.Tried, preview.Expect.Untried})
+	require.Equal(t, goes, preview.Expect.Groups[0].Entries)
+	require.Less(t, preview.Expect.Recover, int64(17))
 
 	// The forecasts of ended runs are compared with what happened: all 9 failed before, and 7 recovered.
 	b.exec("SELECT dlq.replay_cancel($1, 'kim')", run.ID)

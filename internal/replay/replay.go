@@ -361,10 +361,11 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 			p.ByAge[row.Age] += row.Entries
 			sample = append(sample, row.Sample...)
 		}
-		if err := r.addEstimates(ctx, tx, in, sample, p); err != nil {
+		goes, err := r.addEstimates(ctx, tx, in, sample, p)
+		if err != nil {
 			return err
 		}
-		if p.Expect, err = expect(ctx, tx, rows); err != nil {
+		if p.Expect, err = expect(ctx, tx, rows, goes); err != nil {
 			return err
 		}
 		if err := p.addLoad(ctx, tx, in, rate, r.Planner().Policy(), rows); err != nil {

@@ -728,9 +728,8 @@ const HowFar = `-- name: HowFar :many
 SELECT a.what::text AS what, a.stage::text AS stage, count(*) AS entries
 FROM dlq.dead_letter_queue e
 CROSS JOIN LATERAL (
-    SELECT 'stage_reached' AS what, e.metadata ->> 'dlq:stage' AS stage
-    WHERE jsonb_typeof(e.metadata -> 'dlq:stage') = 'string'
-        AND e.metadata ->> 'dlq:stage' ~ '^[0-9A-Za-z][0-9A-Za-z ./:_-]{0,99}$'
+    SELECT 'stage_reached' AS what, dlq.reported_stage(e.metadata) AS stage
+    WHERE dlq.reported_stage(e.metadata) IS NOT NULL
     UNION ALL
     SELECT 'answered', '' WHERE e.job_kind = 'dlqd_message' AND e.error_context ?| '{status,grpcStatus}'
     UNION ALL
