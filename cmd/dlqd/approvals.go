@@ -227,6 +227,9 @@ func printApproval(cmd *cobra.Command, a *approval.Approval) error {
 		row("dead letters", a.Entries)
 	}
 	row("by queue", string(a.ByQueue))
+	for _, text := range a.SkipTexts() {
+		row("skips", text)
+	}
 	row("requested by", a.Actor)
 	row("on behalf of", text(a.OnBehalfOf))
 	row("note", a.Note)

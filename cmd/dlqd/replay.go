@@ -522,7 +522,7 @@ func printRun(cmd *cobra.Command, run *replay.Run) error {
 			printSafef(cmd.OutOrStdout(), "since the request: %s\n", change)
 		}
 	}
-	for _, text := range replay.SkipTexts(run.Skips) {
+	for _, text := range replay.SkipTexts(run.Skips, nil, nil) {
 		printSafef(cmd.OutOrStdout(), "%s\n", text)
 	}
 	if run.NotKnown > 0 {

@@ -27,6 +27,7 @@ SELECT dlq.withdraw_approval(@id::uuid, nullif(@note::text, ''), @actor::text);
 -- Approvals returns requests in the caller's scope, the latest first and at most @most: the one
 -- with an id, those in a state, or all. What the policy masks is masked.
 SELECT a.id, a.operation, dlq.masked_detail(a.request, dlq.mask(false))::jsonb AS request, a.entries, a.by_queue,
+       coalesce(a.skips, '{}')::jsonb AS skips,
        a.state, a.actor, a.on_behalf_of, a.token_by,
        coalesce(dlq.masked_text(a.note, dlq.mask(false)), '')::text AS note,
        a.requested_at, a.expires_at, a.decided_by, a.decided_at, coalesce(dlq.masked_text(a.decision, dlq.mask(false)),

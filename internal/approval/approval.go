@@ -15,6 +15,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/approval/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/replay"
 )
@@ -82,6 +83,7 @@ type Approval struct {
 	Request     json.RawMessage `json:"request" doc:"The complete request: its filter and the other parameters of the operation."`
 	Entries     int64           `json:"entries" doc:"Number of entries that the filter selected when approval was requested."`
 	ByQueue     json.RawMessage `json:"byQueue" doc:"Number of entries by queue."`
+	Skips       policy.Skips    `json:"skips,omitzero" doc:"For a replay run: what it will skip because the policy said so at the request, and the request does not say otherwise."`
 	State       string          `json:"state" enum:"requested,approved,done,failed,refused,expired,withdrawn" doc:"requested, until it is decided or expires; approved, until the operation is done or failed; refused, withdrawn, expired."`
 	Actor       string          `json:"actor" doc:"The requester, who is also the actor of the approved operation."`
 	OnBehalfOf  *string         `json:"onBehalfOf,omitempty" doc:"Person on whose behalf the requester acts."`
@@ -115,6 +117,15 @@ func (a *Approval) Do() string {
 		return bulk.Action
 	}
 	return a.Operation
+}
+
+// SkipTexts describes what the requested replay run will skip, or send where the policy skips it.
+func (a *Approval) SkipTexts() []string {
+	var request replay.Request
+	if a.Operation != Replay || json.Unmarshal(a.Request, &request) != nil {
+		return nil
+	}
+	return replay.SkipTexts(a.Skips, request.SkipStale, request.SkipSuperseded)
 }
 
 // Job returns the id of the job that the request asks to cancel, or 0.
@@ -285,6 +296,9 @@ func (s *Store) find(ctx context.Context, which dbsqlc.ApprovalsParams) ([]*Appr
 	list := make([]*Approval, len(rows))
 	for i := range rows {
 		list[i] = approval(&rows[i])
+		if err := json.Unmarshal(rows[i].Skips, &list[i].Skips); err != nil {
+			return nil, err
+		}
 	}
 	return list, err
 }

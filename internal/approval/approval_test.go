@@ -11,8 +11,10 @@ import (
 
 	"github.com/dlqd/dlqd/internal/approval"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
+	"github.com/dlqd/dlqd/internal/replay"
 )
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
@@ -76,6 +78,32 @@ func (b *testBundle) state(id uuid.UUID) string {
 }
 
 const payments = `{"queue": ["payments"]}`
+
+// An approver sees what a requested run will skip, which the approval binds: what the policy said at the request, and
+// what the request says.
+func TestStore_ShowsWhatARunSkips(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	publish := func(skips string) {
+		b.exec("SELECT dlq.publish_policy('v', '{}', 'worker:test', $1)", skips)
+	}
+	publish(`{"stale": {"queues": ["payments"]}, "superseded": {"kinds": {"k": true}}}`)
+	a, _, err := b.store.Request(t.Context(), approval.Replay, &replay.Request{
+		Filter: json.RawMessage(payments), SkipSuperseded: new(false),
+	}, by("kim"))
+	require.NoError(t, err)
+	publish(`{}`)
+	a, err = b.store.Get(t.Context(), a.ID)
+	require.NoError(t, err)
+	require.Equal(t, policy.Skips{Stale: &policy.Skip{Queues: []string{"payments"}}}, a.Skips)
+	require.Equal(t, []string{
+		"the policy skips work that is out of date, of queues payments", "the run sends work that a later job has done",
+	}, a.SkipTexts())
+	raw, err := json.Marshal(a)
+	require.NoError(t, err)
+	require.Contains(t, string(raw), `"skips":{"stale":{"queues":["payments"]}}`)
+	require.Empty(t, b.request("discard", payments, "kim").SkipTexts())
+}
 
 // A request is carried out once another person has approved it, in the name of the requester.
 func TestStore_RequiresASecondPerson(t *testing.T) {

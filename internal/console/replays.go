@@ -178,8 +178,8 @@ func (r replayRun) Ends() *replay.Ending {
 	return r.Forecast.Ends
 }
 
-// SkipTexts describes what the run skips by the policy.
-func (r replayRun) SkipTexts() []string { return replay.SkipTexts(r.Skips) }
+// SkipTexts describes what the run skips because the policy says so.
+func (r replayRun) SkipTexts() []string { return replay.SkipTexts(r.Skips, nil, nil) }
 
 // Sentence summarizes the progress or the result of the run.
 func (r replayRun) Sentence() string {

@@ -163,7 +163,7 @@ var functions = template.FuncMap{
 	"first": firstLine, "icon": icon, "deref": deref, "dict": dict, "query": query,
 	"json": pretty, "editable": editable, "join": strings.Join, "add": func(a, b int) int { return a + b },
 	"args": args, "spark": spark, "seg": url.PathEscape, "now": time.Now, "where": whereInWords,
-	"noticed": noticed, "cause": headlineOf, "browser": browserInWords, "origin": originInWords,
+	"noticed": noticed, "cause": headlineOf, "browser": browserInWords, "origin": originInWords, "upper": upper,
 }
 
 // mark is how a state is shown: a sign and a word, never colour alone.

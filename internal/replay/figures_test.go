@@ -80,7 +80,7 @@ func TestSkips_AreThoseOfThePolicyUnlessTheRequestSays(t *testing.T) {
 	require.EqualValues(t, 2, runs[0].Replayed)
 	require.Equal(t, []string{"old"}, runs[0].Skips.Stale.Queues)
 	require.Equal(t, "the policy skips work that is out of date, of queues old; not kinds kept.*",
-		replay.SkipTexts(runs[0].Skips)[0])
+		replay.SkipTexts(runs[0].Skips, nil, nil)[0])
 }
 
 // A run keeps the skips of its start, and an approved one those of its request.

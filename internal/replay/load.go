@@ -118,14 +118,20 @@ func (p *Preview) addLoad(ctx context.Context, tx transaction, in *Request, rate
 	return nil
 }
 
-// SkipTexts describes what a run skips because the policy says so.
-func SkipTexts(s policy.Skips) []string {
+// SkipTexts describes what a run skips because the policy says so, or what its request says, unless that is nil.
+func SkipTexts(s policy.Skips, stale, superseded *bool) []string {
 	var texts []string
 	for _, skip := range []struct {
-		what string
-		of   *policy.Skip
-	}{{"work that is out of date", s.Stale}, {"work that a later job has done", s.Superseded}} {
-		if skip.of != nil {
+		what      string
+		of        *policy.Skip
+		requested *bool
+	}{{"work that is out of date", s.Stale, stale}, {"work that a later job has done", s.Superseded, superseded}} {
+		switch {
+		case skip.requested != nil && *skip.requested:
+			texts = append(texts, "the run skips "+skip.what)
+		case skip.requested != nil:
+			texts = append(texts, "the run sends "+skip.what)
+		case skip.of != nil:
 			texts = append(texts, "the policy skips "+skip.what+", of "+skip.of.Text())
 		}
 	}
@@ -135,12 +141,12 @@ func SkipTexts(s policy.Skips) []string {
 // Notes describes when the run will have ended, what the policy skips, kinds that no worker seems to know, who reads
 // the topics of records, what to expect, and the load of the queues that get most entries.
 func (p *Preview) Notes(w Words) []string {
-	expect := p.Expect.texts(w)
+	expect := p.Expect.Texts(w)
 	notes := make([]string, 0, 3+len(p.Unworked)+len(p.Readers)+len(expect)+len(p.Load))
 	if text := p.endText(w); text != "" {
 		notes = append(notes, text)
 	}
-	notes = append(notes, SkipTexts(p.Skips)...)
+	notes = append(notes, SkipTexts(p.Skips, nil, nil)...)
 	for i := range p.Unworked[:min(len(p.Unworked), toldGroups)] {
 		notes = append(notes, p.Unworked[i].text(w))
 	}

@@ -15,6 +15,7 @@ import (
 
 const Approvals = `-- name: Approvals :many
 SELECT a.id, a.operation, dlq.masked_detail(a.request, dlq.mask(false))::jsonb AS request, a.entries, a.by_queue,
+       coalesce(a.skips, '{}')::jsonb AS skips,
        a.state, a.actor, a.on_behalf_of, a.token_by,
        coalesce(dlq.masked_text(a.note, dlq.mask(false)), '')::text AS note,
        a.requested_at, a.expires_at, a.decided_by, a.decided_at, coalesce(dlq.masked_text(a.decision, dlq.mask(false)),
@@ -38,6 +39,7 @@ type ApprovalsRow struct {
 	Request     json.RawMessage
 	Entries     int64
 	ByQueue     json.RawMessage
+	Skips       json.RawMessage
 	State       string
 	Actor       string
 	OnBehalfOf  *string
@@ -72,6 +74,7 @@ func (q *Queries) Approvals(ctx context.Context, arg ApprovalsParams) ([]Approva
 			&i.Request,
 			&i.Entries,
 			&i.ByQueue,
+			&i.Skips,
 			&i.State,
 			&i.Actor,
 			&i.OnBehalfOf,
