@@ -17,13 +17,12 @@ COMMENT ON FUNCTION dlq.has_checkpoint IS
     'Whether a job with this metadata resumes: River skips the steps that an earlier attempt '
     'completed.';
 
--- Any client of River can write metadata. Its value is read once, and a long text meets no pattern: of a text of 1 MB,
--- Postgres makes 4 MB before it looks at the first character. deadletter.IsVersion and deadletter.StageOf have the same
--- patterns.
+-- Any client of River can write metadata. The value's size comes first: of a text of 1 MB, Postgres makes 4 MB for a
+-- pattern. deadletter.IsVersion and deadletter.StageOf have the same patterns.
 CREATE OR REPLACE FUNCTION dlq.reported_name(p_value jsonb, p_pattern text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN (SELECT v.name FROM (SELECT p_value #>> '{}' AS name OFFSET 0) v
-    WHERE jsonb_typeof(p_value) = 'string' AND CASE WHEN octet_length(v.name) <= 100 THEN v.name ~ p_pattern END);
+RETURN CASE WHEN pg_column_size(p_value) > 200 OR jsonb_typeof(p_value) IS DISTINCT FROM 'string' THEN NULL
+    WHEN octet_length(p_value #>> '{}') <= 100 AND p_value #>> '{}' ~ p_pattern THEN p_value #>> '{}' END;
 COMMENT ON FUNCTION dlq.reported_name IS
     'A name that a worker reported in the metadata of its job; null if it is longer than 100 bytes or does not match.';
 

@@ -128,10 +128,14 @@ BEGIN
     FOR v_queue, v_version IN
         SELECT r.queue, min(r.version)
         FROM (SELECT j.queue, j.attempted_at, dlq.reported_version(j.metadata) AS version
-              FROM (SELECT l.queue, l.metadata, l.attempt, l.attempted_at FROM river.river_job l
-                    WHERE l.state = 'completed' AND l.finalized_at > now() - interval '5 minutes'
-                        AND l.finalized_at <= now()
-                    ORDER BY l.finalized_at DESC LIMIT 1000) j
+              -- #- '{}' decompresses metadata once. Those of more than 64 kB, as stored, report nothing.
+              FROM (SELECT l.queue, l.attempt, l.attempted_at, CASE WHEN pg_column_size(l.metadata) <= 65536
+                        THEN l.metadata #- '{}' END AS metadata
+                    FROM (SELECT d.queue, d.metadata, d.attempt, d.attempted_at FROM river.river_job d
+                          WHERE d.state = 'completed' AND d.finalized_at > now() - interval '5 minutes'
+                              AND d.finalized_at <= now()
+                          ORDER BY d.finalized_at DESC LIMIT 1000) l
+                    OFFSET 0) j
               WHERE NOT dlq.is_superseded('completed', j.attempt, j.metadata)) r
         JOIN (SELECT m.queue, (SELECT max(d.last_at) FROM dlq.deploys d
                                WHERE d.queue IN (m.queue, '') AND d.last_at <= now()) AS reported_at

@@ -350,7 +350,7 @@ func (c *Console) errorPage(in *request, err error) *view {
 // namesNothing reports whether the API refused a part of an operation's path, which comes from the page's address.
 func namesNothing(problem *api.Problem) bool {
 	return slices.ContainsFunc(problem.Errors, func(cause api.ProblemCause) bool {
-		return strings.HasPrefix(cause.Location, "path.")
+		return cause.Location == "path" || strings.HasPrefix(cause.Location, "path.")
 	})
 }
 
