@@ -643,7 +643,8 @@ func newCalibration() *cobra.Command {
 }
 
 func printCalibration(cmd *cobra.Command, c *replay.Calibration) error {
-	_, _ = fmt.Fprintln(cmd.OutOrStdout(), cmp.Or(c.Text(replay.PlainWords()), "no forecast of an ended replay run can be judged yet"))
+	_, _ = fmt.Fprintln(cmd.OutOrStdout(), cmp.Or(c.Text(replay.PlainWords()),
+		"no forecast of an ended replay run can be judged yet"))
 	if unjudged := c.Groups - c.Judged; unjudged > 0 {
 		_, _ = fmt.Fprintf(cmd.OutOrStdout(), "%d are not judged, because some of their dead letters were not redelivered\n",
 			unjudged)

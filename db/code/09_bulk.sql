@@ -375,11 +375,13 @@ COMMENT ON FUNCTION dlq.chooses_all IS
 --
 -- Without a filter on a column outside of dead_letter_open_groups, the pass reads that index alone; ages are
 -- those of ids for that reason. Bitmap scans would read the rows, and a sort would write a temporary file. A filter
--- with another field may need them, to combine indexes.
+-- with another field may need them, to combine indexes. With the default work_mem, a million entries would be
+-- aggregated through temporary files, because the planner expects a tenth of them as groups.
 CREATE OR REPLACE FUNCTION dlq.count_groups(p_filter jsonb, p_sample integer DEFAULT 0)
 RETURNS TABLE (queue text, fingerprint text, error_type text, age text, entries bigint, sample uuid[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_incremental_sort = off AS $$
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_incremental_sort = off
+SET work_mem = '64MB' AS $$
 BEGIN
     IF p_filter - '{queue,status,errorType,errorClass,after,before}'::text[] <> '{}' THEN
         PERFORM set_config('enable_bitmapscan', 'on', true); -- until the function ends
