@@ -32,6 +32,7 @@ var tables = map[string][]string{
 	"dead_letter_transitions": {"analytics"}, // for viewers who are limited to queues and kinds
 	"counters":                {"metrics"},
 	"entry_jobs":              {"worker"}, // a count of other jobs leaves out the jobs of the entry
+	"destination_traffic":     {"delivery"},
 	"erasures":                {"deadletter"},
 	"feed_records":            {"source"},
 	"gates":                   {"worker", "metrics"},

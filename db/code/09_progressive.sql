@@ -189,3 +189,21 @@ $$;
 COMMENT ON FUNCTION dlq.held_by_runs IS
     'Of the given entries, those that failed in a progressive run that has not ended, or that it has not sent yet: '
     'dlqd does not redeliver them automatically.';
+
+-- Of two processes that delete the same rows, one waits for no lock.
+CREATE OR REPLACE FUNCTION dlq.add_traffic(p_counts jsonb) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+    DELETE FROM dlq.destination_traffic t USING (
+        SELECT o.destination, o.at, o.run_id FROM dlq.destination_traffic o
+        WHERE o.at < now() - interval '6 hours' ORDER BY o.at LIMIT 1000 FOR UPDATE SKIP LOCKED) o
+    WHERE t.destination = o.destination AND t.at = o.at AND t.run_id = o.run_id;
+    INSERT INTO dlq.destination_traffic AS t (destination, at, run_id, deliveries)
+    SELECT c.destination, c.at, c.run, c.deliveries
+    FROM jsonb_to_recordset(p_counts) c (destination text, at timestamptz, run uuid, deliveries integer[])
+    ORDER BY 1, 2, 3 -- so that processes that write the same rows do not wait for each other in a circle
+    ON CONFLICT (destination, at, run_id) DO UPDATE SET deliveries = ARRAY(
+        SELECT coalesce(u.was, 0) + coalesce(u.more, 0)
+        FROM unnest(t.deliveries, excluded.deliveries) WITH ORDINALITY u (was, more, place) ORDER BY u.place);
+$$;
+COMMENT ON FUNCTION dlq.add_traffic IS
+    'Adds a process''s deliveries to dlq.destination_traffic, and deletes rows that are older than six hours.';

@@ -686,6 +686,7 @@ BEGIN
             ('^feed_records_entry_id_feed_key$', 'Where an entry was published.'),
             ('^feed_records_waiting$', 'Records that are not published yet.'),
             ('^feed_records_at$', 'Retention: records that are remembered no longer.'),
+            ('^destination_traffic_at$', 'Deletes old counts of deliveries.'),
             ('^source_deliveries_at$', 'Retention: deliveries that are remembered no longer.'),
             ('^source_deliveries_came_back$', 'The delivery of a record that is read again.'),
             ('^source_deliveries_place$', 'The delivery of a record, by where the broker stored it.'),

@@ -116,3 +116,16 @@ SELECT dlq.begin_delivery(@entry::uuid, @queue::text, @job::bigint, @created_at:
 -- name: EndDelivery :exec
 SELECT dlq.end_delivery(@id::uuid, @partition::integer, @stored_at::bigint,
     nullif(@topic_id::uuid, '00000000-0000-0000-0000-000000000000'));
+
+-- name: AddTraffic :exec
+SELECT dlq.add_traffic(@counts::jsonb);
+
+-- name: TrafficOf :many
+-- TrafficOf counts the deliveries of all processes to a destination that are not of a run, by duration: from @since and
+-- before @began, and from @after and before @until.
+SELECT u.level::integer AS level, coalesce(sum(u.n) FILTER (WHERE t.at < @began::timestamptz), 0)::bigint AS before,
+    coalesce(sum(u.n) FILTER (WHERE t.at >= @after::timestamptz), 0)::bigint AS during
+FROM dlq.destination_traffic t CROSS JOIN LATERAL unnest(t.deliveries) WITH ORDINALITY u (n, level)
+WHERE t.destination = @destination::text AND t.run_id <> @run::uuid AND t.at >= @since::timestamptz
+    AND t.at < @until::timestamptz AND u.n > 0
+GROUP BY 1;

@@ -1,13 +1,18 @@
 package delivery
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
-	"maps"
 	"math"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
+	"github.com/dlqd/dlqd/internal/postgres"
 )
 
 const (
@@ -18,8 +23,9 @@ const (
 	// trafficDuring limits the deliveries during a run to the last ones, so that those of its beginning do not hide
 	// what has changed since.
 	trafficDuring = 2 * time.Minute
-	// trafficKept is how long slots are kept: longer than runs usually take.
-	trafficKept = 6 * time.Hour
+	// trafficInterval is the time between two writes of counts, trafficTimeout the limit of one.
+	trafficInterval = 5 * time.Second
+	trafficTimeout  = 30 * time.Second
 	// trafficLeast is the number of deliveries below which a comparison says nothing.
 	trafficLeast = 30
 	// trafficShare is the share of the deliveries of the hour before that are slower than its 95th percentile.
@@ -32,23 +38,31 @@ const (
 	trafficLevels = 48
 )
 
-// Traffic counts this process's deliveries by destination, so that a replay run sees whether it harms the others.
+// Traffic counts deliveries by destination, so that a replay run sees whether it harms the others. Each process adds its
+// own to dlq.destination_traffic, and a comparison reads those of all.
 type Traffic struct {
-	mu    sync.Mutex
-	slots map[string]map[trafficSlotOf]*[trafficLevels]uint32 // by destination
+	db postgres.DB
+
+	mu  sync.Mutex
+	new map[trafficSlotOf]*trafficLevelsOf // not written yet
 }
+
+type trafficLevelsOf [trafficLevels]int
 
 type trafficSlotOf struct {
-	run  uuid.UUID // uuid.Nil: of no replay run
-	slot int64
+	destination string
+	run         uuid.UUID // uuid.Nil: of no replay run
+	slot        int64
 }
 
-// NewTraffic returns counts of no delivery.
-func NewTraffic() *Traffic {
-	return &Traffic{slots: map[string]map[trafficSlotOf]*[trafficLevels]uint32{}}
+// NewTraffic returns counts that are written to a database.
+func NewTraffic(db postgres.DB) *Traffic {
+	return &Traffic{db: db, new: map[trafficSlotOf]*trafficLevelsOf{}}
 }
 
 func slotOf(at time.Time) int64 { return at.Unix() / int64(trafficSlot/time.Second) }
+
+func slotTime(slot int64) time.Time { return time.Unix(slot*int64(trafficSlot/time.Second), 0).UTC() }
 
 // Observe counts a delivery that ended at a time. It is for [Config.Observe].
 func (t *Traffic) Observe(d *Delivered, at time.Time) {
@@ -61,32 +75,73 @@ func (t *Traffic) Observe(d *Delivered, at time.Time) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	slots, key := t.slots[d.Destination], trafficSlotOf{d.Run, slotOf(at)}
-	if slots == nil {
-		slots = map[trafficSlotOf]*[trafficLevels]uint32{}
-		t.slots[d.Destination] = slots
+	key := trafficSlotOf{d.Destination, d.Run, slotOf(at)}
+	if t.new[key] == nil {
+		t.new[key] = &trafficLevelsOf{}
 	}
-	if slots[key] == nil {
-		maps.DeleteFunc(slots, func(old trafficSlotOf, _ *[trafficLevels]uint32) bool {
-			return old.slot < slotOf(at.Add(-trafficKept))
-		})
-		slots[key] = &[trafficLevels]uint32{}
+	t.new[key][level]++
+}
+
+// Loop returns the loop that writes the counts.
+func (t *Traffic) Loop() *background.Loop {
+	return background.New(background.Config{
+		Name: "traffic", Interval: trafficInterval, Timeout: trafficTimeout, Patience: trafficTimeout,
+		Failing: "writing counts of deliveries failed: replay runs do not see whether they harm other deliveries",
+		Once:    background.Each(t.Write),
+	})
+}
+
+// Write adds the counts since the last call to those of all processes. Counts that it cannot write are lost: a
+// comparison says less then, and nothing wrong.
+func (t *Traffic) Write(ctx context.Context) error {
+	type row struct {
+		Destination string           `json:"destination"`
+		At          time.Time        `json:"at"`
+		Run         uuid.UUID        `json:"run"`
+		Deliveries  *trafficLevelsOf `json:"deliveries"`
 	}
-	slots[key][level]++
+	t.mu.Lock()
+	rows := make([]row, 0, len(t.new))
+	for key, levels := range t.new {
+		rows = append(rows, row{key.destination, slotTime(key.slot), key.run, levels})
+	}
+	clear(t.new)
+	t.mu.Unlock()
+	if len(rows) == 0 {
+		return nil
+	}
+	counts, err := json.Marshal(rows)
+	if err != nil {
+		return err
+	}
+	return dbsqlc.New(t.db).AddTraffic(ctx, counts)
 }
 
 // Worse returns how the deliveries to a destination that are not of a run have become worse since it began, compared
 // with the hour before: a greater share fails, or is slower than the 95th percentile of that hour, by Fisher's exact
 // test. It looks at those from a time on. It returns "" if they have not, or if there are too few to tell.
-func (t *Traffic) Worse(destination string, run uuid.UUID, began, from, now time.Time) string {
-	before := t.count(destination, run, slotOf(began.Add(-trafficBefore)), slotOf(began))
+func (t *Traffic) Worse(ctx context.Context, destination string, run uuid.UUID, began, from, now time.Time) (
+	string, error,
+) {
 	if from.Before(now.Add(-trafficDuring)) {
 		from = now.Add(-trafficDuring)
 	}
-	during := t.count(destination, run, slotOf(from)+1, slotOf(now)+1)
+	rows, err := dbsqlc.New(t.db).TrafficOf(ctx, dbsqlc.TrafficOfParams{
+		Destination: destination, Run: run, Since: slotTime(slotOf(began.Add(-trafficBefore))),
+		Began: slotTime(slotOf(began)), After: slotTime(slotOf(from) + 1), Until: slotTime(slotOf(now) + 1),
+	})
+	if err != nil {
+		return "", err
+	}
+	var before, during trafficLevelsOf
+	for _, row := range rows {
+		if level := int(row.Level) - 1; level < trafficLevels {
+			before[level], during[level] = int(row.Before), int(row.During)
+		}
+	}
 	total, totalBefore := sum(during[:]), sum(before[:])
 	if total < trafficLeast || totalBefore < trafficLeast {
-		return ""
+		return "", nil
 	}
 	// Failures are worse than any time, also if more than one in twenty failed before.
 	slow := trafficLevels - 1
@@ -95,24 +150,10 @@ func (t *Traffic) Worse(destination string, run uuid.UUID, began, from, now time
 	}
 	bad, badBefore := sum(during[slow:]), sum(before[slow:])
 	if fisher(bad, total, badBefore, totalBefore) > trafficError {
-		return ""
+		return "", nil
 	}
 	return fmt.Sprintf("%d of %d other deliveries to %s failed or were slower than the 95th percentile of the hour "+
-		"before the run; in that hour, %d of %d", bad, total, destination, badBefore, totalBefore)
-}
-
-// count counts the deliveries that are not of a run, from a slot on and before another.
-func (t *Traffic) count(destination string, run uuid.UUID, from, before int64) (levels [trafficLevels]int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for key, slot := range t.slots[destination] {
-		if key.run != run && key.slot >= from && key.slot < before {
-			for level, n := range slot {
-				levels[level] += int(n)
-			}
-		}
-	}
-	return levels
+		"before the run; in that hour, %d of %d", bad, total, destination, badBefore, totalBefore), nil
 }
 
 func sum(counts []int) (total int) {

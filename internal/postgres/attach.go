@@ -96,7 +96,7 @@ func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 			m.Schemas.Render("tables dlq.sources, dlq.source_positions, dlq.source_progress, dlq.source_deliveries, "+
 				"dlq.feeds, dlq.feed_records"),
 			m.Schemas.Render("tables dlq.replay_runs, dlq.replay_run_groups, dlq.replay_run_entries, dlq.failure_groups, "+
-				"dlq.group_aliases, dlq.group_marks, dlq.deploys, dlq.saved_views, dlq.reviews"),
+				"dlq.destination_traffic, dlq.group_aliases, dlq.group_marks, dlq.deploys, dlq.saved_views, dlq.reviews"),
 			m.Schemas.Render("tables dlq.acts, dlq.duties, dlq.operations, dlq.operation_unchanged, dlq.approvals, "+
 				"dlq.approval_entries, dlq.erasures, dlq.restored_partitions, dlq.archived_partitions"),
 			m.Schemas.Render("tables dlq.processes, dlq.settings, dlq.schema_migrations, dlq.tokens, dlq.sessions, "+

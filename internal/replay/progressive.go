@@ -336,8 +336,12 @@ func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.Loc
 		unmet := ""
 		queue := cmp.Or(run.Queue, g.Queue) // "" for the group of all others, whose queues differ
 		if (queue != "" || run.Destination != "") && g.State == groupGoing {
-			unmet = cmp.Or(r.planner().UnmetBy(queue, run.Destination, breakerClosed),
-				r.harm(run, g.LetGoAt, queue, time.Now()))
+			unmet = r.planner().UnmetBy(queue, run.Destination, breakerClosed)
+			if unmet == "" {
+				if unmet, err = r.harm(ctx, run, g.LetGoAt, queue, time.Now()); err != nil {
+					return moved, err
+				}
+			}
 		}
 		move, reason := g.decide(watched, deadline, unmet)
 		if move == "" || hasEnded(run) && move != moveDone {
@@ -361,19 +365,21 @@ func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.Loc
 
 // harm returns how other deliveries to the destination of a group have become worse since the run began; "" if they
 // have not. Deliveries from before an operator last let the group go on do not count again.
-func (r *Runner) harm(run *dbsqlc.LockProgressiveRow, letGoAt *time.Time, queue string, now time.Time) string {
+func (r *Runner) harm(ctx context.Context, run *dbsqlc.LockProgressiveRow, letGoAt *time.Time, queue string,
+	now time.Time,
+) (string, error) {
 	destination := run.Destination
 	if q := r.planner().Policy().Queues[queue]; q != nil {
 		destination = cmp.Or(destination, q.Destination)
 	}
 	if r.Worse == nil || destination == "" {
-		return ""
+		return "", nil
 	}
 	from := run.CreatedAt
 	if letGoAt != nil {
 		from = *letGoAt
 	}
-	return r.Worse(destination, run.ID, run.CreatedAt, from, now)
+	return r.Worse(ctx, destination, run.ID, run.CreatedAt, from, now)
 }
 
 // stuck returns why a run cannot send anything until an operator decides; otherwise "".

@@ -40,7 +40,7 @@ const (
 type Runner struct {
 	// Worse, if not nil, returns how deliveries to a destination from a time on, which are not of a run, have become
 	// worse since the run began; "" if they have not, or if it is not known (delivery.Traffic.Worse).
-	Worse func(destination string, run uuid.UUID, began, from, now time.Time) string
+	Worse func(ctx context.Context, destination string, run uuid.UUID, began, from, now time.Time) (string, error)
 
 	store   *deadletter.Store
 	logger  *slog.Logger

@@ -277,7 +277,9 @@ func TestProgressive_HoldsWhileOthersAreHarmed(t *testing.T) {
 	var since []time.Time
 	const worse = "12 of 40 other deliveries to default failed"
 	var seen time.Time // when a process saw the failures
-	b.runner.Worse = func(destination string, run uuid.UUID, began, from, now time.Time) string {
+	b.runner.Worse = func(_ context.Context, destination string, run uuid.UUID, began, from, now time.Time) (
+		string, error,
+	) {
 		asked, since = append(asked, destination), append(since, from)
 		require.NotEqual(t, uuid.Nil, run)
 		require.False(t, from.Before(began))
@@ -285,9 +287,9 @@ func TestProgressive_HoldsWhileOthersAreHarmed(t *testing.T) {
 			seen = now
 		}
 		if from.After(seen) {
-			return ""
+			return "", nil
 		}
-		return worse
+		return worse, nil
 	}
 	b.failAs(20, "default", "GROUP")
 	run := b.start(replay.Request{All: true, Progressive: true})

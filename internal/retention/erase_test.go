@@ -281,6 +281,7 @@ var ownColumns = map[string]string{
 	"dead_letter_transitions": "actor db_user rule queue error_class config_version from_class left_group joined_group " +
 		"origin",
 	"deploys":             "queue version actor",
+	"destination_traffic": "destination",
 	"duties":              "name",
 	"entry_jobs":          "destination",
 	"erasures":            "actor db_user origin filter_sha256 fields archive",

@@ -348,7 +348,7 @@ func (s *Server) listens() bool { return s.config.API || len(s.config.Listen) > 
 
 // startPolicyAndBreakers starts what all parts use: the policy, the circuit breakers and the conditions.
 func (s *Server) startPolicyAndBreakers(ctx context.Context) error {
-	s.traffic = delivery.NewTraffic()
+	s.traffic = delivery.NewTraffic(s.store.DB())
 	s.breakers = breaker.New(breaker.Config{
 		DB: s.store.DB(), Policy: s.policy, Actor: postgres.ProcessName(), Logger: s.logger,
 	})
@@ -473,7 +473,7 @@ func (s *Server) startProcessing(ctx context.Context) error {
 		DB: s.store.DB(), Policy: s.policy, Breakers: s.breakers, Logger: s.logger,
 		Restored: func() bool { return s.guard.Load().Held() != nil },
 	}
-	s.loops.Add(s.queues, releaser.Loop())
+	s.loops.Add(s.queues, releaser.Loop(), s.traffic.Loop())
 	return s.process.Once(ctx) // announces the queues
 }
 

@@ -13,6 +13,15 @@ import (
 	"github.com/google/uuid"
 )
 
+const AddTraffic = `-- name: AddTraffic :exec
+SELECT dlq.add_traffic($1::jsonb)
+`
+
+func (q *Queries) AddTraffic(ctx context.Context, counts json.RawMessage) error {
+	_, err := q.db.Exec(ctx, AddTraffic, counts)
+	return err
+}
+
 const AttemptRuns = `-- name: AttemptRuns :one
 SELECT EXISTS (
     SELECT FROM river.river_job j
@@ -545,6 +554,59 @@ func (q *Queries) ShowJobs(ctx context.Context, arg ShowJobsParams) ([]ShowJobsR
 			&i.Errors,
 			&i.Args,
 		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const TrafficOf = `-- name: TrafficOf :many
+SELECT u.level::integer AS level, coalesce(sum(u.n) FILTER (WHERE t.at < $1::timestamptz), 0)::bigint AS before,
+    coalesce(sum(u.n) FILTER (WHERE t.at >= $2::timestamptz), 0)::bigint AS during
+FROM dlq.destination_traffic t CROSS JOIN LATERAL unnest(t.deliveries) WITH ORDINALITY u (n, level)
+WHERE t.destination = $3::text AND t.run_id <> $4::uuid AND t.at >= $5::timestamptz
+    AND t.at < $6::timestamptz AND u.n > 0
+GROUP BY 1
+`
+
+type TrafficOfParams struct {
+	Began       time.Time
+	After       time.Time
+	Destination string
+	Run         uuid.UUID
+	Since       time.Time
+	Until       time.Time
+}
+
+type TrafficOfRow struct {
+	Level  int32
+	Before int64
+	During int64
+}
+
+// TrafficOf counts the deliveries of all processes to a destination that are not of a run, by duration: from @since and
+// before @began, and from @after and before @until.
+func (q *Queries) TrafficOf(ctx context.Context, arg TrafficOfParams) ([]TrafficOfRow, error) {
+	rows, err := q.db.Query(ctx, TrafficOf,
+		arg.Began,
+		arg.After,
+		arg.Destination,
+		arg.Run,
+		arg.Since,
+		arg.Until,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []TrafficOfRow{}
+	for rows.Next() {
+		var i TrafficOfRow
+		if err := rows.Scan(&i.Level, &i.Before, &i.During); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
