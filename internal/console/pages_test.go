@@ -24,7 +24,7 @@ func pages(o *testServer, id, group string) []string {
 		"/", "/dead-letters", listOf("status:manual"), listOf("queue:"), "/dead-letters/"+id,
 		"/dead-letters/nobody", "/bulk?all=1&q=status:manual", "/bulk?all=1&do=replay&q=status:manual",
 		"/bulk?all=1&do=discard&q=queue:payments", "/groups", group, "/review", "/replays", "/replays/new",
-		"/replays/new?q=status:manual", "/queues", "/sources", "/policy", "/approvals",
+		"/replays/calibration", "/replays/new?q=status:manual", "/queues", "/sources", "/policy", "/approvals",
 		"/jobs", "/jobs?queue=payments&state=cancelled", "/search", "/search?q=pay", "/dead-letters/export?q=queue:payments",
 		"/jobs/"+o.text("SELECT min(id)::text FROM river_job"), "/messages/seed-manual",
 		"/audit", "/access", "/system", "/docs", "/sign-in", "/nowhere",

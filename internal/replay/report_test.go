@@ -177,3 +177,31 @@ func TestRun_RestIsANewRun(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, b.count("SELECT total::integer FROM dlq.replay_runs ORDER BY id DESC LIMIT 1"))
 }
+
+// The schema of the API has no null in these answers: a list without elements is empty.
+func TestAnswers_HaveNoNulls(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(2, "a", "T")
+	of := func(answer any, err error) {
+		t.Helper()
+		require.NoError(t, err)
+		raw, err := json.Marshal(answer)
+		require.NoError(t, err)
+		require.NotContains(t, string(raw), ":null")
+	}
+	of(b.replayer.Calibration(t.Context()))
+	for _, filter := range []string{`{"queue": "none"}`, `{}`} {
+		request := withDefaults(replay.Request{Filter: []byte(filter), All: true})
+		of(b.replayer.Preview(t.Context(), request))
+		run := b.start(*request)
+		of(run, nil)
+		of(b.replayer.Report(t.Context(), run.ID))
+		of(b.replayer.Compare(t.Context(), run.ID, run.ID))
+		b.turn()
+		of(b.replayer.Report(t.Context(), run.ID))
+		of(b.replayer.List(t.Context(), 10))
+		of(b.replayer.Entries(t.Context(), run.ID, "", nil, 10))
+	}
+	of(b.replayer.Calibration(t.Context()))
+}
