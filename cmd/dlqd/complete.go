@@ -103,7 +103,7 @@ func flagValues(cmd *cobra.Command, f *pflag.Flag) completer {
 		return fixed("requested", "approved", "done", "failed", "refused", "expired", "withdrawn")
 	case "order":
 		if ofGroups {
-			return fixed("latest", "open", "failures")
+			return fixed("latest", "open", "failures", "newest", "status", "owner")
 		}
 		return fixed("newest", "oldest")
 	case "has-open":

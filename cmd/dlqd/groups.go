@@ -55,8 +55,8 @@ func newGroups() *cobra.Command {
 			{&in.ErrorClass, "error-class", "only this error class"},
 			{&in.Owner, "owner", "only this owner; \"nobody\" for groups without an owner"},
 			{&in.HasOpen, "has-open", "only groups with open dead letters (true) or without (false)"},
-			{&in.Order, "order", "first: the most recent failure (latest), the most open dead letters (open) or the most " +
-				"failures (failures)"},
+			{&in.Order, "order", "first: the most recent failure (latest), the most open dead letters (open), the most " +
+				"failures (failures), the newest; or by status or owner"},
 			{&in.Over, "over", "period of the trend, such as 24h or 30d"},
 			{&in.Cursor, "cursor", "cursor that the previous page printed"},
 		} {

@@ -41,6 +41,9 @@ DECLARE
     v_mask     jsonb := dlq.mask();
     v_where    text := 'true';
     v_key      text;
+    -- Owners, by which groups are ordered before their place. Groups without an owner come last.
+    v_owner    constant text := CASE p_order WHEN 'owner' THEN 'coalesce(''0'' || m.owner, ''1'')' ELSE '''''' END;
+    v_after    constant text := CASE p_order WHEN 'owner' THEN coalesce('0' || (p_after ->> 3), '1') ELSE '' END;
     v_words    constant text :=
         'ARRAY(SELECT jsonb_array_elements_text(CASE jsonb_typeof($1 -> %1$L) WHEN ''array'' THEN $1 -> %1$L ELSE jsonb_build_array($1 -> %1$L) END))';
 BEGIN
@@ -67,25 +70,32 @@ BEGIN
                 HINT = 'Fields: queue, fingerprint, errorClass, status (open, fixed, regressed, muted), owner ("" for no owner), hasOpen.';
         END IF;
     END LOOP;
-    IF p_order NOT IN ('latest', 'open', 'failures') THEN
+    IF p_order NOT IN ('latest', 'open', 'failures', 'newest', 'status', 'owner') THEN
         RAISE EXCEPTION 'groups: there is no order %', p_order USING ERRCODE = 'DLQ04',
-            HINT = 'Orders: latest, open, failures.';
+            HINT = 'Orders: latest, open, failures, newest, status, owner.';
     END IF;
     RETURN QUERY EXECUTE
         'WITH page AS MATERIALIZED (
-             SELECT g, m, o.place
+             SELECT g, m, o.owner, o.place
              FROM dlq.failure_groups g
              LEFT JOIN dlq.group_marks m ON m.queue = g.queue AND m.fingerprint = g.fingerprint
-             CROSS JOIN LATERAL (SELECT ' || CASE p_order WHEN 'open' THEN 'g.open' WHEN 'failures' THEN 'g.failures'
-                 ELSE '(extract(epoch FROM g.last_seen) * 1000000)::bigint' END || ' AS place) o
+             CROSS JOIN LATERAL (SELECT ' || v_owner || ' AS owner, ' || CASE p_order
+                 WHEN 'open' THEN 'g.open' WHEN 'failures' THEN 'g.failures'
+                 WHEN 'newest' THEN '(extract(epoch FROM g.first_seen) * 1000000)::bigint'
+                 ELSE '(extract(epoch FROM g.last_seen) * 1000000)::bigint' || CASE p_order WHEN 'status'
+                     -- more than the microseconds of any time until the year 2286
+                     THEN ' + 10000000000000000 * array_position(''{fixed,muted,open,regressed}''::text[], dlq.group_status(m, g.failures, g.last_seen))'
+                     ELSE '' END
+                 END || ' AS place) o
              WHERE ' || v_where || '
                AND NOT EXISTS (
                    SELECT FROM dlq.group_aliases a
                    WHERE a.queue = g.queue AND a.former = g.fingerprint AND a.main AND a.counted_at IS NOT NULL)
                AND ($2 IS NULL OR dlq.in_patterns(g.queue, NULL, $2))
-               AND ($3 IS NULL OR o.place < ($3 ->> 0)::bigint
-                    OR o.place = ($3 ->> 0)::bigint AND (g.queue, g.fingerprint) > ($3 ->> 1, $3 ->> 2))
-             ORDER BY o.place DESC, g.queue, g.fingerprint LIMIT $4
+               AND ($3 IS NULL OR o.owner > $7
+                    OR o.owner = $7 AND (o.place < ($3 ->> 0)::bigint
+                        OR o.place = ($3 ->> 0)::bigint AND (g.queue, g.fingerprint) > ($3 ->> 1, $3 ->> 2)))
+             ORDER BY o.owner, o.place DESC, g.queue, g.fingerprint LIMIT $4
          )
          SELECT (p.g).queue, (p.g).fingerprint, CASE WHEN $5 -> ''hidden'' ? ''error_message'' THEN NULL ELSE dlq.masked_text((p.g).title, $5) END, (p.g).error_type, (p.g).error_class,
                 dlq.group_status(p.m, (p.g).failures, (p.g).last_seen),
@@ -103,8 +113,8 @@ BEGIN
                  ARRAY(SELECT (o.g).queue FROM page o ORDER BY (o.g).queue, (o.g).fingerprint),
                  ARRAY(SELECT (o.g).fingerprint FROM page o ORDER BY (o.g).queue, (o.g).fingerprint), $6) w
              ON w.queue = (p.g).queue AND w.fingerprint = (p.g).fingerprint
-         ORDER BY p.place DESC, (p.g).queue, (p.g).fingerprint'
-        USING p_filter, v_patterns, p_after, p_limit, v_mask, p_over;
+         ORDER BY p.owner, p.place DESC, (p.g).queue, (p.g).fingerprint'
+        USING p_filter, v_patterns, p_after, p_limit, v_mask, p_over, v_after;
 EXCEPTION WHEN data_exception THEN
     RAISE EXCEPTION 'groups: %', SQLERRM USING ERRCODE = 'DLQ04';
 END
@@ -112,8 +122,9 @@ $$;
 COMMENT ON FUNCTION dlq.groups IS
     'Failure groups that match a filter ({"status": ["open", "regressed"], "queue", "fingerprint", '
     '"errorClass", "owner" ("" for no owner), "hasOpen": true}). p_order: those that failed last (latest), that '
-    'have the most open entries (open) or the most failures (failures) come first. p_after, for the next page: '
-    '[place, queue, fingerprint] of the last group. trend: failures in a window (see dlq.group_trend).';
+    'have the most open entries (open) or the most failures (failures), or that are newest come first; by status '
+    '(regressed, open, muted, fixed), or by owner, and then those that failed last. p_after, for the next page: '
+    '[place, queue, fingerprint] of the last group, and its owner. trend: failures in a window (see dlq.group_trend).';
 
 CREATE OR REPLACE VIEW dlq.groups AS SELECT * FROM dlq.groups(p_limit => 1000);
 COMMENT ON VIEW dlq.groups IS

@@ -62,7 +62,7 @@ type GroupsInput struct {
 	ErrorClass  string   `query:"errorClass" enum:"transient,rate_limited,outage,validation,malformed,unauthorized,not_found,business,code_bug,unknown" doc:"Only groups of this class."`
 	Owner       string   `query:"owner" maxLength:"255" doc:"Only groups of this owner; \"nobody\" for groups without an owner." example:"kim"`
 	HasOpen     string   `query:"hasOpen" enum:"true,false" doc:"Only groups with open entries (true), or without (false)."`
-	Order       string   `query:"order" enum:"latest,open,failures" default:"latest" doc:"First the groups with the latest failure, the most open entries, or the most failures."`
+	Order       string   `query:"order" enum:"latest,open,failures,newest,status,owner" default:"latest" doc:"First the groups with the latest failure, the most open entries, or the most failures, or the newest ones; or by status (regressed, open, muted, fixed) or owner."`
 	Over        string   `query:"over" default:"24h" doc:"Length of the trend, such as 24h or 30d." example:"24h"`
 	Cursor      string   `query:"cursor" maxLength:"2000" doc:"next of the previous page."`
 	Limit       int      `query:"limit" minimum:"1" maximum:"200" default:"50" doc:"Groups in a page."`

@@ -23,7 +23,7 @@ type groups struct {
 	Sentence string
 	Groups   []group.Group
 	Status   string
-	Order    string
+	Orders   []groupOrder
 	Queue    string
 	Owner    string
 	Next     string
@@ -31,10 +31,40 @@ type groups struct {
 	Copies   []copyText
 	AsOf     time.Time
 	Operator bool
-	Sorted   map[string]string // addresses of the page in each order
 	Window   window
 	Windows  []choice
 	Young    map[string][]int64 // trends of the last hour, by the path of groups that are younger
+}
+
+// groupOrder is a column of the list that it can be ordered by.
+type groupOrder struct {
+	Name, Words   string
+	Column, Class string
+	Path          string
+	Current       bool
+	Sort          string // aria-sort of the column; empty unless current
+}
+
+func (in *request) groupOrders(current string) []groupOrder {
+	orders := []groupOrder{
+		{Name: "status", Words: "state", Column: "State", Class: "c-state"},
+		{Name: "failures", Words: "most failures", Column: "Failures", Class: "c-n n"},
+		{Name: "open", Words: "most open", Column: "Open", Class: "c-n n"},
+		{Name: "latest", Words: "latest failure", Column: "Last seen", Class: "c-when"},
+		{Name: "newest", Words: "newest group", Column: "First seen", Class: "c-when"},
+		{Name: "owner", Words: "owner", Column: "Owner", Class: "c-owner"},
+	}
+	for i := range orders {
+		o := &orders[i]
+		o.Path, o.Current = in.with("cursor", "", "order", o.Name), o.Name == cmp.Or(current, "latest")
+		if o.Current {
+			o.Sort = "descending"
+			if o.Name == "owner" {
+				o.Sort = "ascending"
+			}
+		}
+	}
+	return orders
 }
 
 // LastHour returns the trend of the last hour of a group that is younger; nil for others.
@@ -48,17 +78,14 @@ func (g *groups) GroupPath(of group.Group) string {
 func (c *Console) groups(in *request) (*view, error) {
 	params := in.URL.Query()
 	g := &groups{
-		Status: params.Get("status"), Order: params.Get("order"),
+		Status: params.Get("status"), Orders: in.groupOrders(params.Get("order")),
 		Queue: params.Get("queue"), Owner: params.Get("owner"), Window: in.window("24h"),
 	}
 	g.Windows = in.windowChoices(g.Window)
-	g.Operator, g.Sorted = in.me().May(access.Operator), map[string]string{}
-	for _, order := range []string{"latest", "open", "failures"} {
-		g.Sorted[order] = in.with("order", order)
-	}
+	g.Operator = in.me().May(access.Operator)
 	v := &view{Template: "groups", Title: "Groups", Data: g, Interval: groupsInterval}
 	input := api.GroupsInput{
-		Order: g.Order, Queue: g.Queue, Owner: g.Owner, Over: g.Window.Over, HasOpen: params.Get("hasOpen"),
+		Order: params.Get("order"), Queue: g.Queue, Owner: g.Owner, Over: g.Window.Over, HasOpen: params.Get("hasOpen"),
 		Cursor: params.Get("cursor"), Limit: 50,
 	}
 	if g.Status != "" {

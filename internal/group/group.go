@@ -89,7 +89,7 @@ type Filter struct {
 	Statuses    []string
 	Owner       *string // "" for groups without an owner
 	HasOpen     *bool
-	Order       string        // latest, open or failures
+	Order       string        // latest, open, failures, newest, status or owner
 	Over        time.Duration // the window of counts
 	Cursor      string
 	Limit       int
@@ -128,7 +128,7 @@ func (s *Store) List(ctx context.Context, f Filter) (groups []Group, next string
 	if len(groups) > f.Limit {
 		groups = groups[:f.Limit]
 		last := &groups[f.Limit-1]
-		raw, err := json.Marshal([]any{last.Place, last.Queue, last.Fingerprint})
+		raw, err := json.Marshal([]any{last.Place, last.Queue, last.Fingerprint, last.Owner})
 		return groups, base64.RawURLEncoding.EncodeToString(raw), err
 	}
 	return groups, "", nil
@@ -137,16 +137,17 @@ func (s *Store) List(ctx context.Context, f Filter) (groups []Group, next string
 func readCursor(cursor string) (json.RawMessage, error) {
 	var place int64
 	var queue, fingerprint string
+	var owner *string
 	raw, err := base64.RawURLEncoding.DecodeString(cursor)
 	if err == nil {
-		err = json.Unmarshal(raw, &[]any{&place, &queue, &fingerprint})
+		err = json.Unmarshal(raw, &[]any{&place, &queue, &fingerprint, &owner})
 	}
 	if err != nil {
 		return nil, &deadletter.MoveError{
 			Kind: deadletter.ErrInvalid, Detail: "groups: invalid cursor", Hint: "Use the cursor of the previous page.",
 		}
 	}
-	return json.Marshal([]any{place, queue, fingerprint})
+	return json.Marshal([]any{place, queue, fingerprint, owner})
 }
 
 // Get returns a group of a queue by its fingerprint or a prefix of it, with the failures in a time

@@ -237,6 +237,10 @@ func TestGroup_ListPagesAndFilters(t *testing.T) {
 	require.Equal(t, []string{"p0", "p1", "p2", "p3", "p4", "p5", "m0", "p6"}, list(group.Filter{Order: "open"}))
 	require.Equal(t, []string{"p0", "p1", "p2", "p3", "p4", "p5", "p6"},
 		list(group.Filter{Queue: "payments", Order: "failures"}))
+	require.Equal(t, []string{"p1", "m0", "p0", "p2", "p3", "p4", "p5", "p6"}, list(group.Filter{Order: "owner"}))
+	require.Equal(t, []string{"m0", "p0", "p1", "p3", "p4", "p5", "p6", "p2"}, list(group.Filter{Order: "status"}))
+	b.exec(`UPDATE dlq.failure_groups SET first_seen = now() - '1 hour'::interval * (7 - right(fingerprint, 1)::integer)`)
+	require.Equal(t, []string{"p6", "p5", "p4", "p3", "p2", "p1", "m0", "p0"}, list(group.Filter{Order: "newest"}))
 	require.Equal(t, []string{"p1"}, list(group.Filter{Owner: new("anna")}))
 	require.Len(t, list(group.Filter{Owner: new("")}), 7)
 	require.Equal(t, []string{"p2"}, list(group.Filter{Statuses: []string{group.Fixed, group.Regressed}}))
