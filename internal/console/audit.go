@@ -103,10 +103,11 @@ func (r *auditRow) Approval() string {
 	return ""
 }
 
-// runVerbs maps what the audit trail says of a replay run to the verb that says what a person did.
-var runVerbs = map[string]string{
+// actVerbs maps what the audit trail says of a replay run or an approval to the verb that says what a person did.
+var actVerbs = map[string]string{
 	"started": "started", "paused": "paused", "resumed": "resumed", "cancelled": "cancelled",
-	"rate changed": "changed the rate of",
+	"rate changed": "changed the rate of", "requested": "requested", "requested again": "requested again",
+	"approved": "approved", "refused": "refused", "withdrawn": "withdrew",
 }
 
 // FilterText returns the filter of the operation or the replay run as it is typed, or "".
@@ -134,7 +135,13 @@ var idInText = regexp.MustCompile(`\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}
 func (r *auditRow) Words() string {
 	reason := fmt.Sprint(deref(r.Reason))
 	if run := r.Ran; run != nil {
-		text := "replayed " + plural(run.Replayed, "dead letter") + ": " + number(run.Succeeded) + " recovered"
+		text := "replayed "
+		if run.FinishedAt == nil {
+			text += number(run.Replayed) + " of " + plural(run.Total, "dead letter") + " so far"
+		} else {
+			text += plural(run.Replayed, "dead letter")
+		}
+		text += ": " + number(run.Succeeded) + " recovered"
 		if run.Failed > 0 {
 			text += ", " + number(run.Failed) + " failed again"
 		}
@@ -143,8 +150,9 @@ func (r *auditRow) Words() string {
 		}
 		return text
 	}
-	if run, of, act := strings.Cut(reason, ": "); act && r.EntryID == nil && r.Run() != "" && runVerbs[of] != "" {
-		reason = runVerbs[of] + " " + run
+	if subject, of, act := strings.Cut(reason, ": "); act && r.EntryID == nil && actVerbs[of] != "" &&
+		(r.Run() != "" || r.Approval() != "") {
+		reason = actVerbs[of] + " " + subject
 	}
 	if !r.Whole() {
 		return idInText.ReplaceAllStringFunc(reason, func(id string) string { return short(id) })

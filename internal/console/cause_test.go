@@ -247,9 +247,12 @@ func TestAuditRow_NamesRunsAndApprovals(t *testing.T) {
 	require.Equal(t, "paused replay run "+short(id), row("replay run "+id+": paused").Words())
 	require.Equal(t, "replay run "+short(id)+": group goes on", row("replay run "+id+": group goes on").Words())
 	require.Equal(t, id, row("approval "+id+": requested").Approval())
+	require.Equal(t, "requested approval "+short(id), row("approval "+id+": requested").Words())
 	require.Empty(t, row("approval of kim").Approval())
 	started := row("replay run " + id + ": started")
-	started.Ran = &replay.Run{Filter: json.RawMessage(`{"queue": ["payments"]}`), Replayed: 2, Succeeded: 1}
+	started.Ran = &replay.Run{Filter: json.RawMessage(`{"queue": ["payments"]}`), Total: 9, Replayed: 2, Succeeded: 1}
+	require.Equal(t, "replayed 2 of 9 dead letters so far: 1 recovered", started.Words())
+	started.Ran.FinishedAt = new(time.Now())
 	require.Equal(t, "replayed 2 dead letters: 1 recovered", started.Words())
 	require.Equal(t, "queue:payments", started.FilterText())
 }

@@ -406,7 +406,8 @@ func (c *Console) notFound(w http.ResponseWriter, r *http.Request) {
 		c.NotServed.ServeHTTP(w, r)
 		return
 	}
-	c.answer(w, c.request(r), nil, &api.Problem{Status: http.StatusNotFound, Detail: "there is no page " + r.URL.Path})
+	c.answer(w, c.request(r), nil,
+		&api.Problem{Status: http.StatusNotFound, Detail: "There is no page " + r.URL.Path + "."})
 }
 
 // pageOf returns the address of the page from which the form of a request was sent: the nearest page above the

@@ -1,7 +1,7 @@
 package console
 
 import (
-	"fmt"
+	"cmp"
 
 	"github.com/google/uuid"
 
@@ -43,8 +43,11 @@ func (c *Console) operation(in *request) (*view, error) {
 	if o.Next != "" {
 		o.NextPage = in.with("cursor", o.Next)
 	}
-	o.Sentence = fmt.Sprintf("%s: %s changed %s of %s.", upper(o.Action), o.Actor, number(o.Changed),
-		plural(o.Looked, "dead letter"))
+	verb := cmp.Or(operationVerbs[o.Action], o.Action)
+	o.Sentence = o.Actor + " " + verb + " " + plural(o.Changed, "dead letter")
+	if left := o.Looked - o.Changed; left > 0 {
+		o.Sentence += "; " + number(left) + " unchanged"
+	}
 	o.CanUndo = o.Action != "undo" && o.Action != "purge" && o.Action != "reopen" && in.me().May(access.Operator)
 	id := o.ID.String()
 	o.Copies = copies("dlqd operation "+id, "SELECT * FROM dlq.operation('"+id+"'); SELECT * FROM dlq.operation_entries('"+id+"');", curl) //nolint:unqueryvet // for people
