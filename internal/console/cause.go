@@ -214,8 +214,9 @@ func clipBytes(text string, limit int) string {
 
 // likeness is what is known of the failure group of an entry, from rollups and replay runs.
 type likeness struct {
-	Group *group.Group
-	Runs  []string // newest first
+	Group  *group.Group
+	Window window   // of the group's trend
+	Runs   []string // newest first
 }
 
 // likeOf reads the failure group of an entry, and the replay runs that selected the group.
@@ -226,12 +227,21 @@ func (in *request) likeOf(e *api.EntryDetail) (*likeness, error) {
 	like := &likeness{}
 	err := inParallel(
 		func() error {
-			page, _, err := callIfAllowed(in, api.ListGroups,
-				api.GroupsInput{Queue: e.Queue, Fingerprint: *e.Fingerprint, Over: "7d", Limit: 1})
-			if err == nil && len(page.Groups) > 0 {
-				like.Group = &page.Groups[0]
+			input := api.GroupsInput{Queue: e.Queue, Fingerprint: *e.Fingerprint, Over: "7d", Limit: 1}
+			week := windowOf(input.Over, "")
+			like.Window = week
+			page, _, err := callIfAllowed(in, api.ListGroups, input)
+			if err != nil || len(page.Groups) == 0 {
+				return err
 			}
-			return err
+			if fit := fitting(in.now.Sub(page.Groups[0].FirstSeen), week); fit != week {
+				like.Window, input.Over = fit, fit.Over
+				if page, _, err = callIfAllowed(in, api.ListGroups, input); err != nil || len(page.Groups) == 0 {
+					return err
+				}
+			}
+			like.Group = &page.Groups[0]
+			return nil
 		},
 		func() error {
 			runs, _, err := callIfAllowed(in, api.ListReplays, api.None{})

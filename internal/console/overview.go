@@ -261,7 +261,7 @@ func (in *request) backlogChart(series []analytics.Series, w window) *chart {
 		switch {
 		case sumOpen(s) == 0 || len(values) != len(c.Starts):
 		case len(c.Bands) < bands:
-			c.Bands = append(c.Bands, band{s.Name, values})
+			c.Bands = append(c.Bands, band{classOf(s.Name)["Name"], values})
 		default:
 			last := &c.Bands[bands-1]
 			last.Name = "other"
