@@ -788,3 +788,9 @@ document.addEventListener("submit", (event) => {
 	form.dataset.sent = "";
 });
 addEventListener("pageshow", () => { for (const form of all("form[data-sent]")) delete form.dataset.sent; });
+
+// A row of tabs that is wider than a phone begins at the current one.
+for (const tab of all(".tabs [aria-current]")) {
+	const row = tab.closest(".tab-row") ?? tab.closest(".tabs");
+	if (row) row.scrollLeft += tab.getBoundingClientRect().right - row.getBoundingClientRect().right + 16;
+}
