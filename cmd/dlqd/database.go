@@ -195,14 +195,15 @@ func newOpenAPI() *cobra.Command {
 		Short: "Print the API's OpenAPI document",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			yaml, json, err := api.OpenAPI()
+			document := api.OpenAPIYAML
+			if asJSON {
+				document = api.OpenAPI
+			}
+			raw, err := document()
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				yaml = json
-			}
-			_, err = cmd.OutOrStdout().Write(yaml)
+			_, err = cmd.OutOrStdout().Write(raw)
 			return err
 		},
 	}

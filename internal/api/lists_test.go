@@ -18,7 +18,7 @@ import (
 func TestParameters_RefuseASecondValue(t *testing.T) {
 	t.Parallel()
 	handler := api.New(api.Config{Metrics: metrics.New(), Logger: slog.New(slog.DiscardHandler)})
-	_, raw, err := api.OpenAPI()
+	raw, err := api.OpenAPI()
 	require.NoError(t, err)
 	var document struct {
 		Paths map[string]map[string]struct {

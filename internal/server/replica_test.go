@@ -78,7 +78,7 @@ func (b *scopeBundle) reads(token, outcome string) int {
 func TestReplica_AnswersListedOperations(t *testing.T) {
 	t.Parallel()
 	b, servers, config := replicated(t)
-	_, document, err := api.OpenAPI()
+	document, err := api.OpenAPI()
 	require.NoError(t, err)
 	var described struct {
 		Paths map[string]map[string]struct {
