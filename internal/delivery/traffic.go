@@ -38,8 +38,8 @@ const (
 	trafficLevels = 48
 )
 
-// Traffic counts deliveries by destination, so that a replay run sees whether it harms the others. Each process adds its
-// own to dlq.destination_traffic, and a comparison reads those of all.
+// Traffic counts deliveries by destination, so that a replay run sees whether it harms other traffic. Each process adds
+// its counts to dlq.destination_traffic, and a comparison reads the counts of all processes.
 type Traffic struct {
 	db postgres.DB
 

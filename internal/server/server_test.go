@@ -403,8 +403,8 @@ func TestAPI_ServesHealthAndItsDocument(t *testing.T) {
 		"database", "schema", "policy", "access", "automatic", "restored", "capture", "ingest", "processing",
 		"presence", "server", "rescue", "circuit-breakers", "conditions", "partitions", "ordered-places", "sessions",
 		"retention", "rollups", "rollup-trimming", "metrics", "reconciler", "facts", "policy-queues", "held-messages",
-		"traffic", "filing", "dlq-workers", "redeliveries", "expiry", "gates", "observed", "smart-retry", "wake-ups", "regrouping",
-		"replay-runs", "fixes", "approvals", "queue-breakers", "attachment",
+		"traffic", "filing", "dlq-workers", "redeliveries", "expiry", "gates", "observed", "smart-retry", "wake-ups",
+		"regrouping", "replay-runs", "fixes", "approvals", "queue-breakers", "attachment",
 	}, names)
 	for _, path := range []string{"/livez", "/readyz"} {
 		status, _, _ := b.call("GET", path, "")
