@@ -142,7 +142,7 @@ func TestConsole_OperatorPages(t *testing.T) {
 	t.Run("addresses of nothing", func(t *testing.T) {
 		for _, parent := range []string{
 			"/replays/", "/runs/", "/dead-letters/", "/operations/", "/approvals/", "/groups/payments/", "/groups/nonsense/",
-			"/jobs/", "/messages/", "/chart/", "/queues/", "/docs/", "/static/", "/static/environment/",
+			"/jobs/", "/messages/", "/chart/", "/queues/", "/docs/",
 		} {
 			for _, name := range []string{
 				"nonsense", "events", "stats", "Calibration", "calibration/x", "..%2fcalibration", "%2e%2e%2fcalibration", "%00",
