@@ -250,8 +250,10 @@ func (b *batchOfFeed) read(ctx context.Context, c *Client, queries *dbsqlc.Queri
 			continue
 		}
 		r.message = Message{Value: value, Headers: []Header{
-			{Key: "content-type", Value: []byte(form)}, {Key: HeaderEntry, Value: []byte(r.EntryID.String())},
-			{Key: HeaderDelivery, Value: []byte(r.ID.String())}, {Key: HeaderFeed, Value: []byte(b.feed.Name)},
+			{Key: "content-type", Value: []byte(form)},
+			{Key: HeaderEntry, Value: []byte(r.EntryID.String())},
+			{Key: HeaderDelivery, Value: []byte(r.ID.String())},
+			{Key: HeaderFeed, Value: []byte(b.feed.Name)},
 		}}
 		switch {
 		case r.OrderingKey == "":
