@@ -182,7 +182,7 @@ func (b *bench) storedRate(records int) (rate float64, memory int64, err error) 
 		go func() { ended <- broker.Read(ctx, rules.Sources.Sources["bench"], store) }()
 		defer func() {
 			cancel()
-			<-ended
+			<-ended //nolint:errcheck // the reader was cancelled
 			broker.Close()
 		}()
 		look := time.NewTicker(100 * time.Millisecond)
@@ -207,7 +207,7 @@ func (b *bench) storedRate(records int) (rate float64, memory int64, err error) 
 func liveMemory() int64 {
 	sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 	metrics.Read(sample)
-	return int64(sample[0].Value.Uint64()) //nolint:gosec // far below
+	return int64(sample[0].Value.Uint64())
 }
 
 // bareRate returns how many records a second a consumer without dlqd stores, with a row for each and the position in

@@ -23,6 +23,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -189,7 +190,8 @@ func (d *demo) openCluster(ctx context.Context, brokers string, topics []string)
 		defer client.Close()
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 		defer cancel()
-		groups := []string{d.prefix + auditor, d.prefix + "dlqd"}
+		groups := make([]string, 0, 2+len(d.nodes))
+		groups = append(groups, d.prefix+auditor, d.prefix+"dlqd")
 		for _, n := range d.nodes {
 			groups = append(groups, n.group())
 		}
@@ -267,8 +269,7 @@ func (d *demo) observe(ctx context.Context, group string, topics ...string) erro
 func (d *demo) observed(group, topic string) []*kgo.Record {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	records := d.records[group+" "+topic]
-	return records[:len(records):len(records)]
+	return slices.Clip(d.records[group+" "+topic])
 }
 
 // startServer starts dlqd. The returned function stops it.
@@ -398,12 +399,12 @@ func (d *demo) show(ctx context.Context, documents int) error {
 	if err := d.awaitEntries(ctx, "entries of "+broken, died, ""); err != nil {
 		return err
 	}
-	var error string
+	var errs string
 	if err := d.pool.QueryRow(ctx, `SELECT string_agg(DISTINCT (record).node || ': ' || error_type || ', class '
-		|| error_class || ', status ' || status, '; ') FROM dlq.dead_letter_queue`).Scan(&error); err != nil {
+		|| error_class || ', status ' || status, '; ') FROM dlq.dead_letter_queue`).Scan(&errs); err != nil {
 		return err
 	}
-	d.printf("dlqd has an entry of each, by node: %s", error)
+	d.printf("dlqd has an entry of each, by node: %s", errs)
 
 	if err := errors.Join(node.start(ctx), node.reconnect(ctx)); err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -180,7 +181,7 @@ func (n *node) process(_ any, _ context.Context, decode func(any) error, _ grpc.
 func (n *node) processed() []document {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.calls[:len(n.calls):len(n.calls)]
+	return slices.Clip(n.calls)
 }
 
 func (n *node) connect(brokers []string) (err error) {
@@ -225,26 +226,26 @@ func (n *node) close() {
 
 // run consumes the node's topics until ctx is done.
 func (n *node) run(ctx context.Context) error {
-	for {
-		fetched := n.client.PollFetches(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err := fetched.Err(); err != nil {
-			return fmt.Errorf("node %s: %w", n.name, err)
-		}
-		for _, record := range fetched.Records() {
-			if err := n.handle(ctx, record); err != nil {
-				if ctx.Err() != nil {
-					return nil
-				}
-				return fmt.Errorf("node %s: %w", n.name, err)
-			}
-		}
-		if err := n.client.CommitRecords(ctx, fetched.Records()...); err != nil && ctx.Err() == nil {
+	for ctx.Err() == nil {
+		if err := n.runOnce(ctx); err != nil && ctx.Err() == nil {
 			return fmt.Errorf("node %s: %w", n.name, err)
 		}
 	}
+	return nil
+}
+
+// runOnce handles the next records, and commits their offsets.
+func (n *node) runOnce(ctx context.Context) error {
+	fetched := n.client.PollFetches(ctx)
+	if err := fetched.Err(); err != nil {
+		return err
+	}
+	for _, record := range fetched.Records() {
+		if err := n.handle(ctx, record); err != nil {
+			return err
+		}
+	}
+	return n.client.CommitRecords(ctx, fetched.Records()...)
 }
 
 // handle calls the node for a record, and publishes the answer, or what failed.

@@ -91,8 +91,8 @@ func (e *Expectation) Texts(w Words) []string {
 		texts = append(texts, e.Groups[i].Text(w))
 	}
 	if e.Untried > 0 {
-		texts = append(texts, fmt.Sprintf("%s: never tried: no earlier replay run has outcomes of their failure groups",
-			w.Number(e.Untried)))
+		texts = append(texts,
+			w.Number(e.Untried)+": never tried: no earlier replay run has outcomes of their failure groups")
 	}
 	return texts
 }
