@@ -12,7 +12,8 @@ import (
 // to one order, and that one column is marked.
 func TestGroupOrders_BeginAtTheFirstPage(t *testing.T) {
 	t.Parallel()
-	in := &request{Request: httptest.NewRequest(http.MethodGet, "/groups?cursor=x&order=owner&queue=payments", http.NoBody)}
+	const address = "/groups?cursor=x&order=owner&queue=payments"
+	in := &request{Request: httptest.NewRequest(http.MethodGet, address, http.NoBody)}
 	sorted := map[string]string{}
 	for _, o := range in.groupOrders("owner") {
 		require.Equal(t, "/groups?order="+o.Name+"&queue=payments", o.Path)
