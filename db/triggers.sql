@@ -213,6 +213,8 @@ SELECT dlq.fence_table('dlq.gates', NULL);
 
 SELECT dlq.fence_table('dlq.paces', NULL);
 
+SELECT dlq.fence_table('dlq.destination_traffic', NULL);
+
 SELECT dlq.fence_table('dlq.role_scopes', NULL);
 
 ALTER TABLE dlq.saved_views ENABLE ROW LEVEL SECURITY; -- roles read saved views through dlq.views alone

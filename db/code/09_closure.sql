@@ -135,7 +135,7 @@ RETURNS TABLE (run_id uuid, queue text, fingerprint text, entries bigint, recove
     recovered bigint, failed bigint, judged boolean, held boolean)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT r.id, g.queue, g.fingerprint, g.entries, g.recover, g.low, g.high, g.recovered, g.failed,
-           g.recovered + g.failed >= g.entries, g.recovered BETWEEN g.low AND g.high
+           g.recovered + g.failed = g.entries, g.recovered BETWEEN g.low AND g.high
     FROM (SELECT r.id, r.result FROM dlq.replay_runs r
           WHERE r.result IS NOT NULL AND dlq.scope_within(r.scope, (SELECT dlq.scope()))
           ORDER BY r.id DESC LIMIT 1000) r
@@ -230,7 +230,7 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan =
         FROM run r CROSS JOIN LATERAL (
             SELECT sum(j.recovered) AS recovered, sum(j.recovered + j.failed) AS ended
             FROM jsonb_to_recordset(coalesce(dlq.replay_result(p_run), '[]')) j (recovered bigint, failed bigint)) g
-        WHERE g.ended >= (r.forecast #>> '{expect,tried}')::bigint AND (r.forecast #>> '{expect,tried}')::bigint > 0
+        WHERE g.ended = (r.forecast #>> '{expect,tried}')::bigint AND (r.forecast #>> '{expect,tried}')::bigint > 0
     )
     SELECT jsonb_agg(jsonb_build_object('what', f.what, 'forecast', f.forecast, 'low', f.low, 'high', f.high,
         'actual', f.actual) ORDER BY f.what COLLATE "C")

@@ -6,6 +6,9 @@
 CREATE OR REPLACE FUNCTION dlq.publish_feeds(p_names text[], p_clusters text[], p_topics text[]) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE dlq.feeds f SET removed_at = now() WHERE f.removed_at IS NULL AND f.name <> ALL (p_names);
+    -- What waits is published to the feed's new cluster.
+    UPDATE dlq.feed_records r SET cluster = p.cluster FROM unnest(p_names, p_clusters) p (name, cluster)
+    WHERE r.feed = p.name AND r.acknowledged_at IS NULL AND r.failure IS NULL AND r.cluster <> p.cluster;
     INSERT INTO dlq.feeds AS f (name, cluster, topic)
     SELECT p.name, p.cluster, p.topic FROM unnest(p_names, p_clusters, p_topics) p (name, cluster, topic)
     ORDER BY p.name

@@ -75,7 +75,7 @@ BEGIN
                 decode(l.content, 'hex'), l.original_topic_id) t) END AS delivery
         FROM read l WHERE l."offset" >= v_position
             AND NOT (l.delivery_id IS NOT NULL AND EXISTS (SELECT FROM dlq.feed_records f WHERE f.id = l.delivery_id
-                AND f.cluster = p_cluster AND f.topic = p_topic))
+                AND f.cluster = p_cluster AND f.topic = p_topic) AND jsonb_array_length(l.headers) = 4) -- not a copy
             AND (l."offset" >= v_until OR NOT dlq.is_stored(
             p_cluster, p_topic_id, l.message_id, l.at, decode(l.sha256, 'hex'), l.came, l.delivery_id, p_queue))
         ORDER BY l.place

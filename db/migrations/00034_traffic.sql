@@ -1,5 +1,5 @@
 -- +goose Up
--- Not logged: after a crash, it is not known for an hour whether a replay run harms other deliveries.
+-- Not logged: after a crash, it is not known whether the replay runs of that time harm other deliveries.
 CREATE UNLOGGED TABLE dlq.destination_traffic (
     destination text NOT NULL,
     at          timestamptz NOT NULL,

@@ -127,5 +127,5 @@ SELECT u.level::integer AS level, coalesce(sum(u.n) FILTER (WHERE t.at < @began:
     coalesce(sum(u.n) FILTER (WHERE t.at >= @after::timestamptz), 0)::bigint AS during
 FROM dlq.destination_traffic t CROSS JOIN LATERAL unnest(t.deliveries) WITH ORDINALITY u (n, level)
 WHERE t.destination = @destination::text AND t.run_id <> @run::uuid AND t.at >= @since::timestamptz
-    AND t.at < @until::timestamptz AND u.n > 0
+    AND t.at < @until::timestamptz AND (t.at < @began::timestamptz OR t.at >= @after::timestamptz) AND u.n > 0
 GROUP BY 1;

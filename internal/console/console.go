@@ -337,7 +337,7 @@ func (c *Console) errorPage(in *request, err error) *view {
 		}
 	}
 	if in.Method == http.MethodGet && namesNothing(problem) {
-		problem = &api.Problem{Status: http.StatusNotFound, Detail: "there is no page " + in.URL.Path}
+		problem = &api.Problem{Status: http.StatusNotFound, Detail: "There is no page " + in.URL.Path + "."}
 	}
 	if problem.Status == http.StatusForbidden && in.me().Via != "" && !in.me().May(access.Reader) {
 		return c.noRole(in, &view{Title: heading(problem), Status: problem.Status})

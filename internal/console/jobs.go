@@ -249,7 +249,7 @@ func (c *Console) message(in *request) (*view, error) {
 func forgotten(err error) error {
 	if problem, ok := errorAs404(err); ok {
 		problem.Detail += ". By default, River deletes jobs a day after they completed or were cancelled. If it failed, it " +
-			"has a dead letter, which stays"
+			"has a dead letter, which dlqd keeps longer"
 		return problem
 	}
 	return err

@@ -44,6 +44,9 @@ func (c *Console) operation(in *request) (*view, error) {
 		o.NextPage = in.with("cursor", o.Next)
 	}
 	verb := cmp.Or(operationVerbs[o.Action], o.Action)
+	if o.Action == "assign" { // or unassigned
+		verb = "changed the owner of"
+	}
 	o.Sentence = o.Actor + " " + verb + " " + plural(o.Changed, "dead letter")
 	if left := o.Looked - o.Changed; left > 0 {
 		o.Sentence += "; " + number(left) + " unchanged"

@@ -268,7 +268,7 @@ func (c *Console) calibration(in *request) (*view, error) {
 		Template: "calibration", Title: "Forecasts of replay runs", Data: &calibration{
 			Calibration: shown, Sentence: cmp.Or(shown.Text(in.replayWords()), "No forecast of an ended run can be judged yet"),
 			Copies: copies("dlqd replays calibration",
-				"SELECT * FROM dlq.replay_calibration; SELECT * FROM dlq.replay_figure_calibration;", //nolint:unqueryvet // for people
+				"SELECT * FROM dlq.replay_calibration(); SELECT * FROM dlq.replay_figure_calibration();", //nolint:unqueryvet // for people
 				in.curl(api.GetReplayCalibration.Path)),
 		}, Section: "/replays",
 	}, nil

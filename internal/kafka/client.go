@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,6 +37,8 @@ const (
 	dialTimeout = 5 * time.Second
 	// tokenTimeout bounds a request of a token.
 	tokenTimeout = 5 * time.Second
+	// topicIDTimeout bounds the look for the id of a topic. Without the id, records are recognized by its name.
+	topicIDTimeout = 2 * time.Second
 )
 
 // Broker is the client of a policy's Kafka clusters.
@@ -126,6 +129,8 @@ func topicID(ctx context.Context, client *kgo.Client, name string) uuid.UUID {
 	named.Topic = new(name)
 	request := kmsg.NewPtrMetadataRequest()
 	request.Topics = []kmsg.MetadataRequestTopic{named}
+	ctx, cancel := context.WithTimeout(ctx, topicIDTimeout)
+	defer cancel()
 	response, err := client.RequestCachedMetadata(ctx, request, topicsInterval)
 	if err != nil || len(response.Topics) != 1 || response.Topics[0].ErrorCode != 0 {
 		return uuid.Nil
@@ -176,6 +181,12 @@ func tlsConfig(t policy.TLS) (*tls.Config, error) {
 	return config, nil
 }
 
+// tokenSource makes an [oauth2.TokenSource] of a function.
+type tokenSource func() (*oauth2.Token, error)
+
+// Token implements [oauth2.TokenSource].
+func (s tokenSource) Token() (*oauth2.Token, error) { return s() }
+
 // issuedTokens returns the source of tokens that an identity provider issues for client credentials. A token is used
 // until it expires.
 func issuedTokens(s policy.SASL) func(context.Context) (oauth.Auth, error) {
@@ -185,9 +196,19 @@ func issuedTokens(s policy.SASL) func(context.Context) (oauth.Auth, error) {
 	client := &http.Client{Timeout: tokenTimeout, CheckRedirect: func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse // it would carry the client's secret elsewhere
 	}}
-	tokens := config.TokenSource(context.WithValue(context.Background(), oauth2.HTTPClient, client))
+	with := context.WithValue(context.Background(), oauth2.HTTPClient, client)
+	tokens := oauth2.ReuseTokenSource(nil, tokenSource(func() (*oauth2.Token, error) {
+		token, err := config.Token(with)
+		if err == nil && token.Expiry.IsZero() { // the lifetime is not known
+			token.Expiry = time.Now()
+		}
+		return token, err
+	}))
 	return func(context.Context) (oauth.Auth, error) {
 		token, err := tokens.Token()
+		if failed, ok := errors.AsType[*url.Error](err); ok { // its text has the whole URL
+			err = failed.Err
+		}
 		if refused, ok := errors.AsType[*oauth2.RetrieveError](err); ok {
 			// The rest of the answer may repeat the secret.
 			err = fmt.Errorf("%s %.100s", refused.Response.Status, refused.ErrorCode)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -298,7 +299,8 @@ func (p *partition) take() []*kgo.Record {
 		bytes += size(p.queue[taken])
 		taken++
 	}
-	records := p.queue[:taken:taken]
+	records := slices.Clone(p.queue[:taken])
+	clear(p.queue[:taken]) // the rest of the queue would keep them in memory
 	p.queue = p.queue[taken:]
 	p.count(-bytes)
 	return records

@@ -75,6 +75,12 @@ func (l *ledger) Append(ctx context.Context, batch source.Batch) (source.Stored,
 	}
 	for _, record := range batch.Records {
 		if record.Offset >= next {
+			// Not slices of the unpacked batch, which would stay in memory.
+			record.Key, record.Value = bytes.Clone(record.Key), bytes.Clone(record.Value)
+			record.Headers = slices.Clone(record.Headers)
+			for i := range record.Headers {
+				record.Headers[i].Value = bytes.Clone(record.Headers[i].Value)
+			}
 			l.records[batch.Partition] = append(l.records[batch.Partition], record)
 		}
 	}

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/reflect/protoreflect"
+
 	"github.com/dlqd/dlqd/internal/grpc"
 )
 
@@ -199,7 +201,7 @@ func (l *loader) checkSources() {
 			if s.DescriptorFile == "" || s.MessageType == "" {
 				l.addf(file, at, "descriptorFile and messageType are required for the envelope protobuf")
 			} else {
-				s.Descriptor = []byte(l.readFile(file, at+".descriptorFile", s.DescriptorFile))
+				s.Descriptor, _ = l.descriptor(file, at+".descriptorFile", s.DescriptorFile, s.MessageType)
 			}
 		}
 		if p.Destinations[name] != nil {
@@ -267,12 +269,22 @@ func (l *loader) checkFeeds() {
 			l.addf(file, at, "descriptorFile and messageType are required for the form protobuf")
 			continue
 		}
-		set := l.readFile(file, at+".descriptorFile", f.DescriptorFile)
-		if _, err := grpc.MessageOf(f.MessageType, []byte(set)); err != nil && set != "" {
-			l.addf(file, at+".descriptorFile", "%s: %w", l.secretPath(f.DescriptorFile), err)
+		var of protoreflect.MessageDescriptor
+		if f.Descriptor, of = l.descriptor(file, at+".descriptorFile", f.DescriptorFile, f.MessageType); of != nil &&
+			of.RequiredNumbers().Len() > 0 {
+			l.addf(file, at+".messageType", "%s has required fields, which not each dead letter has", f.MessageType)
 		}
-		f.Descriptor = []byte(set)
 	}
+}
+
+// descriptor reads the file with the descriptors of a Protobuf message; of is nil if it has no such message.
+func (l *loader) descriptor(file, at, name, message string) (set []byte, of protoreflect.MessageDescriptor) {
+	set = []byte(l.readFile(file, at, name))
+	of, err := grpc.MessageOf(message, set)
+	if err != nil && len(set) > 0 {
+		l.addf(file, at, "%s: %w", l.secretPath(name), err)
+	}
+	return set, of
 }
 
 // checkCluster checks how a cluster is reached, and reads its secrets.

@@ -121,42 +121,45 @@ func likelyRange(mean, variance float64, n int64) (low, high int64) {
 type groupKey struct{ queue, fingerprint string }
 
 // going returns how many entries of each failure group go: the share of its sample that does, or that of the whole
-// sample for a group without sampled entries.
-func going(cells []dbsqlc.CountGroupsRow, goes map[uuid.UUID]bool) map[groupKey]int64 {
+// sample for a group without sampled entries. It also returns their sum, rounded once: of many small groups, each share
+// would be rounded in the same direction.
+func going(cells []dbsqlc.CountGroupsRow, goes map[uuid.UUID]bool) (entries map[groupKey]int64, all int64) {
 	type counts struct{ entries, sampled, goes int64 }
-	groups, all := map[groupKey]counts{}, counts{}
+	groups, sample := map[groupKey]counts{}, counts{}
 	for i := range cells {
 		k := groupKey{cells[i].Queue, cells[i].Fingerprint}
 		c := groups[k]
 		c.entries += cells[i].Entries
 		for _, id := range cells[i].Sample {
-			c.sampled, all.sampled = c.sampled+1, all.sampled+1
+			c.sampled, sample.sampled = c.sampled+1, sample.sampled+1
 			if goes[id] {
-				c.goes, all.goes = c.goes+1, all.goes+1
+				c.goes, sample.goes = c.goes+1, sample.goes+1
 			}
 		}
 		groups[k] = c
 	}
-	entries := make(map[groupKey]int64, len(groups))
+	entries = make(map[groupKey]int64, len(groups))
+	sum := 0.0
 	for k, c := range groups {
 		of := c
 		if of.sampled == 0 {
-			of = all
+			of = sample
 		}
-		entries[k] = int64(math.Round(float64(c.entries) * float64(of.goes) / float64(max(of.sampled, 1))))
+		n := float64(c.entries) * float64(of.goes) / float64(max(of.sampled, 1))
+		entries[k], sum = int64(math.Round(n)), sum+n
 	}
-	return entries
+	return entries, int64(math.Round(sum))
 }
 
 // expect returns what earlier replay runs tell about the entries of a preview. goes has those of its sample that go.
 func expect(ctx context.Context, tx transaction, cells []dbsqlc.CountGroupsRow, goes map[uuid.UUID]bool) (
 	*Expectation, error,
 ) {
-	entries := going(cells, goes)
+	entries, all := going(cells, goes)
 	var keys []groupKey
-	e := &Expectation{}
+	e := &Expectation{Untried: all}
 	for k, n := range entries {
-		if e.Untried += n; k.fingerprint != "" && n > 0 {
+		if k.fingerprint != "" && n > 0 {
 			keys = append(keys, k)
 		}
 	}

@@ -35,7 +35,7 @@ func (l *Load) Text(w Words) string {
 		where += ", to destination " + l.Destination
 	}
 	if !w.Unlimited {
-		rate = fmt.Sprintf(", at most %s per second", w.Number(math.Round(100*slices.Max(l.PerSecond))/100))
+		rate = fmt.Sprintf(", at most %s per second", w.rate(slices.Max(l.PerSecond)))
 	}
 	return fmt.Sprintf("%s: %s%s; in the last hour, %s redelivered and %s failed", where, w.Number(l.Entries), rate,
 		w.Number(l.Redelivered), w.Number(l.Failures))
@@ -50,6 +50,14 @@ type Words struct {
 	Group func(fingerprint string) string
 	// Unlimited means that the run has no rate, so that texts of its load name none.
 	Unlimited bool
+}
+
+// rate formats a number per second, of which small ones keep two digits.
+func (w *Words) rate(perSecond float64) string {
+	if perSecond >= 100 {
+		return w.Number(math.Round(perSecond))
+	}
+	return strconv.FormatFloat(perSecond, 'g', 3, 64)
 }
 
 // PlainWords returns the words of texts for a terminal.

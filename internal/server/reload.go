@@ -119,11 +119,15 @@ func (s *Server) reloadCommitted(ctx context.Context) error {
 func (s *Server) publishPolicy(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
-	approvals, err := s.policy().Access.Approvals.Published()
-	skips, invalid := json.Marshal(s.policy().Skips())
+	p := s.policy()
+	approvals, err := p.Access.Approvals.Published()
+	skips, invalid := json.Marshal(p.Skips())
 	if err = errors.Join(err, invalid); err == nil {
-		err = errors.Join(s.store.Protect(ctx, s.policy().Data.SensitiveColumns, s.policy().Data.Masked()),
-			s.store.PublishPolicy(ctx, s.policy().Version(), approvals, skips), s.sourceStore().Publish(ctx))
+		protected := s.store.Protect(ctx, p.Data.SensitiveColumns, p.Data.Masked())
+		if protected == nil {
+			s.published.Store(p)
+		}
+		err = errors.Join(protected, s.store.PublishPolicy(ctx, p.Version(), approvals, skips), s.sourceStore().Publish(ctx))
 	}
 	if failed := s.unpublished.Swap(err != nil); err != nil && !failed {
 		s.logger.Error("publishing the policy's masking and approval rules to the database failed and is retried; "+

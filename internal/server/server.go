@@ -184,9 +184,10 @@ type Server struct {
 	conditions  *breaker.Conditions
 	planner     atomic.Pointer[strategy.Planner] // by the policy in force
 	reloading   sync.Mutex
-	reloadErr   atomic.Pointer[error]    // of the last reload; nil if it succeeded
-	unpublished atomic.Bool              // publishing the policy to the database failed, and is retried
-	authWays    atomic.Pointer[[]string] // the last configured ways of authentication; nil if there were none
+	reloadErr   atomic.Pointer[error]         // of the last reload; nil if it succeeded
+	published   atomic.Pointer[policy.Policy] // whose masks are in force in the database
+	unpublished atomic.Bool                   // publishing the policy to the database failed, and is retried
+	authWays    atomic.Pointer[[]string]      // the last configured ways of authentication; nil if there were none
 
 	loops        background.Group
 	wakeApproved func()           // starts what was approved; nil if this process has no DLQ workers
@@ -316,6 +317,7 @@ func (s *Server) start(ctx context.Context) error {
 		s.sources = &source.Client{
 			Open: s.config.OpenSources, Policy: s.policy, Logger: s.logger.With("part", "sources"),
 			Store: s.sourceStore(), Entries: s.store,
+			Masked: func() bool { return s.published.Load() == s.policy() },
 		}
 		s.loops.Add(s.sources.Loop(), s.sources.ReturnedLoop(), s.sources.FeedLoop())
 	}

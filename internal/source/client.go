@@ -33,7 +33,10 @@ type Client struct {
 	Store  *Store
 	// Entries reads the entries that feeds publish.
 	Entries *deadletter.Store
-	Logger  *slog.Logger
+	// Masked reports whether the masks of the policy are in force in the database: feeds publish only then. Nil
+	// means that they are.
+	Masked func() bool
+	Logger *slog.Logger
 
 	mu     sync.RWMutex // read-locked while the broker publishes
 	broker Broker

@@ -28,13 +28,21 @@ const (
 	// feedsTimeout bounds one turn of the feeds, and feedsLease the reservation that keeps other processes away.
 	feedsTimeout = 40 * time.Second
 	feedsLease   = time.Minute
+	// collectTimeout bounds the look of a feed for filed entries.
+	collectTimeout = 10 * time.Second
 	// feedTimeout bounds the publication of a batch, and markTimeout the statement that records where it is.
 	feedTimeout = 15 * time.Second
 	markTimeout = 2 * time.Second
-	// feedPause is the pause before a topic that failed is tried again.
-	feedPause = 5 * time.Second
-	// feedBatch is the number of records of a topic that are read and published at once.
+	// firstFeedPause is the pause before a topic that failed is tried again. It doubles up to lastFeedPause.
+	firstFeedPause = 5 * time.Second
+	lastFeedPause  = 5 * time.Minute
+	// feedTopics is the number of topics of a cluster that are published to at once.
+	feedTopics = 4
+	// feedBatch is the number of records of a topic that are published at once. Their entries are read feedPart at a
+	// time, until the records have feedBytes: with its payload, an entry may have several MiB.
 	feedBatch = 100
+	feedPart  = 10
+	feedBytes = 8 << 20
 	// feedLanes is the number of them that are under way at once. Those with the same key have the same lane.
 	feedLanes = 16
 	// maxCollected is the number of entries that a feed takes from the audit trail at once.
@@ -52,9 +60,10 @@ type feeds struct {
 
 type feedTopic struct{ feed, topic string }
 
-// pause is why a topic is not tried, and until when.
+// pause is why a topic is not tried, and until when. It is kept until the topic works.
 type pause struct {
 	until time.Time
+	next  time.Duration // the pause after the next failure
 	err   string
 }
 
@@ -63,10 +72,10 @@ type pause struct {
 func (c *Client) FeedLoop() *background.Loop {
 	f := &feeds{holder: uuid.New(), paused: map[feedTopic]pause{}, reports: map[string]string{}}
 	return background.New(background.Config{
-		Name: "feeds", Interval: feedsInterval, Timeout: feedsTimeout, OneProcess: true, Finish: true,
-		Failing: "publishing dead letters to topics failed; they wait",
+		Name: "feeds", Interval: feedsInterval, Timeout: feedsTimeout, Patience: feedsTimeout, OneProcess: true,
+		Finish: true, Failing: "publishing dead letters to topics failed; they wait",
 		Once: func(ctx context.Context) (time.Duration, error) {
-			if len(c.Policy().Sources.Feeds) == 0 {
+			if len(c.Policy().Sources.Feeds) == 0 || c.Masked != nil && !c.Masked() { // what is published stays
 				return 0, nil
 			}
 			queries := dbsqlc.New(c.Store.DB)
@@ -96,19 +105,14 @@ func (c *Client) feed(ctx context.Context, f *feeds) (more bool, err error) {
 	queries := dbsqlc.New(c.Store.DB)
 	p := c.Policy()
 	var waiting []*batchOfFeed
-	maps.DeleteFunc(f.paused, func(_ feedTopic, p pause) bool { return time.Now().After(p.until) })
 	for _, name := range p.FeedNames() {
 		feed := p.Sources.Feeds[name]
-		collected, failed := queries.CollectFeed(ctx, dbsqlc.CollectFeedParams{
-			Feed: name, Queues: feed.Queues, Most: maxCollected,
-		})
+		collected, failed := c.collect(ctx, queries, feed)
 		more = more || collected >= maxCollected
 		topics, alsoFailed := queries.FeedTopics(ctx, name)
-		if err = errors.Join(err, failed, alsoFailed); failed != nil || alsoFailed != nil {
-			continue
-		}
+		err = errors.Join(err, failed, alsoFailed)
 		for _, topic := range topics {
-			if _, paused := f.paused[feedTopic{name, topic}]; !paused {
+			if time.Now().After(f.paused[feedTopic{name, topic}].until) {
 				waiting = append(waiting, &batchOfFeed{feed: feed, topic: topic})
 			}
 		}
@@ -119,20 +123,37 @@ func (c *Client) feed(ctx context.Context, f *feeds) (more bool, err error) {
 	}
 	var running sync.WaitGroup
 	for _, batches := range clusters {
-		running.Go(func() {
-			for _, b := range batches {
+		slots := make(chan struct{}, feedTopics)
+		for _, b := range batches {
+			running.Go(func() {
+				slots <- struct{}{}
+				defer func() { <-slots }()
 				b.publish(ctx, c)
-			}
-		})
+				b.broken = b.err != nil && ctx.Err() == nil // not because the turn has ended
+			})
+		}
 	}
 	running.Wait()
 	for _, b := range waiting {
 		more = more || b.full && b.err == nil
-		if b.err != nil && ctx.Err() == nil {
-			f.paused[feedTopic{b.feed.Name, b.topic}] = pause{time.Now().Add(feedPause), b.err.Error()}
+		switch at := (feedTopic{b.feed.Name, b.topic}); {
+		case b.broken:
+			now := max(f.paused[at].next, firstFeedPause)
+			f.paused[at] = pause{time.Now().Add(now), min(2*now, lastFeedPause), b.err.Error()}
+		case b.err == nil:
+			delete(f.paused, at)
 		}
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), markTimeout) // also if the turn has ended
+	defer cancel()
 	return more, errors.Join(err, f.report(ctx, queries, p))
+}
+
+// collect adds filed entries to the records of a feed.
+func (c *Client) collect(ctx context.Context, queries *dbsqlc.Queries, feed *policy.Feed) (int32, error) {
+	ctx, cancel := context.WithTimeout(ctx, collectTimeout)
+	defer cancel()
+	return queries.CollectFeed(ctx, dbsqlc.CollectFeedParams{Feed: feed.Name, Queues: feed.Queues, Most: maxCollected})
 }
 
 // report records the errors of the feeds where they have changed.
@@ -162,6 +183,8 @@ type batchOfFeed struct {
 	rows  []feedRow
 	full  bool  // there may be more records
 	err   error // why publishing ended early
+
+	broken bool // err is not due to the end of the turn
 }
 
 // feedRow is one record of a batch.
@@ -211,59 +234,87 @@ func (b *batchOfFeed) read(ctx context.Context, c *Client, queries *dbsqlc.Queri
 		return err
 	}
 	b.full = len(rows) == feedBatch
+	data := c.Policy().Data
+	plain := len(data.SensitivePaths)+len(data.SensitivePatterns) == 0
 	if b.feed.View != policy.ViewOperator {
 		ctx = postgres.AsReader(ctx)
 	}
+	size := 0
+	for part := range slices.Chunk(rows, feedPart) {
+		if size > feedBytes {
+			b.full = true
+			break
+		}
+		bytes, err := b.readPart(ctx, c, part, encode, plain)
+		if err != nil {
+			return err
+		}
+		size += bytes
+	}
+	return nil
+}
+
+// readPart reads some of the next records, and returns the bytes of their values. Without plain, their keys are hashes
+// of the ordering keys: of all entries, so that records of one ordering key have one key.
+func (b *batchOfFeed) readPart(ctx context.Context, c *Client, rows []dbsqlc.FeedBatchRow, encode encoder,
+	plain bool,
+) (bytes int, err error) {
 	ids := make([]uuid.UUID, len(rows))
 	for i := range rows {
 		ids[i] = rows[i].EntryID
 	}
 	filter, err := json.Marshal(map[string]any{"ids": ids})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	found, err := c.Entries.FindEntries(ctx, filter, nil)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	entries := make(map[uuid.UUID]*deadletter.Entry, len(found))
 	for i := range found {
 		entries[found[i].ID] = &found[i]
 	}
-	b.rows = make([]feedRow, len(rows))
 	for i := range rows {
-		r := &b.rows[i]
-		r.FeedBatchRow = rows[i]
+		r := feedRow{FeedBatchRow: rows[i]}
 		entry := entries[r.EntryID]
 		if entry == nil { // it is deleted, or moved between partitions while it was read
-			if entry, _, err = c.Entries.Get(ctx, r.EntryID); errors.Is(err, deadletter.ErrNotFound) {
-				r.ended, r.failure = true, "the entry is deleted"
-				continue
-			}
-			if err != nil {
-				return err
-			}
+			entry, _, err = c.Entries.Get(ctx, r.EntryID)
 		}
-		value, form, err := encode(r.ID, entry)
-		if err != nil {
-			r.ended, r.failure = true, err.Error()
-			continue
-		}
-		r.message = Message{Value: value, Headers: []Header{
-			{Key: "content-type", Value: []byte(form)},
-			{Key: HeaderEntry, Value: []byte(r.EntryID.String())},
-			{Key: HeaderDelivery, Value: []byte(r.ID.String())},
-			{Key: HeaderFeed, Value: []byte(b.feed.Name)},
-		}}
 		switch {
-		case r.OrderingKey == "":
-		case entry.OrderingKey != nil && *entry.OrderingKey == r.OrderingKey:
-			r.message.Key = []byte(r.OrderingKey)
-		default: // masked
-			r.message.Key = []byte(r.HiddenKey)
+		case errors.Is(err, deadletter.ErrNotFound):
+			r.ended, r.failure = true, "the entry is deleted"
+		case err != nil:
+			return 0, err
+		default:
+			b.describe(&r, entry, encode, plain)
 		}
+		bytes += len(r.message.Value)
+		b.rows, err = append(b.rows, r), nil
 	}
-	return nil
+	return bytes, nil
+}
+
+// describe sets the record that is published for an entry, or why there is none.
+func (b *batchOfFeed) describe(r *feedRow, entry *deadletter.Entry, encode encoder, plain bool) {
+	value, form, err := encode(r.ID, entry)
+	if err != nil {
+		r.ended, r.failure = true, err.Error()
+		return
+	}
+	r.message = Message{Value: value, Headers: []Header{
+		{Key: "content-type", Value: []byte(form)},
+		{Key: HeaderEntry, Value: []byte(r.EntryID.String())},
+		{Key: HeaderDelivery, Value: []byte(r.ID.String())},
+		{Key: HeaderFeed, Value: []byte(b.feed.Name)},
+	}}
+	switch {
+	case r.OrderingKey == "":
+	case plain:
+		r.message.Key = []byte(r.OrderingKey)
+	default:
+		r.message.Key = []byte(r.HiddenKey)
+	}
 }
 
 // send publishes the records. Those of one key are sent one after another, so that none overtakes another that has to

@@ -52,14 +52,14 @@ func TestFeed_FindsEntriesThatCommitLate(t *testing.T) {
 	require.Equal(t, "1", collect(10))
 }
 
-func TestFeed_ForgetsRecordsOfDeletedEntries(t *testing.T) {
+func TestFeed_ForgetsOldRecords(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	entry := b.fileOne(0)
 	b.exec(`INSERT INTO dlq.feed_records (id, feed, entry_id, queue, cluster, topic, at, failure)
 		SELECT dlq.uuid_v7(), 'f', e, 'orders', 'main', 'x', now() - a, f
-		FROM (VALUES ($1::uuid, interval '100 days', 'x'), (dlq.uuid_v7(), '80 days', 'x'), (dlq.uuid_v7(), '100 days', 'x'),
-			(dlq.uuid_v7(), '100 days', NULL)) v (e, a, f)`, entry)
+		FROM (VALUES ($1::uuid, interval '390 days', 'x'), (dlq.uuid_v7(), '80 days', 'x'), (dlq.uuid_v7(), '401 days', 'x'),
+			(dlq.uuid_v7(), '401 days', NULL)) v (e, a, f)`, entry)
 	b.exec("SELECT dlq.forget_jobs()")
 	require.Equal(t, "3 2", b.one("SELECT count(*) || ' ' || count(failure) FROM dlq.feed_records"))
 }

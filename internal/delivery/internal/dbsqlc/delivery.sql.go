@@ -569,7 +569,7 @@ SELECT u.level::integer AS level, coalesce(sum(u.n) FILTER (WHERE t.at < $1::tim
     coalesce(sum(u.n) FILTER (WHERE t.at >= $2::timestamptz), 0)::bigint AS during
 FROM dlq.destination_traffic t CROSS JOIN LATERAL unnest(t.deliveries) WITH ORDINALITY u (n, level)
 WHERE t.destination = $3::text AND t.run_id <> $4::uuid AND t.at >= $5::timestamptz
-    AND t.at < $6::timestamptz AND u.n > 0
+    AND t.at < $6::timestamptz AND (t.at < $1::timestamptz OR t.at >= $2::timestamptz) AND u.n > 0
 GROUP BY 1
 `
 
