@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// oldestProgram is the schema version of the oldest dlqd that works on the schema of this one, that of release
-	// 0.2.0. docs/versions.md has the releases, and CONTRIBUTING.md says which changes raise it.
+	// oldestProgram is the schema version of the oldest dlqd that works on the schema of this one. docs/versions.md has
+	// the releases, and CONTRIBUTING.md says which changes raise it.
 	oldestProgram = 28
 
 	// settingOldestProgram and settingProgram are keys of dlq.settings. Their values are the oldestProgram and the
