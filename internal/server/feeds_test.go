@@ -182,7 +182,7 @@ feeds:
 		}
 	}
 	require.True(t, slices.IsSorted(got), got)
-	b.await("true", "SELECT (error <> '')::text FROM dlq.feeds WHERE name = 'away'")
+	b.await("true", "SELECT (coalesce(error, '') <> '')::text FROM dlq.feeds WHERE name = 'away'")
 	require.Equal(t, "20", b.one("SELECT waiting::text FROM dlq.feed_figures() WHERE feed = 'away'"))
 	require.Equal(t, "20", b.one("SELECT count(*)::text FROM dlq.dead_letter_open"))
 }
