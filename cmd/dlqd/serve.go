@@ -36,7 +36,7 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // one fl
 			"and --dlq-workers it runs only those parts, so that several processes can share the work on one database.\n\n" +
 			"SIGTERM or SIGINT stops serve cleanly: it accepts no more requests, writes what it accepted and waits for\n" +
 			"running jobs. A second signal stops it immediately. SIGHUP, and a change of the policy's files, reload the\n" +
-			"policy. Exit codes: 0 stopped cleanly, 1 failed, 2 invalid command line, 3 the database's schema is old,\n" +
+			"policy. Exit codes: 0 stopped cleanly, 1 failed, 2 invalid command line, 3 the schema is too old or too new,\n" +
 			"4 another dlqd uses the data directory, 5 stopped before running jobs had finished, 6 no Postgres installed.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

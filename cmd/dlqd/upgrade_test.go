@@ -22,7 +22,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// firstRelease is the commit that was tagged v0.1.0.
+// firstRelease is the commit that counts as v0.1.0. It was not published.
 const firstRelease = "0aa003ff"
 
 // upgrades has what a trial of an upgrade uses: a database, clients that submit to the processes that are named, and

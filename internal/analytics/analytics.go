@@ -278,9 +278,9 @@ func (s *Store) ByRule(ctx context.Context, w Window) ([]RuleCount, error) {
 	return query[RuleCount](ctx, s, "dlq.by_rule($1)", w.Over)
 }
 
-// query reads the rows of one of dlqd's functions. Its columns must match the fields of T exactly.
+// query reads the rows of one of dlqd's functions.
 func query[T any](ctx context.Context, s *Store, from string, args ...any) ([]T, error) {
-	rows, err := s.db.Query(ctx, "SELECT * FROM "+from, args...) //nolint:unqueryvet // see above
+	rows, err := s.db.Query(ctx, "SELECT "+postgres.ColumnsOf[T]()+" FROM "+from, args...)
 	if err != nil {
 		return nil, deadletter.AsMoveError(err)
 	}

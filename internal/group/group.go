@@ -118,7 +118,8 @@ func (s *Store) List(ctx context.Context, f Filter) (groups []Group, next string
 			return nil, "", err
 		}
 	}
-	rows, err := s.Store.DB().Query(ctx, "SELECT * FROM dlq.groups($1, $2, $3, $4, $5)", filter, f.Limit+1, f.Order, after, f.Over) //nolint:unqueryvet // one column more or less than fields is an error
+	rows, err := s.Store.DB().Query(ctx, "SELECT "+postgres.ColumnsOf[Group]()+" FROM dlq.groups($1, $2, $3, $4, $5)",
+		filter, f.Limit+1, f.Order, after, f.Over)
 	if err != nil {
 		return nil, "", deadletter.AsMoveError(err)
 	}
