@@ -79,8 +79,8 @@ func (b *testBundle) state(id uuid.UUID) string {
 
 const payments = `{"queue": ["payments"]}`
 
-// An approver sees what a requested run will skip, which the approval binds: what the policy said at the request, and
-// what the request says.
+// An approver sees what a requested run will skip: what the policy skipped at the request, unless the request names it.
+// The approval binds this.
 func TestStore_ShowsWhatARunSkips(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -168,7 +168,7 @@ func setupTopics(t *testing.T, partitions int32, names ...string) *bundle {
 	}
 	b := newBundle(strings.Split(testBrokers, ","))
 	admin := kadm.NewClient(b.producer(t))
-	eventually(t, func() bool { // a cluster deletes topics some time after it has said so
+	eventually(t, func() bool { // a cluster deletes topics some time after its answer
 		_, err := admin.DeleteTopics(t.Context(), names...)
 		require.NoError(t, err)
 		_, err = admin.DeleteGroups(t.Context(), b.source.ConsumerGroup)

@@ -272,7 +272,9 @@ func (l *loader) checkFeeds() {
 		var of protoreflect.MessageDescriptor
 		if f.Descriptor, of = l.descriptor(file, at+".descriptorFile", f.DescriptorFile, f.MessageType); of != nil &&
 			of.RequiredNumbers().Len() > 0 {
-			l.addf(file, at+".messageType", "%s has required fields, which not each dead letter has", f.MessageType)
+			l.addf(file, at+".messageType",
+				"%s has required fields (proto2): use a type without them, because a dead letter may lack any field",
+				f.MessageType)
 		}
 	}
 }

@@ -60,10 +60,10 @@ type feeds struct {
 
 type feedTopic struct{ feed, topic string }
 
-// pause is why a topic is not tried, and until when. It is kept until the topic works.
+// pause has the error of a topic, and when to try it again. It is deleted once publishing works.
 type pause struct {
 	until time.Time
-	next  time.Duration // the pause after the next failure
+	next  time.Duration // how long to pause after the next failure
 	err   string
 }
 
