@@ -187,6 +187,10 @@ COMMENT ON FUNCTION dlq.wake IS 'Notifies DLQ workers that there is work. They a
 --     that is not available, a plan that cannot be made, an added constraint).
 --   - For the further jobs of that statement: without a block, because each block that writes costs
 --     a subtransaction id. The first job has shown that the SQL statement works.
+-- These SQL statements read variables, never NEW and OLD. Postgres plans an expression on NEW for the types
+-- that the columns had then, and the expression fails after a column has changed its type, until it is
+-- planned again. The two copies may be planned at different times: the first job may succeed with a new plan,
+-- and the next one fail with an old one. So each job is read in a block, which writes nothing.
 -- The texts below are the parts that both copies share; \sf dlq.capture shows the whole function.
 -- Functions that take the job as a record, instead of the texts, cost time in the application's
 -- transactions (CPU time of its session, 5,000 jobs, medians of five alternating runs, Postgres 15): 1 %
@@ -202,7 +206,7 @@ DO $install$
 DECLARE
     -- v_failure is dlq.is_failure as an expression on NEW and OLD.
     --
-    -- v_entry appends the failure, unless the job is too large: capture checks the time only between
+    -- v_read reads the failure, unless the job is too large, and v_entry appends it: capture checks the time only between
     -- jobs, and copying one large job could exceed the limit. It copies at most 10 MB, which takes
     -- 100 ms, and at most 50 bytes for each microsecond left. Compressed errors and metadata count a
     -- hundred times, because copying unpacks them; args are copied as stored.
@@ -211,76 +215,82 @@ DECLARE
             AND OLD.state IN ('scheduled', 'retryable'))
                      ELSE NEW.state = 'cancelled' AND NOT NEW.metadata ? 'cancel_attempted_at'
                          AND coalesce(cardinality(NEW.errors), 0) > coalesce(cardinality(OLD.errors), 0) END$sql$;
-    v_entry constant text := $sql$v_size := pg_column_size(NEW.args) + coalesce(pg_column_size(NEW.errors),
+    v_read constant text := $sql$v_size := pg_column_size(NEW.args) + coalesce(pg_column_size(NEW.errors),
         0) + pg_column_size(NEW.metadata);
-            IF v_size > 20000 AND v_until < 9223372036854775807
-               AND v_size + (CASE WHEN pg_column_compression(NEW.errors) IS NULL THEN 0
-                   ELSE 100 * pg_column_size(NEW.errors) END)
-                          + (CASE WHEN pg_column_compression(NEW.metadata) IS NULL THEN 0
-                              ELSE 100 * pg_column_size(NEW.metadata) END)
-                   > least(10000000, 50 * (v_until - date_part('epoch', clock_timestamp()) * 1000000)) THEN
-                v_reason := 'job ' || NEW.id || ' is too large';
-            ELSE
-                v_us := dlq.microseconds(NEW.finalized_at);
-                v_failed_at := CASE WHEN v_us > 0 AND NEW.finalized_at <= now() + interval '1 day' THEN NEW.finalized_at
-                    ELSE now() END;
-                v_kind := NEW.kind;
-                IF v_kind = 'dlqd_message' THEN
-                    v_kind := coalesce(left(NEW.args ->> 'kind', 255), v_kind);
-                    v_event_id := left(NEW.args ->> 'messageId', 255);
-                    v_subscriber := left(NEW.args ->> 'subscriberId', 255);
-                    v_source := left(NEW.args ->> 'source', 255);
-                    v_ordering_key := left(NEW.args ->> 'orderingKey', 255);
-                END IF;
-                INSERT INTO dlq.dead_letter_inbox
+                IF v_size > 20000 AND v_until < 9223372036854775807
+                   AND v_size + (CASE WHEN pg_column_compression(NEW.errors) IS NULL THEN 0
+                       ELSE 100 * pg_column_size(NEW.errors) END)
+                              + (CASE WHEN pg_column_compression(NEW.metadata) IS NULL THEN 0
+                                  ELSE 100 * pg_column_size(NEW.metadata) END)
+                       > least(10000000, 50 * (v_until - date_part('epoch', clock_timestamp()) * 1000000)) THEN
+                    v_large := 'job ' || v_id || ' is too large';
+                ELSE
+                    v_us := dlq.microseconds(NEW.finalized_at);
+                    v_failed_at := CASE WHEN v_us > 0 AND NEW.finalized_at <= now() + interval '1 day' THEN NEW.finalized_at
+                        ELSE now() END;
+                    v_job_kind := NEW.kind;
+                    v_kind := v_job_kind;
+                    IF v_kind = 'dlqd_message' THEN
+                        v_kind := coalesce(left(NEW.args ->> 'kind', 255), v_kind);
+                        v_event_id := left(NEW.args ->> 'messageId', 255);
+                        v_subscriber := left(NEW.args ->> 'subscriberId', 255);
+                        v_source := left(NEW.args ->> 'source', 255);
+                        v_ordering_key := left(NEW.args ->> 'orderingKey', 255);
+                    END IF;
+                    v_queue := NEW.queue;
+                    v_priority := NEW.priority;
+                    v_tags := NEW.tags;
+                    v_args := NEW.args;
+                    v_error := NEW.errors[cardinality(NEW.errors)] ->> 'error';
+                    v_errors := coalesce(to_jsonb(NEW.errors), '[]');
+                    v_attempt := NEW.attempt;
+                    v_max_attempts := NEW.max_attempts;
+                    v_unique_key := NEW.unique_key;
+                    v_unique_states := NEW.unique_states;
+                    v_metadata := NEW.metadata;
+                END IF$sql$;
+    v_entry constant text := $sql$INSERT INTO dlq.dead_letter_inbox
                     (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id,
                      source, ordering_key,
                      priority, tags, original_event, error_message, retry_history, retry_count, max_retries, unique_key,
                      unique_states,
                      metadata, next_retry_at, first_failed_at, last_failed_at)
-                SELECT dlq.uuid_of(v_us, NEW.id), v_event_id, NEW.id, NEW.created_at, NEW.queue, v_kind, NEW.kind,
+                SELECT dlq.uuid_of(v_us, v_id), v_event_id, v_id, v_created_at, v_queue, v_kind, v_job_kind,
                        v_subscriber, v_source, v_ordering_key,
-                       NEW.priority, NEW.tags, NEW.args, NEW.errors[cardinality(NEW.errors)] ->> 'error',
-                       coalesce(to_jsonb(NEW.errors), '[]'),
-                       NEW.attempt, NEW.max_attempts, NEW.unique_key, NEW.unique_states, NEW.metadata, now(),
-                       v_failed_at, v_failed_at;
-            END IF$sql$;
+                       v_priority, v_tags, v_args, v_error, v_errors, v_attempt, v_max_attempts, v_unique_key,
+                       v_unique_states, v_metadata, now(), v_failed_at, v_failed_at$sql$;
     -- v_marked is whether dlqd may have made or may follow this job, or whether the job may have been
     -- retried a moment ago. It only decides whether v_fact looks the job up: a marker (dlq:entry_id)
     -- alone proves nothing, because applications copy metadata to other jobs.
     v_marked constant text := $sql$NEW.metadata ? 'dlq:entry_id' OR cardinality(NEW.errors) > 1$sql$;
-    -- v_fact looks the job up in entry_jobs and job_facts. If it is found, it is no new failure, and
+    -- v_look looks the job up in entry_jobs and job_facts. If it is found, it is no new failure, and
     -- its end is recorded as a fact.
     --
     -- Under SERIALIZABLE it does not read these tables: any other transaction that appends to a page
     -- that was read would count as a conflict, and the application's transaction could fail. There
     -- it trusts the marker, which dlq.apply_fact checks later. If the application copied the marker
     -- from another job, the reconciler finds the failure.
-    v_fact constant text := $sql$IF current_setting('transaction_isolation') = 'serializable' THEN
-                    v_known := NEW.metadata ? 'dlq:entry_id';
+    v_look constant text := $sql$IF current_setting('transaction_isolation') = 'serializable' THEN
+                    v_known := v_marker;
                 ELSE
                     SELECT j.entry_id, true INTO v_entry, v_known
-                    FROM (SELECT e.entry_id FROM dlq.entry_jobs e WHERE e.job_id = NEW.id
-                        AND e.job_created_at = NEW.created_at
-                          UNION ALL SELECT NULL FROM dlq.job_facts f WHERE f.job_id = NEW.id
-                              AND f.job_created_at = NEW.created_at AND f.fact = 'retried' LIMIT 1) j;
-                END IF;
-                IF v_known THEN
-                    INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
-                    SELECT NEW.id, NEW.created_at, NEW.state, v_entry,
-                           CASE WHEN NEW.state <> 'completed' THEN jsonb_build_object('state', NEW.state, 'attempt',
-                               NEW.attempt, 'finalized_at', NEW.finalized_at,
-                               'errors', coalesce(to_jsonb(NEW.errors[cardinality(NEW.errors):]), '[]'), 'metadata',
-                               NEW.metadata) END;
+                    FROM (SELECT e.entry_id FROM dlq.entry_jobs e WHERE e.job_id = v_id
+                        AND e.job_created_at = v_created_at
+                          UNION ALL SELECT NULL FROM dlq.job_facts f WHERE f.job_id = v_id
+                              AND f.job_created_at = v_created_at AND f.fact = 'retried' LIMIT 1) j;
                 END IF$sql$;
+    v_end constant text := $sql$v_state := NEW.state;
+                    v_job := CASE WHEN NEW.state <> 'completed' THEN jsonb_build_object('state', NEW.state, 'attempt',
+                        NEW.attempt, 'finalized_at', NEW.finalized_at,
+                        'errors', coalesce(to_jsonb(NEW.errors[cardinality(NEW.errors):]), '[]'), 'metadata',
+                        NEW.metadata) END$sql$;
+    v_fact constant text := $sql$INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
+                    SELECT v_id, v_created_at, v_state, v_entry, v_job$sql$;
     -- v_retry records a retry. The entry's id follows from the job's finalized_at, except for a
     -- completed job: dlq.supersede completes jobs with a new finalized_at. For a completed job the id
     -- comes from a marker in the metadata, which dlq.apply_fact checks.
     v_retry constant text := $sql$INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id)
-            SELECT NEW.id, NEW.created_at, 'retried',
-                   CASE OLD.state WHEN 'completed'
-                       THEN dlq.to_uuid(coalesce(OLD.metadata #>> '{dlq:done,entry}', OLD.metadata ->> 'dlq:entry_id'))
-                           ELSE dlq.entry_id(NEW.id, OLD.finalized_at) END$sql$;
+            SELECT v_id, v_created_at, 'retried', v_entry$sql$;
     -- v_until is the time until which capture may work on this statement: now plus the limit, or the
     -- statement's start plus half of statement_timeout, if that is earlier.
     v_until constant text := $sql$(date_part('epoch', least(clock_timestamp() + dlq.capture_limit(),
@@ -301,15 +311,33 @@ DECLARE
     v_marked       boolean;
     v_known        boolean := false;
     v_failure      boolean := false;
+    v_marker       boolean;
+    v_id           bigint;
+    v_created_at   timestamptz;
+    v_state        text;
+    v_job          jsonb;
     v_entry        uuid;
     v_us           bigint;
     v_size         bigint;
+    v_large        text;
     v_failed_at    timestamptz;
     v_kind         text;
+    v_job_kind     text;
     v_event_id     text;
     v_subscriber   text;
     v_source       text;
     v_ordering_key text;
+    v_queue        text;
+    v_priority     smallint;
+    v_tags         text[];
+    v_args         jsonb;
+    v_error        text;
+    v_errors       jsonb;
+    v_attempt      integer;
+    v_max_attempts integer;
+    v_unique_key   bytea;
+    v_unique_states bit varying;
+    v_metadata     jsonb;
 BEGIN
     IF v_setting IS NOT NULL AND starts_with(v_setting, v_statement || ' ') THEN
         v_until := split_part(v_setting, ' ', 2);
@@ -319,28 +347,50 @@ BEGIN
             v_reason := 'the time limit is reached';
         ELSE
             v_written := split_part(v_setting, ' ', 3);
-            v_marked := %1$s;
         END IF;
     END IF;
     v_now := v_written;
 
-    IF v_until IS NULL OR v_marked AND v_reason IS NULL AND position('f' IN v_written) = 0 THEN
-        BEGIN
+    IF v_reason IS NULL THEN
+        BEGIN -- writes nothing, so it costs no subtransaction id
             IF v_until IS NULL THEN
                 v_until := CASE dlq.capture_mode() WHEN 'off' THEN 0 WHEN 'strict' THEN 9223372036854775807
-                    ELSE %5$s END;
-                v_marked := %1$s;
+                    ELSE %7$s END;
             END IF;
-            IF v_marked AND v_until > 0 THEN
-                IF v_until < 9223372036854775807 THEN
-                    LOCK TABLE dlq.entry_jobs IN ACCESS SHARE MODE NOWAIT;
-                    LOCK TABLE dlq.job_facts IN ROW EXCLUSIVE MODE NOWAIT;
-                    IF row_security_active('dlq.job_facts') OR row_security_active('dlq.entry_jobs') THEN
-                        RAISE EXCEPTION 'row level security is forced on job_facts or entry_jobs';
-                    END IF;
+            IF v_until > 0 THEN
+                v_id := NEW.id;
+                v_created_at := NEW.created_at;
+                v_marked := %1$s;
+                IF v_marked THEN
+                    v_marker := NEW.metadata ? 'dlq:entry_id';
                 END IF;
-                %2$s;
-                v_now := v_written || CASE WHEN v_known THEN 'f' ELSE '' END;
+                v_failure := %5$s;
+                IF v_failure THEN
+                    %6$s;
+                END IF;
+            END IF;
+        EXCEPTION WHEN OTHERS THEN
+            IF v_until = 9223372036854775807 THEN
+                RAISE;
+            END IF;
+            v_reason := SQLERRM;
+        END;
+    END IF;
+
+    IF v_marked AND v_reason IS NULL AND position('f' IN v_written) = 0 THEN
+        BEGIN
+            IF v_until < 9223372036854775807 THEN
+                LOCK TABLE dlq.entry_jobs IN ACCESS SHARE MODE NOWAIT;
+                LOCK TABLE dlq.job_facts IN ROW EXCLUSIVE MODE NOWAIT;
+                IF row_security_active('dlq.job_facts') OR row_security_active('dlq.entry_jobs') THEN
+                    RAISE EXCEPTION 'row level security is forced on job_facts or entry_jobs';
+                END IF;
+            END IF;
+            %2$s;
+            IF v_known THEN
+                %3$s;
+                %4$s;
+                v_now := v_written || 'f';
             END IF;
         EXCEPTION WHEN OTHERS THEN
             IF v_until = 9223372036854775807 THEN
@@ -350,29 +400,38 @@ BEGIN
         END;
     ELSIF v_marked AND v_reason IS NULL THEN
         %2$s;
+        IF v_known THEN
+            BEGIN
+                %3$s;
+            EXCEPTION WHEN OTHERS THEN
+                IF v_until = 9223372036854775807 THEN
+                    RAISE;
+                END IF;
+                v_reason := SQLERRM;
+            END;
+            IF v_reason IS NULL THEN
+                %4$s;
+            END IF;
+        END IF;
     END IF;
 
-    IF v_reason IS NOT NULL OR v_known OR v_until = 0 THEN
+    IF v_reason IS NOT NULL OR v_known OR v_until = 0 OR NOT v_failure THEN
         NULL;
+    ELSIF v_large IS NOT NULL THEN
+        v_reason := v_large;
     ELSIF position('i' IN v_written) > 0 THEN
-        v_failure := %3$s;
-        IF v_failure THEN
-            %4$s;
-        END IF;
+        %8$s;
     ELSE
         BEGIN
-            v_failure := %3$s;
-            IF v_failure THEN
-                IF v_until < 9223372036854775807 THEN
-                    LOCK TABLE ONLY dlq.dead_letter_queue IN ACCESS SHARE MODE NOWAIT;
-                    LOCK TABLE dlq.dead_letter_inbox IN ROW EXCLUSIVE MODE NOWAIT;
-                    IF row_security_active('dlq.dead_letter_inbox') THEN
-                        RAISE EXCEPTION 'row level security is forced on the inbox';
-                    END IF;
+            IF v_until < 9223372036854775807 THEN
+                LOCK TABLE ONLY dlq.dead_letter_queue IN ACCESS SHARE MODE NOWAIT;
+                LOCK TABLE dlq.dead_letter_inbox IN ROW EXCLUSIVE MODE NOWAIT;
+                IF row_security_active('dlq.dead_letter_inbox') THEN
+                    RAISE EXCEPTION 'row level security is forced on the inbox';
                 END IF;
-                %4$s;
-                v_now := v_now || 'i';
             END IF;
+            %8$s;
+            v_now := v_now || 'i';
         EXCEPTION WHEN OTHERS THEN
             IF v_until = 9223372036854775807 THEN
                 RAISE;
@@ -389,45 +448,61 @@ BEGIN
     END IF;
     RETURN NULL;
 END
-$body$$create$, v_marked, v_fact, v_failure, v_entry, v_until);
+$body$$create$, v_marked, v_look, v_end, v_fact, v_failure, v_read, v_until, v_entry);
 
     EXECUTE format($create$
 CREATE OR REPLACE FUNCTION dlq.follow() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
-    v_statement constant bigint := date_part('epoch', statement_timestamp()) * 1000000;
-    v_setting   text := current_setting('dlq.follow', true);
-    v_until     bigint;
-    v_reason    text;
+    v_statement  constant bigint := date_part('epoch', statement_timestamp()) * 1000000;
+    v_setting    text := current_setting('dlq.follow', true);
+    v_further    boolean := v_setting IS NOT NULL AND starts_with(v_setting, v_statement || ' ');
+    v_until      bigint;
+    v_reason     text;
+    v_id         bigint;
+    v_created_at timestamptz;
+    v_entry      uuid;
 BEGIN
-    IF v_setting IS NOT NULL AND starts_with(v_setting, v_statement || ' ') THEN
+    IF v_further THEN
         v_until := split_part(v_setting, ' ', 2);
         IF v_until = 0 THEN
             RETURN NULL;
-        ELSIF OLD.state = 'completed' AND NOT OLD.metadata ?| '{dlq:done_by,dlq:entry_id}' THEN
-            RETURN NULL;
-        ELSIF date_part('epoch', clock_timestamp()) * 1000000 > v_until THEN
-            v_reason := 'the time limit is reached';
-        ELSE
-            %1$s;
-            RETURN NULL;
         END IF;
-    ELSE
-        BEGIN
-            IF OLD.state = 'completed' AND NOT OLD.metadata ?| '{dlq:done_by,dlq:entry_id}' THEN
-                RETURN NULL; -- neither a redelivery, nor a job that dlqd completed for a resolved entry
-            END IF;
+    END IF;
+    BEGIN -- writes nothing, so it costs no subtransaction id
+        IF OLD.state = 'completed' AND NOT OLD.metadata ?| '{dlq:done_by,dlq:entry_id}' THEN
+            RETURN NULL; -- neither a redelivery, nor a job that dlqd completed for a resolved entry
+        END IF;
+        IF v_until IS NULL THEN
             v_until := CASE dlq.capture_mode() WHEN 'off' THEN 0 ELSE %2$s END;
-            IF v_until > 0 THEN
-                LOCK TABLE dlq.job_facts IN ROW EXCLUSIVE MODE NOWAIT;
-                IF row_security_active('dlq.job_facts') THEN
-                    RAISE EXCEPTION 'row level security is forced on job_facts';
-                END IF;
-                %1$s;
+        END IF;
+        IF v_until > 0 THEN
+            v_id := NEW.id;
+            v_created_at := NEW.created_at;
+            v_entry := CASE OLD.state WHEN 'completed'
+                THEN dlq.to_uuid(coalesce(OLD.metadata #>> '{dlq:done,entry}', OLD.metadata ->> 'dlq:entry_id'))
+                ELSE dlq.entry_id(NEW.id, OLD.finalized_at) END;
+        END IF;
+    EXCEPTION WHEN OTHERS THEN
+        v_reason := SQLERRM;
+    END;
+    IF v_reason IS NOT NULL OR v_until = 0 THEN
+        NULL;
+    ELSIF NOT v_further THEN
+        BEGIN
+            LOCK TABLE dlq.job_facts IN ROW EXCLUSIVE MODE NOWAIT;
+            IF row_security_active('dlq.job_facts') THEN
+                RAISE EXCEPTION 'row level security is forced on job_facts';
             END IF;
+            %1$s;
         EXCEPTION WHEN OTHERS THEN
             v_reason := SQLERRM;
         END;
+    ELSIF date_part('epoch', clock_timestamp()) * 1000000 > v_until THEN
+        v_reason := 'the time limit is reached';
+    ELSE
+        %1$s;
+        RETURN NULL;
     END IF;
     PERFORM set_config('dlq.follow', v_statement || ' ' || CASE WHEN v_reason IS NULL THEN v_until ELSE 0 END, true);
     IF v_reason IS NOT NULL THEN

@@ -147,3 +147,48 @@ func TestHost_SurvivesChangedRiverColumns(t *testing.T) {
 		}
 	}
 }
+
+// TestHost_SurvivesMixedPlans changes a column of River's table in a session whose plans for the first job of a
+// statement are void, while those for the further jobs are valid: the first job is captured with the new type,
+// and the plans for the further jobs have the old one. A new schema voids all plans of a session, and statements of
+// one message count as one statement of the application.
+func TestHost_SurvivesMixedPlans(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	h.exec(h.owner, "DROP INDEX river_job_args_index, river_job_metadata_index")
+	h.exec(h.admin, `INSERT INTO river_job (kind, args, max_attempts, attempt, state, errors)
+		SELECT 'fails', '{}', 2, 2, 'running', ARRAY['{"error": "timeout"}']::jsonb[]
+		FROM generate_series(1, 3)`)
+	role := h.application().Config().ConnConfig.User
+	for _, column := range h.strings(`SELECT attname::text FROM pg_attribute WHERE attrelid = 'river_job'::regclass
+		AND attnum > 0 AND attname NOT IN ('id', 'state', 'metadata', 'finalized_at')`) {
+		for _, change := range []string{
+			"DROP COLUMN %s CASCADE, ADD COLUMN %[1]s point NOT NULL DEFAULT '(0, 0)'",
+			"ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE json USING '{}'",
+			"ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE bigint USING 1",
+			"ALTER COLUMN %s DROP DEFAULT, ALTER COLUMN %[1]s TYPE json[] USING '{}'",
+		} {
+			change := "ALTER TABLE river_job " + fmt.Sprintf(change, column)
+			session, err := pgx.Connect(t.Context(), h.Admin)
+			require.NoError(t, err)
+			run := func(sql string) error {
+				_, err := session.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
+				return err
+			}
+			end := "UPDATE river_job SET state = 'discarded', finalized_at = now()"
+			retry := "UPDATE river_job SET state = 'available', finalized_at = NULL"
+			first, further := " WHERE id = (SELECT min(id) FROM river_job)", " WHERE id > (SELECT min(id) FROM river_job)"
+			require.NoError(t, run("BEGIN; SET LOCAL client_min_messages = error"))
+			require.NoError(t, run(strings.Join([]string{
+				end + first, retry + first, "CREATE SCHEMA another", end + further, retry + further,
+			}, "; ")))
+			if run(change) == nil { // fails for some columns with constraints
+				require.NoError(t, run("SET LOCAL SESSION AUTHORIZATION "+role))
+				if assert.NoError(t, run(end), change) {
+					assert.NoError(t, run(retry), "retry after %s", change)
+				}
+			}
+			require.NoError(t, session.Close(t.Context()))
+		}
+	}
+}
