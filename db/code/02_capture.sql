@@ -206,10 +206,10 @@ DO $install$
 DECLARE
     -- v_failure is dlq.is_failure as an expression on NEW and OLD.
     --
-    -- v_read reads the failure, unless the job is too large, and v_entry appends it: capture checks the time only between
-    -- jobs, and copying one large job could exceed the limit. It copies at most 10 MB, which takes
-    -- 100 ms, and at most 50 bytes for each microsecond left. Compressed errors and metadata count a
-    -- hundred times, because copying unpacks them; args are copied as stored.
+    -- v_read reads the failure, unless the job is too large, and v_entry appends it: capture checks the
+    -- time only between jobs, and copying one large job could exceed the limit. It copies at most 10 MB,
+    -- which takes 100 ms, and at most 50 bytes for each microsecond left. Compressed errors and metadata
+    -- count a hundred times, because copying unpacks them; args are copied as stored.
     v_failure constant text := $sql$CASE WHEN NEW.state = 'discarded'
         THEN NOT (NEW.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
             AND OLD.state IN ('scheduled', 'retryable'))
@@ -226,8 +226,8 @@ DECLARE
                     v_large := 'job ' || v_id || ' is too large';
                 ELSE
                     v_us := dlq.microseconds(NEW.finalized_at);
-                    v_failed_at := CASE WHEN v_us > 0 AND NEW.finalized_at <= now() + interval '1 day' THEN NEW.finalized_at
-                        ELSE now() END;
+                    v_failed_at := CASE WHEN v_us > 0 AND NEW.finalized_at <= now() + interval '1 day'
+                        THEN NEW.finalized_at ELSE now() END;
                     v_job_kind := NEW.kind;
                     v_kind := v_job_kind;
                     IF v_kind = 'dlqd_message' THEN
@@ -264,7 +264,7 @@ DECLARE
     -- alone proves nothing, because applications copy metadata to other jobs.
     v_marked constant text := $sql$NEW.metadata ? 'dlq:entry_id' OR cardinality(NEW.errors) > 1$sql$;
     -- v_look looks the job up in entry_jobs and job_facts. If it is found, it is no new failure, and
-    -- its end is recorded as a fact.
+    -- v_fact records its end, which v_end has read.
     --
     -- Under SERIALIZABLE it does not read these tables: any other transaction that appends to a page
     -- that was read would count as a conflict, and the application's transaction could fail. There
