@@ -21,7 +21,7 @@ import (
 // A dry run of an erasure only counts. It makes no record, so its answer has the time of the count.
 func TestErase_DryRunGivesTheTimeOfTheCount(t *testing.T) {
 	t.Parallel()
-	b := setup(t, options{})
+	b := sharedServer(t)
 	status, out, _ := b.call("POST", "/api/dlq/erasures", `{"filter": {"tags": ["x"]}, "note": "n", "dryRun": true}`)
 	require.Equal(t, http.StatusOK, status, out)
 	at, err := time.Parse(time.RFC3339Nano, out["at"].(string))

@@ -14,7 +14,7 @@ import (
 // makes the browser load: see mayCompress.
 func TestPages_AreCompressed(t *testing.T) {
 	t.Parallel()
-	b := setup(t, options{})
+	b := sharedServer(t)
 	get := func(path, accepts, site string) (encoding, body string) {
 		t.Helper()
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.base+path, http.NoBody)

@@ -122,7 +122,7 @@ func TestDoor_RefusesReboundNames(t *testing.T) {
 
 func TestDoor_SetsHeadersOnEveryResponse(t *testing.T) {
 	t.Parallel()
-	b := setup(t, options{})
+	b := sharedServer(t)
 	for _, ask := range [][3]string{
 		{"GET", "/api/dlq/entries", ""},
 		{"POST", "/api/messages", aMessage},
@@ -278,7 +278,7 @@ func TestDoor_LimitsTheRateOfRequests(t *testing.T) {
 
 func TestDoor_LimitsHeaders(t *testing.T) {
 	t.Parallel()
-	b := setup(t, options{})
+	b := sharedServer(t)
 	conn := b.dial("GET /livez HTTP/1.1\r\nHost: localhost\r\nX: %s\r\n\r\n", strings.Repeat("x", 80<<10))
 	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	require.NoError(t, err)
@@ -290,7 +290,7 @@ func TestDoor_LimitsHeaders(t *testing.T) {
 // and again in that of its events; and a handwritten selection of 500 entries.
 func TestDoor_ServesLongURLs(t *testing.T) {
 	t.Parallel()
-	b := setup(t, options{})
+	b := sharedServer(t)
 	filter := url.QueryEscape(strings.Repeat("ü", 2048)) // 4 KB, and 12 KB in a URL
 	for _, path := range []string{
 		"/dead-letters?q=" + filter, "/bulk?all=1&do=replay&q=" + filter + "&note=" + strings.Repeat("x", 10_000),
@@ -538,11 +538,12 @@ func TestDoor_ServesTLS(t *testing.T) {
 // after the chunks is a request, as docs/security.md says.
 func TestDoor_DropsContentLengthBesideTransferEncoding(t *testing.T) {
 	t.Parallel()
-	b := setup(t, options{})
+	b := sharedServer(t)
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(b.base, "http://"))
 	require.NoError(t, err)
 	defer func() { _ = conn.Close() }()
-	const body = `{"messageId": "chunked", "queue": "default", "kind": "k", "payload": 1}`
+	id := uuid.NewString()
+	body := fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": 1}`, id)
 	_, err = fmt.Fprintf(conn, "POST /api/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"+
 		"Content-Length: 4\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(body), body)
 	require.NoError(t, err)
@@ -550,5 +551,5 @@ func TestDoor_DropsContentLengthBesideTransferEncoding(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = response.Body.Close() }()
 	require.Equal(t, http.StatusAccepted, response.StatusCode)
-	b.awaitMessage("chunked", "completed")
+	b.awaitMessage(id, "completed")
 }

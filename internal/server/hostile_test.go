@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/api"
@@ -186,12 +187,14 @@ func TestExport_CutsOffClientsThatDoNotRead(t *testing.T) {
 
 func TestMessage_DuplicatesInABatchNameTheFirst(t *testing.T) {
 	t.Parallel()
-	b := setup(t, options{})
-	batch := `{"messages": [{"messageId": "a", "queue": "default", "kind": "k", "payload": 1}, {"messageId": "b", "queue": "default", "kind": "k", "payload": 1}]}`
+	b := sharedServer(t)
+	first, second := uuid.NewString(), uuid.NewString()
+	batch := fmt.Sprintf(`{"messages": [{"messageId": %q, "queue": "default", "kind": "k", "payload": 1},
+		{"messageId": %q, "queue": "default", "kind": "k", "payload": 1}]}`, first, second)
 	status, out, _ := b.call("POST", "/api/messages/batch", batch)
 	require.Equal(t, http.StatusAccepted, status, out)
-	b.awaitMessage("a", "completed")
-	b.awaitMessage("b", "completed")
+	b.awaitMessage(first, "completed")
+	b.awaitMessage(second, "completed")
 	status, out, _ = b.call("POST", "/api/messages/batch", batch)
 	require.Equal(t, http.StatusOK, status, out)
 	for _, m := range out["messages"].([]any) {

@@ -135,7 +135,7 @@ func TestReplay_PatchIsAudited(t *testing.T) {
 
 func TestReplay_EventsOfAnUnknownRunAnswerAProblem(t *testing.T) {
 	t.Parallel()
-	b := setup(t, options{})
+	b := sharedServer(t)
 	for id, want := range map[string]int{
 		"0198a0b0-0000-7000-8000-000000000000": http.StatusNotFound, "x": http.StatusUnprocessableEntity,
 	} {

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/stretchr/testify/require"
@@ -33,7 +34,12 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-func TestMain(m *testing.M) { postgrestest.Main(m) }
+func TestMain(m *testing.M) {
+	code := m.Run()
+	shared.stop()
+	postgrestest.Stop()
+	os.Exit(code)
+}
 
 // bundle is a complete dlqd on its own database.
 type bundle struct {
@@ -51,16 +57,25 @@ type options struct {
 	config   func(*server.Config)
 }
 
+// setup starts a dlqd for the length of the test.
 func setup(t *testing.T, o options) *bundle {
 	t.Helper()
+	b := start(t, o)
+	b.T = t
+	return b
+}
+
+// start starts a dlqd until the cleanup of tb.
+func start(tb testing.TB, o options) *bundle {
+	tb.Helper()
 	if o.receiver == nil {
 		o.receiver = func(http.ResponseWriter, *http.Request) {}
 	}
 	receiver := httptest.NewServer(o.receiver)
-	t.Cleanup(receiver.Close)
+	tb.Cleanup(receiver.Close)
 	rules, err := policy.Default(receiver.URL)
-	require.NoError(t, err)
-	url := postgrestest.URL(t)
+	require.NoError(tb, err)
+	url := postgrestest.URL(tb)
 	config := server.Config{
 		DatabaseURL: url, Schemas: postgres.DefaultSchemas(), API: true, Process: true, DLQWorkers: true,
 		Listen: []string{"127.0.0.1:0"}, Policy: rules, Logger: slog.New(slog.DiscardHandler),
@@ -74,13 +89,13 @@ func setup(t *testing.T, o options) *bundle {
 	if o.config != nil {
 		o.config(&config)
 	}
-	s, err := server.Start(t.Context(), config)
-	require.NoError(t, err)
+	s, err := server.Start(tb.Context(), config)
+	require.NoError(tb, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan error, 1)
 	go func() { stopped <- s.Wait(ctx, context.Background()) }()
 	once := false
-	b := &bundle{T: t, server: s, url: config.DatabaseURL, pool: postgrestest.Open(t, config.DatabaseURL)}
+	b := &bundle{server: s, url: config.DatabaseURL, pool: postgrestest.Open(tb, config.DatabaseURL)}
 	if len(s.Addresses()) > 0 {
 		b.base = s.Addresses()[0]
 	}
@@ -88,10 +103,10 @@ func setup(t *testing.T, o options) *bundle {
 		if !once {
 			once = true
 			cancel()
-			require.NoError(t, <-stopped)
+			require.NoError(tb, <-stopped)
 		}
 	}
-	t.Cleanup(b.stop)
+	tb.Cleanup(b.stop)
 	return b
 }
 
@@ -196,12 +211,13 @@ func answering(status int) http.HandlerFunc {
 
 func TestMessage_CompletesAndAnswersDuplicates(t *testing.T) {
 	t.Parallel()
-	b := setup(t, options{})
-	b.submit("m1")
-	out := b.awaitMessage("m1", "completed")
+	b := sharedServer(t)
+	id := uuid.NewString()
+	b.submit(id)
+	out := b.awaitMessage(id, "completed")
 	require.EqualValues(t, 1, out["attempt"])
 
-	body := `{"messageId": "m1", "queue": "default", "kind": "order.placed", "payload": {"n": 1}}`
+	body := fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "order.placed", "payload": {"n": 1}}`, id)
 	status, out, _ := b.call("POST", "/api/messages", body)
 	require.Equal(t, http.StatusOK, status)
 	require.Equal(t, true, out["duplicate"])
@@ -561,7 +577,7 @@ func TestSubmit_LimitsTheMemoryOfAllBodies(t *testing.T) {
 
 func TestAPI_RefusesOtherOrigins(t *testing.T) {
 	t.Parallel()
-	b := setup(t, options{})
+	b := sharedServer(t)
 	request, err := http.NewRequestWithContext(t.Context(), "POST", b.base+"/api/messages",
 		strings.NewReader(`{"queue": "default", "kind": "k", "payload": 1}`))
 	require.NoError(t, err)
@@ -754,6 +770,7 @@ func (b *bundle) ready() bool {
 func TestStop_LeavesNoGoroutines(t *testing.T) { //nolint:paralleltest // it looks at all goroutines of the process
 	_, err := postgrestest.Start(t.Context()) // the test's server keeps running
 	require.NoError(t, err)
+	shared.stop() // with -count, it still runs
 	before := goleak.IgnoreCurrent()
 	b := setup(t, options{})
 	b.submit("m1")

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlqd/dlqd/internal/access"
@@ -29,7 +30,7 @@ type stream struct {
 // session, or "".
 func (b *bundle) streams(cookie string) map[string]*stream {
 	b.Helper()
-	const run = "0198a0b0-0000-7000-8000-000000000000"
+	run := uuid.NewString()
 	b.exec("INSERT INTO dlq.replay_runs (id, filter, actor, total, status) " +
 		"VALUES ('" + run + "', '{}', 'kim', 1, 'paused')")
 	open := map[string]*stream{}
@@ -62,7 +63,7 @@ func (s *stream) next(why string) {
 // nginx buffers answers unless they forbid it: the events would come in bursts, minutes late.
 func TestStreams_AreNotBufferedByProxies(t *testing.T) {
 	t.Parallel()
-	for path, s := range setup(t, options{}).streams("") {
+	for path, s := range sharedServer(t).streams("") {
 		require.Equal(t, "text/event-stream", s.header.Get("Content-Type"), path)
 		require.Equal(t, "no", s.header.Get("X-Accel-Buffering"), path)
 		s.next(path)
