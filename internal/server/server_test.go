@@ -770,7 +770,7 @@ func (b *bundle) ready() bool {
 func TestStop_LeavesNoGoroutines(t *testing.T) { //nolint:paralleltest // it looks at all goroutines of the process
 	_, err := postgrestest.Start(t.Context()) // the test's server keeps running
 	require.NoError(t, err)
-	shared.stop() // with -count, it still runs
+	shared.stop() // with -count, an earlier run of the tests has started it
 	before := goleak.IgnoreCurrent()
 	b := setup(t, options{})
 	b.submit("m1")
