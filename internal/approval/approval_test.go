@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/approval"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy"
@@ -103,6 +104,21 @@ func TestStore_ShowsWhatARunSkips(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, string(raw), `"skips":{"stale":{"queues":["payments"]}}`)
 	require.Empty(t, b.request("discard", payments, "kim").SkipTexts())
+}
+
+func TestStore_ShowsALimitedCallerNoOtherQueue(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec("SELECT dlq.publish_policy('v', '{}', 'worker:test', $1)",
+		`{"stale": {"queues": ["payments", "secret"]}, "superseded": {"queues": ["secret"], "kinds": {"k": true}}}`)
+	limited, err := access.Limit(t.Context(), access.Scope{{Queues: []string{"payments"}}})
+	require.NoError(t, err)
+	a, _, err := b.store.Request(limited, approval.Replay, &replay.Request{Filter: json.RawMessage(payments)}, by("kim"))
+	require.NoError(t, err)
+	require.Equal(t, policy.Skips{Stale: &policy.Skip{Queues: []string{"payments"}}}, a.Skips)
+	a, err = b.store.Get(t.Context(), a.ID)
+	require.NoError(t, err)
+	require.Equal(t, []string{"payments", "secret"}, a.Skips.Stale.Queues)
 }
 
 // A request is carried out once another person has approved it, in the name of the requester.

@@ -580,6 +580,37 @@ func (s *Skip) Text() string {
 	return strings.Join(parts, "; ")
 }
 
+// Within returns what of the skips a caller who is limited to the scope may see: the queues of the scope, the kinds
+// that it names, and the pattern of all kinds.
+func (s Skips) Within(scope access.Scope) Skips {
+	return Skips{Stale: s.Stale.within(scope), Superseded: s.Superseded.within(scope)}
+}
+
+func (s *Skip) within(scope access.Scope) *Skip {
+	if s == nil || scope == nil {
+		return s
+	}
+	seen, isOn := &Skip{}, false
+	for _, queue := range s.Queues {
+		if scope.HasQueue(queue) {
+			seen.Queues, isOn = append(seen.Queues, queue), true
+		}
+	}
+	for pattern, is := range s.Kinds {
+		if pattern != "*" && !scope.NamesKind(pattern) {
+			continue
+		}
+		if isOn = isOn || is != nil && *is; seen.Kinds == nil {
+			seen.Kinds = map[string]*bool{}
+		}
+		seen.Kinds[pattern] = is
+	}
+	if !isOn {
+		return nil
+	}
+	return seen
+}
+
 // Skips returns what replay runs skip by default. The field of a setting that no queue and no kind switches on is nil.
 func (p *Policy) Skips() Skips {
 	skip := func(queue func(*QueueRouting) bool, kind func(*KindRouting) *bool) *Skip {

@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"gonum.org/v1/gonum/mathext"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
 )
 
@@ -159,7 +160,7 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 	if err := json.Unmarshal(raw, &skips.Skips); err != nil {
 		return nil, err
 	}
-	p.Skips = skips.Skips
+	p.Skips = skips.Within(access.ScopeOf(ctx))
 	places, err := placesOf(ctx, tx, ids)
 	if err != nil {
 		return nil, err

@@ -10,7 +10,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/approval"
+	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/replay"
@@ -102,6 +104,38 @@ func TestSkips_AreBoundByTheRequest(t *testing.T) {
 	})
 	b.runOnce()
 	require.EqualValues(t, 3, b.get(run).Replayed)
+}
+
+// The skips of a policy name queues and kinds: a caller who is limited to some sees those alone.
+func TestSkips_ShowALimitedCallerNoOtherQueue(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.publish(`
+queues:
+  old: {skipStale: true}
+  secret: {skipStale: true, skipSuperseded: true}
+kinds:
+  kept.*: {skipStale: false, skipSuperseded: true}
+`)
+	b.failOld("old", "price")
+	b.failOld("secret", "price")
+	limited, err := access.Limit(t.Context(), access.Scope{{Queues: []string{"old"}}})
+	require.NoError(t, err)
+	preview, err := b.replayer.Preview(limited, withDefaults(replay.Request{All: true}))
+	require.NoError(t, err)
+	require.Equal(t, policy.Skips{Stale: &policy.Skip{Queues: []string{"old"}}}, preview.Skips)
+	require.Contains(t, preview.Notes(replay.PlainWords()), "the policy skips work that is out of date, of queues old")
+	run, err := b.replayer.Start(limited, withDefaults(replay.Request{All: true}))
+	require.NoError(t, err)
+	require.Equal(t, preview.Skips, run.Skips)
+	require.Equal(t, []string{"old", "secret"}, b.get(run).Skips.Stale.Queues, "the run has those of the policy")
+	b.runOnce()
+	require.EqualValues(t, 1, b.get(run).Skipped)
+	limited, err = access.Limit(t.Context(), access.Scope{{Kinds: []string{"kept*"}}})
+	require.NoError(t, err)
+	preview, err = b.replayer.Preview(limited, withDefaults(replay.Request{All: true}))
+	require.NoError(t, err)
+	require.Equal(t, policy.Skips{Superseded: &policy.Skip{Kinds: map[string]*bool{"kept.*": new(true)}}}, preview.Skips)
 }
 
 func TestPreview_SaysWhoHasTheEntries(t *testing.T) {
