@@ -145,7 +145,8 @@ func spread(ids []uuid.UUID, n int) []uuid.UUID {
 }
 
 // addEstimates adds what is estimated from a sample of the entries, which is in the order of their groups. It returns
-// which of the sample the run sends.
+// whether the run sends an entry, for the entries of the sample of which that is known: with a patch, those to which
+// the preview applies the patch.
 func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request, ids []uuid.UUID, p *Preview) (
 	map[uuid.UUID]bool, error,
 ) {
@@ -183,7 +184,16 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 	if err != nil {
 		return nil, err
 	}
+	fails, err := in.failures(ctx, tx, spread(ids, patchSample))
+	if err != nil {
+		return nil, err
+	}
 	counts, goes := map[string]int{}, map[uuid.UUID]bool{}
+	for _, id := range ids {
+		if _, applied := fails[id]; applied || fails == nil {
+			goes[id] = false
+		}
+	}
 	var seconds []float64
 	for i := range rows {
 		row := &rows[i]
@@ -197,11 +207,15 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 			counts[estimateSkipped+reasonStale]++
 		case isDone && skips.skipsSuperseded(place):
 			counts[estimateSkipped+reasonSuperseded]++
+		case fails[row.EntryID]:
+			counts[estimatePatchFails]++
 		case row.LiveJob && !in.Force:
 			counts[estimateLiveJob]++
 		default:
-			counts[estimateGoes]++
-			goes[row.EntryID] = true
+			if _, isKnown := goes[row.EntryID]; isKnown {
+				counts[estimateGoes]++
+				goes[row.EntryID] = true
+			}
 		}
 		for what, is := range map[string]bool{
 			estimateStale: isStale, estimateSuperseded: isDone, estimateOtherRun: row.OtherRun, estimateBehind: row.Behind,
@@ -228,8 +242,12 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 		estimateStepsDone,
 	} {
 		always := what == estimateGoes || what == estimateStale || what == estimateSuperseded
+		sampled := len(ids)
+		if what == estimateGoes {
+			sampled = len(goes)
+		}
 		if counts[what] > 0 || always {
-			add(what, counts[what], len(ids))
+			add(what, counts[what], sampled)
 		}
 	}
 	far, err := tx.HowFar(ctx, ids)
@@ -243,29 +261,28 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 	if err := r.addEnding(ctx, tx, in, seconds, p); err != nil {
 		return nil, err
 	}
-	if in.JSONPatch == nil && in.MergePatch == nil {
-		return goes, nil
+	if counts[estimatePatchFails] > 0 {
+		add(estimatePatchFails, counts[estimatePatchFails], len(goes))
 	}
-	fails, applied, err := in.failures(ctx, tx, spread(ids, patchSample))
-	if err == nil && fails > 0 {
-		add(estimatePatchFails, fails, applied)
-	}
-	return goes, err
+	return goes, nil
 }
 
-// failures returns to how many of some entries the patch does not apply, and how many were read. If data is masked, it
-// reads none: the number could reveal values.
-func (p *Patch) failures(ctx context.Context, tx transaction, ids []uuid.UUID) (fails, read int, err error) {
+// failures returns whether the patch does not apply to some entries; nil without a patch, and if data is masked: the
+// result could reveal values.
+func (p *Patch) failures(ctx context.Context, tx transaction, ids []uuid.UUID) (map[uuid.UUID]bool, error) {
+	if p.JSONPatch == nil && p.MergePatch == nil {
+		return nil, nil
+	}
 	if masked, err := tx.IsMasked(ctx); err != nil || masked {
-		return 0, 0, err
+		return nil, err
 	}
 	events, err := tx.Events(ctx, ids)
+	fails := make(map[uuid.UUID]bool, len(events))
 	for i := range events {
-		if _, err := p.Event(events[i].JobKind, events[i].Event); err != nil {
-			fails++
-		}
+		_, err := p.Event(events[i].JobKind, events[i].Event)
+		fails[events[i].ID] = err != nil
 	}
-	return fails, len(events), err
+	return fails, err
 }
 
 // UnworkedKind is a kind of job that no worker seems to know.

@@ -121,8 +121,8 @@ func likelyRange(mean, variance float64, n int64) (low, high int64) {
 type groupKey struct{ queue, fingerprint string }
 
 // going returns how many entries of each failure group go: the share of its sample that does, or that of the whole
-// sample for a group without sampled entries. It also returns their sum, rounded once: of many small groups, each share
-// would be rounded in the same direction.
+// sample for a group without sampled entries in goes. It also returns their sum, rounded once: of many small groups,
+// each share would be rounded in the same direction.
 func going(cells []dbsqlc.CountGroupsRow, goes map[uuid.UUID]bool) (entries map[groupKey]int64, all int64) {
 	type counts struct{ entries, sampled, goes int64 }
 	groups, sample := map[groupKey]counts{}, counts{}
@@ -131,6 +131,9 @@ func going(cells []dbsqlc.CountGroupsRow, goes map[uuid.UUID]bool) (entries map[
 		c := groups[k]
 		c.entries += cells[i].Entries
 		for _, id := range cells[i].Sample {
+			if _, isKnown := goes[id]; !isKnown {
+				continue
+			}
 			c.sampled, sample.sampled = c.sampled+1, sample.sampled+1
 			if goes[id] {
 				c.goes, sample.goes = c.goes+1, sample.goes+1
@@ -151,7 +154,8 @@ func going(cells []dbsqlc.CountGroupsRow, goes map[uuid.UUID]bool) (entries map[
 	return entries, int64(math.Round(sum))
 }
 
-// expect returns what earlier replay runs tell about the entries of a preview. goes has those of its sample that go.
+// expect returns what earlier replay runs tell about the entries of a preview. goes says of entries of its sample
+// whether they go.
 func expect(ctx context.Context, tx transaction, cells []dbsqlc.CountGroupsRow, goes map[uuid.UUID]bool) (
 	*Expectation, error,
 ) {

@@ -297,7 +297,7 @@ func TestPreview_EstimatesWhatNeedNotGo(t *testing.T) {
 	}}))
 	require.NoError(t, err)
 	require.Equal(t, []replay.Estimate{
-		{What: "goes", Entries: 4, Low: 4, High: 4, Sampled: 4},
+		{What: "goes", Entries: 1, Low: 1, High: 1, Sampled: 4},
 		{What: "stale", Entries: 2, Low: 2, High: 2, Sampled: 4},
 		{What: "superseded", Entries: 1, Low: 1, High: 1, Sampled: 4},
 		{What: "other_run", Entries: 1, Low: 1, High: 1, Sampled: 4},
@@ -309,6 +309,48 @@ func TestPreview_EstimatesWhatNeedNotGo(t *testing.T) {
 	require.Equal(t, "3: skipped, because the patch does not apply", preview.Estimates[5].Text(words, preview.Total))
 	require.Contains(t, replay.Estimate{What: "stale", Entries: 420, Low: 345, High: 506, Sampled: 1000}.Text(words, 4200),
 		"about 420 (345 to 506): out of date")
+}
+
+// With a patch, the preview reads 100 payloads, and counts only these entries as going or not.
+func TestPreview_CountsEntriesThePatchDoesNotFitAsNotGoing(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.registerQueue("a")
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'payment.captured',
+		jsonb_build_object('n', i, CASE WHEN i % 2 = 0 THEN 'price' ELSE 'amount' END, 10), 'a', 1, 'running'
+		FROM generate_series(1, 150) i`)
+	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
+		errors = ARRAY['{"error": "x", "attempt": 1}'::jsonb]`)
+	b.file()
+	b.complete("payment.captured", "a", `{"n": 1, "amount": 10}`, `{}`)
+	request := withDefaults(replay.Request{All: true, SkipSuperseded: new(true), Patch: replay.Patch{
+		JSONPatch: []byte(`[{"op": "test", "path": "/amount", "value": 10}]`),
+	}})
+	preview, err := b.replayer.Preview(t.Context(), request)
+	require.NoError(t, err)
+	found := map[string]replay.Estimate{}
+	for _, e := range preview.Estimates {
+		found[e.What] = e
+	}
+	require.EqualValues(t, 100, found["goes"].Sampled)
+	require.InDelta(t, 75, found["goes"].Entries, 45)
+	require.InDelta(t, 75, found["patch_fails"].Entries, 45)
+	require.EqualValues(t, found["goes"].Entries, preview.Expect.Untried)
+
+	request.Filter = []byte(`{"payload": {"amount": 10}}`)
+	preview, err = b.replayer.Preview(t.Context(), request)
+	require.NoError(t, err)
+	require.NotContains(t, estimates(preview), "patch_fails")
+	request.Filter = []byte(`{"payload": {"n": 2}}`)
+	preview, err = b.replayer.Preview(t.Context(), request)
+	require.NoError(t, err)
+	require.Zero(t, preview.Expect.Untried)
+	require.Equal(t, map[string]int64{
+		"goes": 0, "stale": 0, "superseded": 0, "ran_not_known": 1, "patch_fails": 1,
+	}, estimates(preview))
+	run := b.start(*request)
+	b.runOnce()
+	require.Contains(t, b.why(run, 2), "the patch does not apply")
 }
 
 // dlq.count_groups counts by queue, failure group, error type and age, and samples at random in the same pass.
