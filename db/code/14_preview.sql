@@ -136,14 +136,27 @@ CREATE OR REPLACE FUNCTION dlq.preview_groups(p_filter jsonb, p_limit integer DE
 RETURNS TABLE (queue text, fingerprint text, entries bigint, tried boolean, expected bigint, recovered bigint,
     failed bigint, recovered_before bigint, failed_before bigint, since timestamptz)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    WITH groups AS MATERIALIZED (
-        SELECT c.queue, c.fingerprint, sum(c.entries)::bigint AS entries
-        FROM dlq.count_groups(dlq.replayable(p_filter)) c GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT p_limit
+    WITH cells AS MATERIALIZED (
+        SELECT c.queue, c.fingerprint, c.entries, c.sample FROM dlq.count_groups(dlq.replayable(p_filter), 1000) c
+    ), sampled AS MATERIALIZED (
+        SELECT c.queue, c.fingerprint, i.id FROM cells c CROSS JOIN unnest(c.sample) i (id)
+    ), shares AS MATERIALIZED (
+        -- the share of the sample that goes; also of the whole sample, whose queue is null
+        SELECT s.queue, s.fingerprint, count(b.entry_id)::numeric / nullif(count(*), 0) AS goes
+        FROM sampled s LEFT JOIN (SELECT b.entry_id FROM dlq.before_replay(ARRAY(SELECT n.id FROM sampled n)) b
+                                  WHERE NOT b.live_job) b ON b.entry_id = s.id
+        GROUP BY GROUPING SETS ((s.queue, s.fingerprint), ())
+    ), groups AS MATERIALIZED (
+        SELECT c.queue, c.fingerprint, c.entries, coalesce(s.goes, w.goes, 1) AS goes
+        FROM (SELECT c.queue, c.fingerprint, sum(c.entries)::bigint AS entries FROM cells c
+              GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT p_limit) c
+        LEFT JOIN shares s ON s.queue = c.queue AND s.fingerprint = c.fingerprint
+        LEFT JOIN shares w ON w.queue IS NULL
     )
     SELECT g.queue, g.fingerprint, g.entries, o.queue IS NOT NULL,
            -- beta-binomial with Jeffreys' prior: the mean of internal/replay
            CASE WHEN o.queue IS NOT NULL
-               THEN round(g.entries * (u.recovered + 0.5) / (u.recovered + u.failed + 1))::bigint END,
+               THEN round(g.entries * g.goes * (u.recovered + 0.5) / (u.recovered + u.failed + 1))::bigint END,
            o.recovered, o.failed, o.recovered_before, o.failed_before, o.since
     FROM groups g
     LEFT JOIN dlq.group_outcomes((SELECT array_agg(n.queue) FROM groups n WHERE n.fingerprint <> ''),
@@ -156,5 +169,6 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
 $$;
 COMMENT ON FUNCTION dlq.preview_groups IS
     'What to expect of the failure groups of the entries that match a filter: what became of earlier redeliveries '
-    '(dlq.group_outcomes), and how many entries will recover (expected). tried is false if no replay run has outcomes '
-    'of the group: it was never tried. The API adds intervals.';
+    '(dlq.group_outcomes), and how many of the entries that go will recover (expected). An entry does not go if another '
+    'job has its unique key; the share is estimated from a random sample of at most 1,000. tried is false if no replay '
+    'run has outcomes of the group: it was never tried. The API adds intervals.';

@@ -168,6 +168,29 @@ func TestPreview_SaysWhoHasTheEntries(t *testing.T) {
 		WHERE NOT tried AND expected IS NULL`))
 }
 
+// dlq.preview_groups expects successes of the entries that go, as the preview of the API does.
+func TestPreviewGroups_ExpectsSuccessesOfEntriesThatGo(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(10, "a", "T")
+	b.exec("UPDATE dlq.dead_letter_open SET fingerprint = 'f1'")
+	b.start(replay.Request{All: true, BatchSize: 100})
+	b.runOnce()
+	b.endJobs("completed", 10)
+	b.runOnce()
+	b.fail(100, "a", "T")
+	b.exec("UPDATE dlq.dead_letter_open SET fingerprint = 'f1'")
+	b.exec(`UPDATE dlq.dead_letter_open SET unique_key = 'k', unique_states = B'11111111'
+		WHERE (original_event ->> 'n')::integer > 20`)
+	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, unique_key, unique_states)
+		VALUES ('payment.captured', '{}', 'a', 1, 'available', 'k', B'11111111')`)
+	preview, err := b.replayer.Preview(t.Context(), withDefaults(replay.Request{All: true}))
+	require.NoError(t, err)
+	require.EqualValues(t, 20, preview.Expect.Tried)
+	require.EqualValues(t, 19, preview.Expect.Recover)
+	require.Equal(t, 19, b.count("SELECT expected::integer FROM dlq.preview_groups('{}') WHERE entries = 100"))
+}
+
 func TestPreview_SaysWhenTheRunWillHaveEnded(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
