@@ -92,6 +92,13 @@ const smallTargets = `[...document.querySelectorAll("main :is(button, .button, .
 	.filter(e => e.checkVisibility() && !e.closest(".hide") && e.getBoundingClientRect().height < 43.5)
 	.map(e => e.innerText.trim() + " " + Math.round(e.getBoundingClientRect().height)).slice(0, 6).join(", ")`
 
+// outOfOrder returns the parts of a page's head that stand above what comes before them in the source, which the focus
+// and screen readers follow.
+const outOfOrder = `[...document.querySelectorAll(".page-head :is(h1, .lead, a, button, summary, input, select)")]
+	.filter(e => e.checkVisibility()).filter((e, i, all) => i > 0 &&
+		e.getBoundingClientRect().bottom <= all[i - 1].getBoundingClientRect().top)
+	.map(e => e.innerText.trim()).slice(0, 3).join(", ")`
+
 // splitTexts returns the links of lists whose text beside a bold part would be a column of its own.
 const splitTexts = `[...document.querySelectorAll(".rows a")].filter(a => getComputedStyle(a).display.includes("flex") &&
 	a.querySelector(":scope > b") && [...a.childNodes].some(part => part.nodeType === 3 && part.data.trim()))
@@ -128,6 +135,9 @@ func TestPages(t *testing.T) {
 				b.size(width, 900)
 				if wide := b.value(sideways); wide != "" {
 					t.Errorf("%s at %d: %s", path, width, wide)
+				}
+				if above := b.value(outOfOrder); above != "" {
+					t.Errorf("%s at %d: out of order: %s", path, width, above)
 				}
 				if split := b.value(splitTexts); split != "" {
 					t.Errorf("%s at %d: split into columns: %s", path, width, split)
