@@ -415,7 +415,7 @@ BEGIN
         END IF;
     END IF;
 
-    IF v_reason IS NOT NULL OR v_known OR v_until = 0 OR NOT v_failure THEN
+    IF v_reason IS NOT NULL OR v_known OR v_until = 0 OR v_failure IS NOT TRUE THEN
         NULL;
     ELSIF v_large IS NOT NULL THEN
         v_reason := v_large;

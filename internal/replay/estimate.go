@@ -144,6 +144,17 @@ func spread(ids []uuid.UUID, n int) []uuid.UUID {
 	return chosen
 }
 
+// judged returns the ids to which a preview applies the patch, all of them without a patch, each as not going.
+func judged(ids []uuid.UUID, fails map[uuid.UUID]bool) map[uuid.UUID]bool {
+	goes := map[uuid.UUID]bool{}
+	for _, id := range ids {
+		if _, applied := fails[id]; applied || fails == nil {
+			goes[id] = false
+		}
+	}
+	return goes
+}
+
 // addEstimates adds what is estimated from a sample of the entries, which is in the order of their groups. It returns
 // whether the run sends an entry, for the entries of the sample of which that is known: with a patch, those to which
 // the preview applies the patch.
@@ -188,12 +199,7 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 	if err != nil {
 		return nil, err
 	}
-	counts, goes := map[string]int{}, map[uuid.UUID]bool{}
-	for _, id := range ids {
-		if _, applied := fails[id]; applied || fails == nil {
-			goes[id] = false
-		}
-	}
+	counts, goes := map[string]int{}, judged(ids, fails)
 	var seconds []float64
 	for i := range rows {
 		row := &rows[i]

@@ -335,7 +335,7 @@ func TestPreview_CountsEntriesThePatchDoesNotFitAsNotGoing(t *testing.T) {
 	require.EqualValues(t, 100, found["goes"].Sampled)
 	require.InDelta(t, 75, found["goes"].Entries, 45)
 	require.InDelta(t, 75, found["patch_fails"].Entries, 45)
-	require.EqualValues(t, found["goes"].Entries, preview.Expect.Untried)
+	require.Equal(t, found["goes"].Entries, preview.Expect.Untried)
 
 	request.Filter = []byte(`{"payload": {"amount": 10}}`)
 	preview, err = b.replayer.Preview(t.Context(), request)
