@@ -215,10 +215,13 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 			counts[estimateSkipped+reasonSuperseded]++
 		case fails[row.EntryID]:
 			counts[estimatePatchFails]++
-		case row.LiveJob && !in.Force:
-			counts[estimateLiveJob]++
 		default:
-			if _, isKnown := goes[row.EntryID]; isKnown {
+			_, isKnown := goes[row.EntryID]
+			switch {
+			case !isKnown:
+			case row.LiveJob && !in.Force:
+				counts[estimateLiveJob]++
+			default:
 				counts[estimateGoes]++
 				goes[row.EntryID] = true
 			}
@@ -249,7 +252,7 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 	} {
 		always := what == estimateGoes || what == estimateStale || what == estimateSuperseded
 		sampled := len(ids)
-		if what == estimateGoes {
+		if what == estimateGoes || what == estimateLiveJob {
 			sampled = len(goes)
 		}
 		if counts[what] > 0 || always {

@@ -36,8 +36,10 @@ import (
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	shared.stop()
-	postgrestest.Stop()
+	func() {
+		defer postgrestest.Stop() // also if the stop of the shared dlqd panics
+		shared.stop()
+	}()
 	os.Exit(code)
 }
 
