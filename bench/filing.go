@@ -83,8 +83,8 @@ func (b *bench) viaReconciler(pool *pgxpool.Pool, end func() error) error {
 	return nil
 }
 
-// filingRate drops the list indexes that without names, and returns the number of entries filed per second and the WAL
-// per entry in bytes. The function found ends the jobs and brings their failures into the inbox.
+// filingRate drops the list indexes listed in the parameter without. It returns the number of entries filed per second
+// and the WAL per entry in bytes. found runs the function that ends the jobs, and brings their failures into the inbox.
 func (b *bench) filingRate(entries, batch int, found func(*pgxpool.Pool, func() error) error,
 	without ...string,
 ) (rate, wal float64, err error) {

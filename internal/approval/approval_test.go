@@ -158,7 +158,7 @@ func TestStore_RequiresASecondPerson(t *testing.T) {
 	require.Equal(t, "kim", actors)
 }
 
-// A request ends by a refusal, by its requester's withdrawal, or with its time.
+// A request ends when an approver refuses it, its requester withdraws it, or it expires.
 func TestStore_EndsRequests(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -634,7 +634,7 @@ func TestFailureOf_MatchesRecordedFailure(t *testing.T) {
 	require.ErrorContains(t, err, "known: CONNECTION_ERROR,")
 }
 
-// A receiver may report its version. It is not trusted.
+// A receiver may report its version. dlqd ignores a value that does not have the form of a version.
 func TestDeliver_KeepsTheVersionOfTheReceiver(t *testing.T) {
 	t.Parallel()
 	for reported, kept := range map[string]string{

@@ -21,7 +21,8 @@ type failedJobs struct {
 	redelivery                  int64 // id of the running redelivery of processing
 }
 
-// fail makes jobs of the application fail, which dlqd files, parks and redelivers.
+// fail makes three jobs of the application fail. dlqd parks the first and redelivers the second; the third stays in the
+// inbox.
 func (h *host) fail(app *application) failedJobs {
 	h.Helper()
 	var d failedJobs

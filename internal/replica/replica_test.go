@@ -89,7 +89,7 @@ func (b *bundle) read(actor string) (standby bool, asOf time.Time) {
 	return standby, asOf
 }
 
-// await waits until the standby answers, or does not.
+// await waits until the standby answers reads, if standby is true, or else until the primary answers them.
 func (b *bundle) await(standby bool) {
 	b.Helper()
 	require.Eventually(b, func() bool {

@@ -67,8 +67,8 @@ func members(letters string) string {
 	return strings.Join(all, ",")
 }
 
-// Records go to the original handler with the ids of their trace, at any level. Records that it
-// does not log are not exported.
+// The original handler gets records with the ids of their trace. A record below that handler's level is neither logged
+// nor exported.
 func TestStart_LoggerAddsTraceIDsAndExports(t *testing.T) {
 	t.Parallel()
 	collector := telemetrytest.NewCollector(t)

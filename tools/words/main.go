@@ -58,7 +58,7 @@ func main() {
 	}
 }
 
-// check prints the lines of a file to mend, and returns how many there are.
+// check prints the lines of a file that have an excluded word or are too wide, and returns the number of findings.
 func check(name string) (found int) {
 	raw, err := os.ReadFile(name)
 	if err != nil {
