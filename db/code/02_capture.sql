@@ -217,38 +217,38 @@ DECLARE
                          AND coalesce(cardinality(NEW.errors), 0) > coalesce(cardinality(OLD.errors), 0) END$sql$;
     v_read constant text := $sql$v_size := pg_column_size(NEW.args) + coalesce(pg_column_size(NEW.errors),
         0) + pg_column_size(NEW.metadata);
-                IF v_size > 20000 AND v_until < 9223372036854775807
-                   AND v_size + (CASE WHEN pg_column_compression(NEW.errors) IS NULL THEN 0
-                       ELSE 100 * pg_column_size(NEW.errors) END)
-                              + (CASE WHEN pg_column_compression(NEW.metadata) IS NULL THEN 0
-                                  ELSE 100 * pg_column_size(NEW.metadata) END)
-                       > least(10000000, 50 * (v_until - date_part('epoch', clock_timestamp()) * 1000000)) THEN
-                    v_large := 'job ' || v_id || ' is too large';
-                ELSE
-                    v_us := dlq.microseconds(NEW.finalized_at);
-                    v_failed_at := CASE WHEN v_us > 0 AND NEW.finalized_at <= now() + interval '1 day'
-                        THEN NEW.finalized_at ELSE now() END;
-                    v_job_kind := NEW.kind;
-                    v_kind := v_job_kind;
-                    IF v_kind = 'dlqd_message' THEN
-                        v_kind := coalesce(left(NEW.args ->> 'kind', 255), v_kind);
-                        v_event_id := left(NEW.args ->> 'messageId', 255);
-                        v_subscriber := left(NEW.args ->> 'subscriberId', 255);
-                        v_source := left(NEW.args ->> 'source', 255);
-                        v_ordering_key := left(NEW.args ->> 'orderingKey', 255);
-                    END IF;
-                    v_queue := NEW.queue;
-                    v_priority := NEW.priority;
-                    v_tags := NEW.tags;
-                    v_args := NEW.args;
-                    v_error := NEW.errors[cardinality(NEW.errors)] ->> 'error';
-                    v_errors := coalesce(to_jsonb(NEW.errors), '[]');
-                    v_attempt := NEW.attempt;
-                    v_max_attempts := NEW.max_attempts;
-                    v_unique_key := NEW.unique_key;
-                    v_unique_states := NEW.unique_states;
-                    v_metadata := NEW.metadata;
-                END IF$sql$;
+            IF v_size > 20000 AND v_until < 9223372036854775807
+               AND v_size + (CASE WHEN pg_column_compression(NEW.errors) IS NULL THEN 0
+                   ELSE 100 * pg_column_size(NEW.errors) END)
+                          + (CASE WHEN pg_column_compression(NEW.metadata) IS NULL THEN 0
+                              ELSE 100 * pg_column_size(NEW.metadata) END)
+                   > least(10000000, 50 * (v_until - date_part('epoch', clock_timestamp()) * 1000000)) THEN
+                v_reason := 'job ' || v_id || ' is too large';
+            ELSE
+                v_us := dlq.microseconds(NEW.finalized_at);
+                v_failed_at := CASE WHEN v_us > 0 AND NEW.finalized_at <= now() + interval '1 day'
+                    THEN NEW.finalized_at ELSE now() END;
+                v_job_kind := NEW.kind;
+                v_kind := v_job_kind;
+                IF v_kind = 'dlqd_message' THEN
+                    v_kind := coalesce(left(NEW.args ->> 'kind', 255), v_kind);
+                    v_event_id := left(NEW.args ->> 'messageId', 255);
+                    v_subscriber := left(NEW.args ->> 'subscriberId', 255);
+                    v_source := left(NEW.args ->> 'source', 255);
+                    v_ordering_key := left(NEW.args ->> 'orderingKey', 255);
+                END IF;
+                v_queue := NEW.queue;
+                v_priority := NEW.priority;
+                v_tags := NEW.tags;
+                v_args := NEW.args;
+                v_error := NEW.errors[cardinality(NEW.errors)] ->> 'error';
+                v_errors := coalesce(to_jsonb(NEW.errors), '[]');
+                v_attempt := NEW.attempt;
+                v_max_attempts := NEW.max_attempts;
+                v_unique_key := NEW.unique_key;
+                v_unique_states := NEW.unique_states;
+                v_metadata := NEW.metadata;
+            END IF$sql$;
     v_entry constant text := $sql$INSERT INTO dlq.dead_letter_inbox
                     (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, subscriber_id,
                      source, ordering_key,
@@ -319,7 +319,6 @@ DECLARE
     v_entry        uuid;
     v_us           bigint;
     v_size         bigint;
-    v_large        text;
     v_failed_at    timestamptz;
     v_kind         text;
     v_job_kind     text;
@@ -365,9 +364,6 @@ BEGIN
                     v_marker := NEW.metadata ? 'dlq:entry_id';
                 END IF;
                 v_failure := %5$s;
-                IF v_failure THEN
-                    %6$s;
-                END IF;
             END IF;
         EXCEPTION WHEN OTHERS THEN
             IF v_until = 9223372036854775807 THEN
@@ -415,29 +411,37 @@ BEGIN
         END IF;
     END IF;
 
-    IF v_reason IS NOT NULL OR v_known OR v_until = 0 OR v_failure IS NOT TRUE THEN
-        NULL;
-    ELSIF v_large IS NOT NULL THEN
-        v_reason := v_large;
-    ELSIF position('i' IN v_written) > 0 THEN
-        %8$s;
-    ELSE
-        BEGIN
-            IF v_until < 9223372036854775807 THEN
-                LOCK TABLE ONLY dlq.dead_letter_queue IN ACCESS SHARE MODE NOWAIT;
-                LOCK TABLE dlq.dead_letter_inbox IN ROW EXCLUSIVE MODE NOWAIT;
-                IF row_security_active('dlq.dead_letter_inbox') THEN
-                    RAISE EXCEPTION 'row level security is forced on the inbox';
-                END IF;
-            END IF;
-            %8$s;
-            v_now := v_now || 'i';
+    IF v_failure AND v_known IS NOT TRUE AND v_reason IS NULL THEN
+        BEGIN -- writes nothing, so it costs no subtransaction id
+            %6$s;
         EXCEPTION WHEN OTHERS THEN
             IF v_until = 9223372036854775807 THEN
                 RAISE;
             END IF;
             v_reason := SQLERRM;
         END;
+        IF v_reason IS NOT NULL THEN
+            NULL;
+        ELSIF position('i' IN v_written) > 0 THEN
+            %8$s;
+        ELSE
+            BEGIN
+                IF v_until < 9223372036854775807 THEN
+                    LOCK TABLE ONLY dlq.dead_letter_queue IN ACCESS SHARE MODE NOWAIT;
+                    LOCK TABLE dlq.dead_letter_inbox IN ROW EXCLUSIVE MODE NOWAIT;
+                    IF row_security_active('dlq.dead_letter_inbox') THEN
+                        RAISE EXCEPTION 'row level security is forced on the inbox';
+                    END IF;
+                END IF;
+                %8$s;
+                v_now := v_now || 'i';
+            EXCEPTION WHEN OTHERS THEN
+                IF v_until = 9223372036854775807 THEN
+                    RAISE;
+                END IF;
+                v_reason := SQLERRM;
+            END;
+        END IF;
     END IF;
 
     IF v_reason IS NOT NULL THEN

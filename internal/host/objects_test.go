@@ -192,3 +192,16 @@ func TestHost_SurvivesMixedPlans(t *testing.T) {
 		}
 	}
 }
+
+// TestHost_RecordsEndsOfRedeliveries ends a redelivery while a column that only a new entry needs is unreadable.
+func TestHost_RecordsEndsOfRedeliveries(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	app := h.application()
+	d := h.fail(app)
+	h.exec(h.owner, "ALTER TABLE river_job DROP COLUMN tags CASCADE, ADD COLUMN tags point NOT NULL DEFAULT '(0, 0)'")
+	h.exec(app, `UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp(),
+		errors = ARRAY['{"error": "timeout", "attempt": 1}'::jsonb] WHERE id = $1`, d.redelivery)
+	facts := h.strings(fmt.Sprint("SELECT fact FROM dlq.job_facts WHERE job_id = ", d.redelivery))
+	require.Equal(t, []string{"discarded"}, facts)
+}
