@@ -590,47 +590,53 @@ func (s *Skip) within(scope access.Scope) *Skip {
 	if s == nil || scope == nil {
 		return s
 	}
-	seen, isOn := &Skip{}, false
+	seen := &Skip{}
 	for _, queue := range s.Queues {
 		if scope.HasQueue(queue) {
-			seen.Queues, isOn = append(seen.Queues, queue), true
+			seen.Queues = append(seen.Queues, queue)
 		}
 	}
 	for pattern, is := range s.Kinds {
-		if pattern != "*" && !scope.NamesKind(pattern) {
-			continue
+		if pattern == "*" || scope.NamesKind(pattern) {
+			seen.setKind(pattern, is)
 		}
-		if isOn = isOn || is != nil && *is; seen.Kinds == nil {
-			seen.Kinds = map[string]*bool{}
+	}
+	return seen.ifAny()
+}
+
+func (s *Skip) setKind(pattern string, is *bool) {
+	if s.Kinds == nil {
+		s.Kinds = map[string]*bool{}
+	}
+	s.Kinds[pattern] = is
+}
+
+// ifAny returns nil if the skips are on for no queue and no kind.
+func (s *Skip) ifAny() *Skip {
+	if len(s.Queues) > 0 {
+		return s
+	}
+	for _, is := range s.Kinds {
+		if is != nil && *is {
+			return s
 		}
-		seen.Kinds[pattern] = is
 	}
-	if !isOn {
-		return nil
-	}
-	return seen
+	return nil
 }
 
 // Skips returns what replay runs skip by default. The field of a setting that no queue and no kind switches on is nil.
 func (p *Policy) Skips() Skips {
 	skip := func(queue func(*QueueRouting) bool, kind func(*KindRouting) *bool) *Skip {
-		s, isOn := &Skip{}, false
+		s := &Skip{}
 		for _, name := range slices.Sorted(maps.Keys(p.Routing.Queues)) {
 			if queue(p.Routing.Queues[name]) {
-				s.Queues, isOn = append(s.Queues, name), true
+				s.Queues = append(s.Queues, name)
 			}
 		}
 		for pattern, k := range p.Routing.Kinds {
-			is := kind(k)
-			if isOn = isOn || is != nil && *is; s.Kinds == nil {
-				s.Kinds = map[string]*bool{}
-			}
-			s.Kinds[pattern] = is
+			s.setKind(pattern, kind(k))
 		}
-		if !isOn {
-			return nil
-		}
-		return s
+		return s.ifAny()
 	}
 	return Skips{
 		Stale: skip(func(q *QueueRouting) bool { return q.SkipStale },
