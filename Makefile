@@ -97,6 +97,14 @@ trial-replay: install-postgres ## replay 20,000 messages that died for five caus
 	go run ./bench -rounds 1 incident
 	go run ./bench -rounds 21 -scale 0.1 incident
 
+.PHONY: bench
+bench: install-postgres ## run the main benchmarks and print one table, in a quarter of an hour; "make bench-ingest" runs one; ROUNDS=1 SCALE=1
+	CGO_ENABLED=0 go build -o bin/bench ./bench
+	bin/bench -rounds $(or $(ROUNDS),1) -scale $(or $(SCALE),1) suite $(PATHS)
+
+bench-%:
+	@$(MAKE) --no-print-directory bench PATHS=$*
+
 BENCH ?= replay
 BASE ?= $(shell git describe --tags --abbrev=0 2>/dev/null)
 

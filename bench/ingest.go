@@ -47,7 +47,7 @@ func ingestBench(b *bench, scale float64) error {
 		subjects = append(subjects, "other build")
 	}
 	messages := int64(40_000 * scale)
-	b.row("connections", "server", "messages/s", "of the limit", "p50 ms", "p99 ms", "CPU ms per 1,000: server",
+	b.row("connections and server", "messages/s", "of the limit", "p50 ms", "p99 ms", "CPU ms per 1,000: server",
 		"Postgres")
 	for _, connections := range []int{64, 256} {
 		results := map[string][]load{}
@@ -73,7 +73,7 @@ func ingestBench(b *bench, scale float64) error {
 			for round, l := range results[subject] {
 				ratios = append(ratios, l.rate/results[limit][round].rate)
 			}
-			b.row(connections, subject, thousands(of(subject, func(l load) float64 { return l.rate })),
+			b.row(fmt.Sprintf("%d %s", connections, subject), thousands(of(subject, func(l load) float64 { return l.rate })),
 				fmt.Sprintf("%.2f", median(ratios)),
 				fmt.Sprintf("%.1f", of(subject, func(l load) float64 { return l.p50 })),
 				fmt.Sprintf("%.1f", of(subject, func(l load) float64 { return l.p99 })),
@@ -155,12 +155,12 @@ func perThousand(used time.Duration, messages int64) float64 {
 type serverProcess struct {
 	cmd         *exec.Cmd
 	stdin       io.Closer // the server stops when it is closed
+	lines       *bufio.Scanner
 	address     string
 	credentials string // a header, or ""
 }
 
-// startServer starts this program, or that of -beside, as a server. The server prints its address
-// and its credentials, which startServer reads.
+// startServer starts this program, or that of -beside, as a server.
 func (b *bench) startServer(subject string, withToken bool) (*serverProcess, error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -176,7 +176,12 @@ func (b *bench) startServer(subject string, withToken bool) (*serverProcess, err
 	if subject == "dlqd" && program != b.beside && b.profile != "" {
 		args = append(args, "-profile", b.profile)
 	}
-	s := &serverProcess{cmd: exec.CommandContext(b.ctx, program, args...)} //nolint:gosec // of the command line
+	return startProcess(exec.CommandContext(b.ctx, program, args...)) //nolint:gosec // of the command line
+}
+
+// startProcess starts a server and reads the lines with its address and its credentials, which it prints.
+func startProcess(cmd *exec.Cmd) (*serverProcess, error) {
+	s := &serverProcess{cmd: cmd}
 	s.cmd.Stderr = os.Stderr
 	stdout, err := s.cmd.StdoutPipe()
 	if err != nil {
@@ -188,13 +193,13 @@ func (b *bench) startServer(subject string, withToken bool) (*serverProcess, err
 	if err := s.cmd.Start(); err != nil {
 		return nil, err
 	}
-	lines := bufio.NewScanner(stdout)
+	s.lines = bufio.NewScanner(stdout)
 	for _, into := range []*string{&s.address, &s.credentials} {
-		if !lines.Scan() {
+		if !s.lines.Scan() {
 			s.stop()
 			return nil, errors.New("the server did not start")
 		}
-		*into = lines.Text()
+		*into = s.lines.Text()
 	}
 	return s, nil
 }

@@ -23,6 +23,9 @@
 //	                            filed and decided, beside River's failures; the memory of a catch-up of 1,000,000
 //	go run ./bench compare X    benchmark X of this build and of another one (-beside PROGRAM) in turn, and what changed;
 //	                            see README.md
+//	go run ./bench suite X…     benchmarks X of this list (by default those that have a place in it) and one table of
+//	                            their rates, beside baselines and peers; see README.md
+//	go run ./bench peers        posts and no-op jobs of asynq, Bull, BullMQ, pg-boss and graphile-worker, which it installs
 //	go run ./bench claim        claim, decide and redeliver from 1,000,000 open entries; plans of the claim and the lists
 //
 // Postgres is dlqd's embedded server, with its settings and fsync on. It, dlqd and the load share
@@ -67,6 +70,7 @@ var runs = map[string]func(*bench, float64) error{
 	"ingest":     ingestBench,
 	"metrics":    metricsBench,
 	"access":     accessBench,
+	"peers":      peersBench,
 	"processing": processing,
 	"production": production,
 	"capture":    capture,
@@ -110,11 +114,18 @@ func main() {
 		}
 		return
 	}
+	if flag.Arg(0) == "suite" {
+		if err := runSuite(context.Background(), flag.Args()[1:], *rounds, *scale, *bin); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	run := runs[flag.Arg(0)]
 	if run == nil {
 		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] "+
-			"ingest|access|processing|capture|claim|compare|console|filing|incident|indexes|kafka|metrics|outage|production|replay|"+
-			"retention|retries|analytics")
+			"ingest|access|processing|capture|claim|compare|console|filing|incident|indexes|kafka|metrics|outage|peers|production|replay|"+
+			"retention|retries|suite|analytics")
 		os.Exit(2)
 	}
 	if err := start(run, *rounds, *scale, *bin, *keep, *beside, *profile); err != nil {

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs missing programs with the system's package manager:
-#   install.sh postgres|prometheus|alertmanager|pgbouncer|nginx|cc|curl|chromium|debootstrap|rpm|minisign ...
+#   install.sh postgres|prometheus|alertmanager|pgbouncer|nginx|redis-server|cc|curl|chromium|debootstrap|rpm|minisign ...
 set -eu
 
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
@@ -29,6 +29,8 @@ package() { # prints the packages of a program ($1) for a package manager ($2)
 	chromium/apt-get) # Ubuntu has no headless shell
 		if apt-cache show chromium-headless-shell >/dev/null 2>&1; then echo chromium-headless-shell; else echo chromium; fi ;;
 	nginx/apt-get) echo nginx-light ;;
+	redis-server/apt-get) echo redis-server ;;
+	redis-server/*) echo redis ;;
 	cc/apt-get) echo gcc libc6-dev ;;
 	cc/apk) echo gcc musl-dev ;;
 	cc/*) echo gcc ;;
@@ -53,7 +55,7 @@ for thing; do
 		prometheus | alertmanager) # Debian also starts them as services; dlqd needs only the programs.
 			as_root systemctl disable --quiet --now prometheus prometheus-alertmanager prometheus-node-exporter 2>/dev/null || true
 			;;
-		pgbouncer | nginx) as_root systemctl disable --quiet --now "$thing" 2>/dev/null || true ;;
+		pgbouncer | nginx | redis-server) as_root systemctl disable --quiet --now "$thing" 2>/dev/null || true ;;
 		esac
 	elif command -v dnf >/dev/null; then as_root dnf install -y -q $(package "$thing" dnf)
 	elif command -v apk >/dev/null; then as_root apk add -q $(package "$thing" apk)
