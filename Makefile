@@ -98,7 +98,7 @@ trial-replay: install-postgres ## replay 20,000 messages that died for five caus
 	go run ./bench -rounds 21 -scale 0.1 incident
 
 .PHONY: bench
-bench: install-postgres ## run the main benchmarks and print one table, in a quarter of an hour; "make bench-ingest" runs one; ROUNDS=1 SCALE=1
+bench: install-postgres ## run the main benchmarks and print one table; "make bench-ingest" runs one of them; ROUNDS=1 SCALE=1
 	CGO_ENABLED=0 go build -o bin/bench ./bench
 	bin/bench -rounds $(or $(ROUNDS),1) -scale $(or $(SCALE),1) suite $(PATHS)
 
@@ -156,6 +156,7 @@ fmt-check:
 lint: ## run the linters
 	$(GO_TOOL) golangci-lint run
 	cd riverdlq && $(GO_TOOL) golangci-lint run
+	cd bench/peers && CGO_ENABLED=0 go vet .
 
 .PHONY: words
 words: ## look for words that docs/writing.md excludes, and for lines above 120 columns

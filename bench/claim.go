@@ -25,7 +25,8 @@ const batchSize = 100
 // claim fills the open partition with 1,000,000 entries and measures what DLQ workers do there. The
 // baseline is the same with 10,000 entries.
 func claim(b *bench, scale float64) error {
-	large, small := int(1_000_000*scale), int(10_000*scale)
+	const least = 6 * batchSize // one batch for each step
+	large, small := max(least, int(1_000_000*scale)), max(least, int(10_000*scale))
 	b.row("entries", "claim rows/s", "claim + decide rows/s", "claim + redeliver rows/s")
 	for _, entries := range []int{small, large} {
 		var rates [3][]float64

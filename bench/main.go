@@ -25,7 +25,7 @@
 //	                            see README.md
 //	go run ./bench suite X…     benchmarks X of this list (by default those that have a place in it) and one table of
 //	                            their rates, beside baselines and peers; see README.md
-//	go run ./bench peers        posts and no-op jobs of asynq, Bull, BullMQ, pg-boss and graphile-worker, which it installs
+//	go run ./bench peers        posts and no-op jobs of asynq, Bull, BullMQ, pg-boss and graphile-worker
 //	go run ./bench claim        claim, decide and redeliver from 1,000,000 open entries; plans of the claim and the lists
 //
 // Postgres is dlqd's embedded server, with its settings and fsync on. It, dlqd and the load share

@@ -104,7 +104,7 @@ func peersBench(b *bench, scale float64) error {
 // installPeers installs the peers below peersDir, and returns why it could not, by the names of the peers.
 func installPeers(ctx context.Context) map[string]error {
 	install := func(dir, program string, args ...string) error {
-		cmd := exec.CommandContext(ctx, program, args...)
+		cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // of the calls below
 		cmd.Dir = dir
 		out, err := cmd.CombinedOutput()
 		if err != nil {

@@ -17,14 +17,14 @@ import (
 // suiteNames are the benchmarks of the suite, in its order.
 var suiteNames = []string{"ingest", "replay", "claim", "filing", "capture", "processing", "peers"}
 
-// suiteScale is the share of the full amount of work that the suite does where that is too much: at most 200,000 rows
-// a benchmark, and a quarter of an hour in all.
+// suiteScale is the share of the work of a benchmark that the suite does, if it is not all. It keeps each benchmark at
+// 200,000 rows or less.
 var suiteScale = map[string]float64{"replay": 0.25, "claim": 0.2}
 
 // notInstalled is printed after the name of a peer that cannot be measured, and before the reason.
 const notInstalled = "  not installed: "
 
-// comparison is a figure of dlqd, and the one of the same run beside it. A comparison without a baseline has a zero one.
+// comparison is a figure of dlqd and the one of the same run beside it, which is zero if there is none.
 type comparison struct{ dlqd, baseline cell }
 
 // runSuite runs the benchmarks in turn, once a round, and prints one table. The tables of the benchmarks go to standard
