@@ -69,8 +69,9 @@ type executor struct {
 	driver *driver
 }
 
-// JobSetStateIfRunningMany implements riverdriver.Executor. It skips the outcomes of attempts that no longer run, if
-// the process is in doubt or the server is not the one of the fetch. Both are asked once the connection is there.
+// JobSetStateIfRunningMany implements riverdriver.Executor. If the process is in doubt, or the connection's server is
+// not the one that the jobs were fetched from, it records only the outcomes of current attempts. Both are checked after
+// a connection was acquired, because they can change while the call waits for one.
 func (e *executor) JobSetStateIfRunningMany(ctx context.Context,
 	params *updates,
 ) (rows []*rivertype.JobRow, err error) {
@@ -88,7 +89,7 @@ func (e *executor) JobSetStateIfRunningMany(ctx context.Context,
 	return rows, err
 }
 
-// setCurrent records the outcomes of attempts that still run.
+// setCurrent records the outcomes of attempts that are still current: this client runs the job, at the same attempt.
 func (d *driver) setCurrent(ctx context.Context, db pgx.Tx, params *updates,
 	createdAt []time.Time,
 ) (rows []*rivertype.JobRow, err error) {
@@ -128,9 +129,9 @@ func updatesOf(params *updates, jobs []int64) *updates {
 	return filtered
 }
 
-// attemptOf returns the attempt whose outcome an update records: a failure has it in its error, and
-// a snooze restores the attempt before it. It returns 0 if the update does not say, as for a
-// success.
+// attemptOf returns the attempt whose outcome an update records. A failure has the attempt in its error. A snooze sets
+// the job's attempt back by one, so its attempt is one more. attemptOf returns 0 if the update does not contain the
+// attempt, as for a success.
 func attemptOf(params *updates, i int) int32 {
 	var failure rivertype.AttemptError
 	switch {

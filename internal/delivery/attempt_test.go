@@ -44,7 +44,7 @@ func setupLate(t *testing.T, queue string) *late {
 	return setupLateIn(t, postgrestest.Pool(t), queue, "Dlqd-Attempt", "1", "2", "3")
 }
 
-// setupLateIn answers requests by the value of a header.
+// setupLateIn returns a message whose receiver tells requests apart by the value of a header.
 func setupLateIn(t *testing.T, pool *pgxpool.Pool, queue, header string, values ...string) *late {
 	t.Helper()
 	l := &late{T: t, pool: pool, arrived: make(chan string, 10), answers: map[string]chan int{}}
@@ -122,7 +122,7 @@ func (l *late) submitAs(id, extra string) (job int64) {
 	return receipt.JobID
 }
 
-// stopFetching makes a process fetch no more jobs, while those that it has run.
+// stopFetching makes a process fetch no more jobs. The jobs that it runs continue.
 func (l *late) stopFetching(i int) {
 	l.Helper()
 	ctx, cancel := context.WithTimeout(l.Context(), time.Second)

@@ -79,7 +79,7 @@ func (w *Worker) call(ctx context.Context, queue *policy.Queue, destination *pol
 	return response.StatusCode, w.success(ctx, job, queue, destination, response, document, hide)
 }
 
-// requestOf returns the method of a gRPC destination, and a message as its request.
+// requestOf returns the method of a gRPC destination, and a message encoded as that method's request.
 func (w *Worker) requestOf(ctx context.Context, destination *policy.Destination, target *grpc.Target,
 	job *river.Job[Args],
 ) (method *grpc.Method, request []byte, err error) {
@@ -94,7 +94,7 @@ func (w *Worker) requestOf(ctx context.Context, destination *policy.Destination,
 	if request, err = method.Request(job.Args.Body()); err == nil || !kept {
 		return method, request, err
 	}
-	// The server may have been replaced since.
+	// The method's description was cached, and the server may have been replaced since: fetch it again.
 	if method, _, err = w.reflected.Method(ctx, w.calls, target, true); err != nil {
 		return nil, nil, err
 	}
@@ -102,7 +102,8 @@ func (w *Worker) requestOf(ctx context.Context, destination *policy.Destination,
 	return method, request, err
 }
 
-// unmapped returns the error of a message of which no request could be made.
+// unmapped returns the error of a message that was not sent, because it could not be encoded as a request: the payload
+// does not fit the method, the descriptor cannot be used, or the server did not describe its method.
 func unmapped(ctx context.Context, destination *policy.Destination, err error, hide func(string) string) error {
 	if _, ok := errors.AsType[*grpc.MappingError](err); ok {
 		return &riverdlq.Error{

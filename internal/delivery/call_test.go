@@ -162,7 +162,8 @@ func TestCall_RecordsLogicalFailure(t *testing.T) {
 	require.Equal(t, "business", <-b.outcomes)
 }
 
-// A message that is no request is not sent, is not tried again, and says nothing about the destination.
+// A message whose payload is not a request of the method is not sent and not retried, and its failure does not count
+// for the destination's breaker.
 func TestCall_PayloadThatIsNoRequestEndsJob(t *testing.T) {
 	t.Parallel()
 	var calls atomic.Int64
@@ -228,7 +229,7 @@ func TestCall_TypesOfTransportErrors(t *testing.T) {
 		"no answer": {calling(t, func(ctx context.Context, _ *dynamicpb.Message) (string, error) {
 			<-ctx.Done()
 			return "", ctx.Err()
-		}), "2s", []string{delivery.TypeTimeout, "GRPC_DEADLINE_EXCEEDED"}}, // of dlqd, or of the server at the same time
+		}), "2s", []string{delivery.TypeTimeout, "GRPC_DEADLINE_EXCEEDED"}}, // dlqd's timeout, or the server's
 		"no gRPC": {
 			"grpc" + strings.TrimPrefix(plain, "http") + "/" + grpctest.Method, "1m",
 			[]string{delivery.TypeConnection, delivery.TypeConnectionReset},

@@ -79,8 +79,8 @@ const (
 
 // Error types of messages that were not sent.
 const (
-	TypeRequest    = "REQUEST_ERROR"         // the message makes no request
-	TypeDescriptor = "GRPC_DESCRIPTOR_ERROR" // the request's form is not known
+	TypeRequest    = "REQUEST_ERROR"         // no request can be made from the message
+	TypeDescriptor = "GRPC_DESCRIPTOR_ERROR" // the gRPC method's descriptor is not available
 )
 
 // Args are the args of a delivery's job: the message, and the Retry-After that Work passes to
@@ -276,7 +276,8 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
 			return hold(ctx, job, heldFor, errors.Join(errAttemptLost, err))
 		}
 	}
-	// A message that the releaser has released has its place. One that still has HeldKey woke up by itself.
+	// The releaser takes a place for each message that it releases, and removes HeldKey. A message that still has
+	// HeldKey became due by itself and has no place yet, like a redelivery at its first attempt.
 	if meta.Held != "" || meta.EntryID != nil && meta.Snoozes == 0 {
 		if !w.config.Breakers.TakePlace(destination) {
 			return hold(ctx, job, heldFor, nil)
@@ -423,15 +424,16 @@ func (w *Worker) post(ctx context.Context, queue *policy.Queue, destination *pol
 // versionHeader is the header of an answer in which a receiver may report its version.
 const versionHeader = "Dlqd-Version"
 
-// reportVersion keeps the version of a receiver with the job, as that of a worker. That of a destination to which an
-// operator sent the message says nothing about the queue's.
+// reportVersion records the version that a receiver reported with the job, as riverdlq records the version of a worker.
+// It ignores a destination to which an operator sent the message, because its version is not that of the queue's
+// destination.
 func reportVersion(ctx context.Context, meta *metadata, reported string) {
 	if meta.Destination == "" && deadletter.IsVersion(reported) {
 		_ = river.MetadataSet(ctx, riverdlq.VersionKey, reported) // fails only outside of a worker
 	}
 }
 
-// requestError returns the error of a message that makes no request.
+// requestError returns the error of a message from which no request can be made.
 func requestError(destination *policy.Destination, err error) error {
 	return &riverdlq.Error{
 		Type: TypeRequest, Class: riverdlq.ClassMalformed, Message: destination.Hide(redact.Text(err.Error())),

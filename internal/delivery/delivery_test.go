@@ -171,7 +171,7 @@ func TestDeliver_SendsRequest(t *testing.T) {
 	require.Error(t, webhook.Verify([]byte(`{"amount": 1}`), h))
 }
 
-// An exact payload is signed byte for byte.
+// A payload of a queue with "payload: exact" is sent and signed byte for byte.
 func TestDeliver_SignsExactPayload(t *testing.T) {
 	t.Parallel()
 	var headers http.Header
@@ -564,9 +564,8 @@ func TestBackoff(t *testing.T) {
 		delivery.Backoff(policy.Backoff{Kind: policy.BackoffFixed, Delay: 5 * time.Second}, 7, 0.5))
 }
 
-// A rule with a manual plan counts from the first attempt: the message may have been booked, and is
-// not sent again. The rule sees the payload and the headers, which the error's context does not
-// hold.
+// A rule whose plan is manual applies from the first attempt on: the receiver may have booked the payment, so the
+// message is not sent again. The rule matches the payload and the headers, which the error's context does not contain.
 func TestDeliver_ManualPlanAppliesToFirstAttempt(t *testing.T) {
 	t.Parallel()
 	var requests atomic.Int32

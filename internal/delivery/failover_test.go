@@ -35,7 +35,7 @@ func (f *failedOver) fail() {
 	}, 5*time.Minute, 50*time.Millisecond)
 }
 
-// resubmit submits a message that gets the given id, as after an id was lost.
+// resubmit submits a message whose job gets the given id, as River gives ids again after a failover.
 func (f *failedOver) resubmit(message string, id int64) {
 	f.Helper()
 	_, err := f.pool.Exec(f.Context(), "SELECT setval(pg_get_serial_sequence('river_job', 'id'), $1, false)", id)
@@ -119,7 +119,7 @@ func TestFetch_WithholdsIDsInUse(t *testing.T) {
 }
 
 // A promoted standby may have the fetch of a message and not its outcome.
-func TestFetch_PutsBackWhatFailedOverRuns(t *testing.T) {
+func TestFetch_PutsBackJobsAfterFailover(t *testing.T) {
 	t.Parallel()
 	f := setupFailedOver(t, "delivered")
 	f.run(0)

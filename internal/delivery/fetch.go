@@ -14,17 +14,17 @@ import (
 	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
 )
 
-// A fetch marks jobs as running and returns them. Three things can leave a job running that no process delivers, which
-// would wait for River's rescuer, minutes beyond the longest timeout:
+// A fetch marks jobs as running and returns them. In three cases a job stays running although no process delivers it.
+// River's rescuer would release it minutes after the longest timeout:
 //
-//   - The connection breaks in between, and the database has committed the fetch.
-//   - A standby is promoted that has the fetch of a message and not its outcome.
+//   - The connection breaks during a fetch that the database has committed.
+//   - The promoted standby has the fetch of a message, but not its outcome.
 //   - The fetch returns the id of a job that the client still delivers. Ids are given again after a promotion
 //     (attempt.go), and River's client knows jobs by id. The client withholds such a job from River until the outcome of
 //     the earlier one is recorded, however often River's completer retries that.
 //
-// The client therefore remembers the jobs that its fetches returned, and after each of these events looks for others
-// that are running in its name, and puts them back.
+// The client therefore remembers the jobs that its fetches returned. After each of these events it looks for other jobs
+// that are running with its id in attempted_by, and puts them back.
 
 const (
 	// lookFor is how long a client looks for jobs to put back, because the statement of a failed fetch may still run on
@@ -106,7 +106,7 @@ func (f *fetches) add(queue, server string, jobs []*rivertype.JobRow) []*riverty
 	})
 }
 
-// fetchedFrom returns when jobs were created, and reports whether all of them were fetched from a server.
+// fetchedFrom returns when jobs were created, and reports whether all of them were fetched from the given server.
 func (f *fetches) fetchedFrom(server string, jobs []int64) (createdAt []time.Time, same bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -123,8 +123,8 @@ func (f *fetches) fetchedFrom(server string, jobs []int64) (createdAt []time.Tim
 	return createdAt, same
 }
 
-// recorded forgets jobs whose outcomes are recorded. If that failed, it may have succeeded nevertheless, and the jobs
-// may be running again: the next try checks them.
+// recorded forgets jobs whose outcomes are recorded. If err is not nil, the outcomes may be recorded nevertheless, and
+// the jobs may run again. So recorded forgets the server of these jobs, and the next try checks their attempts.
 func (f *fetches) recorded(jobs []int64, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

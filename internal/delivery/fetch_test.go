@@ -8,10 +8,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFetch_PutsBackWhatWasLost breaks the connection of a client's fetch. A job is running in its name that no fetch
-// returned, as after a fetch whose answer was lost. It is delivered, and the job that the client delivers meanwhile is
-// not put back.
-func TestFetch_PutsBackWhatWasLost(t *testing.T) {
+// TestFetch_PutsBackJobsOfLostFetch breaks the connection during a client's fetch, while a job is running in the
+// client's name that no fetch returned, as if the answer to its fetch was lost. The client puts that job back and
+// delivers it. It does not put back the job that it is delivering.
+func TestFetch_PutsBackJobsOfLostFetch(t *testing.T) {
 	t.Parallel()
 	l := setupLate(t, "")
 	l.run(0)

@@ -69,9 +69,9 @@ func hold(ctx context.Context, job *river.Job[Args], reason string, err error) (
 	}
 	most := holdTime
 	if reason != HeldForBreaker && reason != HeldForRestored {
-		// The releaser does not handle redirected destinations. It can also miss a message whose predecessor ends
-		// before the message is visible as held. So such a message checks again after a second, and then at doubling
-		// intervals. Usually the releaser finds a message without a predecessor earlier.
+		// The releaser does not handle redirected destinations, and it can miss a message whose predecessor ends before
+		// the message is visible as held. So these messages are checked after a second, and then at doubling intervals.
+		// The releaser usually releases an ordered message earlier.
 		most = min(time.Second<<min(metadataOf(job).Snoozes, maxDoublings), holdTime)
 	}
 	return OutcomeHeld, river.JobSnooze(spread(most))

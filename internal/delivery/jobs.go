@@ -97,7 +97,7 @@ func ListJobs(ctx context.Context, db postgres.DB, queue, state string, after *J
 		byID[rows[i].ID] = &rows[i]
 	}
 	for _, id := range ids {
-		if row := byID[id]; row != nil && row.State == state { // else it has moved on meanwhile
+		if row := byID[id]; row != nil && row.State == state { // else its state has changed since
 			job, _, err := jobOf(row)
 			if err != nil {
 				return nil, nil, err
@@ -134,7 +134,7 @@ func CancelJob(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, db 
 	if err != nil {
 		return "", err
 	}
-	if job.State == "running" { // its worker ends it, and may end it otherwise
+	if job.State == "running" { // its worker may still complete it
 		return fmt.Sprintf("asked running job %d to end", id), nil
 	}
 	return fmt.Sprintf("cancelled job %d", id), nil

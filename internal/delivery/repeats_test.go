@@ -93,8 +93,8 @@ func TestReceiver_CompilesInEachLanguage(t *testing.T) {
 	}
 }
 
-// A redelivery has the id of its message and its own number. The receiver did the work and lost its first answer: it
-// does not do it again.
+// A redelivery has the id of its message and its own number. The answer to the first redelivery is lost: the receiver
+// recognizes the second one by the id and does not repeat the work.
 func TestDeliver_NumbersRedeliveries(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex

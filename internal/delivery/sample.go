@@ -71,7 +71,7 @@ func FailureOf(
 	w := &Worker{
 		client: &http.Client{Transport: answer}, calls: callsOver(answer), config: Config{Tracer: telemetry.Tracer(nil)},
 	}
-	if grpc.IsURL(destination.URL) { // the sample is of the answer, and its payload need not be a request
+	if grpc.IsURL(destination.URL) { // the payload of a sample need not fit the method's request
 		called := *destination
 		called.Method = &grpc.Method{}
 		destination = &called

@@ -91,8 +91,8 @@ func (t *Traffic) Loop() *background.Loop {
 	})
 }
 
-// Write adds the counts since the last call to those of all processes. Counts that it cannot write are lost: a
-// comparison says less then, and nothing wrong.
+// Write adds the counts since the last call to those of all processes. Counts that it cannot write are lost. A
+// comparison then has fewer deliveries to compare: it finds less, but reports nothing wrong.
 func (t *Traffic) Write(ctx context.Context) error {
 	type row struct {
 		Destination string           `json:"destination"`
@@ -117,9 +117,10 @@ func (t *Traffic) Write(ctx context.Context) error {
 	return dbsqlc.New(t.db).AddTraffic(ctx, counts)
 }
 
-// Worse returns how the deliveries to a destination that are not of a run have become worse since it began, compared
-// with the hour before: a greater share fails, or is slower than the 95th percentile of that hour, by Fisher's exact
-// test. It looks at those from a time on. It returns "" if they have not, or if there are too few to tell.
+// Worse compares the deliveries to a destination that do not belong to a run with those of the hour before the run
+// began. It returns a description if they have become worse, by Fisher's exact test: a greater share failed, or took
+// longer than the 95th percentile of that hour. It counts deliveries from the time from on, and at most the last
+// trafficDuring. It returns "" if they have not become worse, or if there are fewer than trafficLeast.
 func (t *Traffic) Worse(ctx context.Context, destination string, run uuid.UUID, began, from, now time.Time) (
 	string, error,
 ) {
@@ -143,7 +144,7 @@ func (t *Traffic) Worse(ctx context.Context, destination string, run uuid.UUID, 
 	if total < trafficLeast || totalBefore < trafficLeast {
 		return "", nil
 	}
-	// Failures are worse than any time, also if more than one in twenty failed before.
+	// A failure counts as slower than any duration, even if more than one in twenty failed in the hour before.
 	slow := trafficLevels - 1
 	for slow > 0 && float64(sum(before[slow-1:])) <= trafficShare*float64(totalBefore) {
 		slow--
@@ -171,7 +172,7 @@ func fisher(bad, total, otherBad, otherTotal int) float64 {
 		return 1 // not worse
 	}
 	p := 0.0
-	for k := bad; k <= min(total, allBad); k++ { // from the most probable number on, so that the terms become smaller
+	for k := bad; k <= min(total, allBad); k++ { // bad is above the expected number, so the terms decrease
 		term := math.Exp(logChoose(allBad, k) + logChoose(all-allBad, total-k) - logChoose(all, total))
 		if p += term; term < p/1e9 {
 			break

@@ -10,7 +10,7 @@ import (
 )
 
 // A null value deletes a record of a compacted topic. So null is published only if the record's value was null.
-func TestValueOf_IsNotNullIfTheRecordsIsErased(t *testing.T) {
+func TestValueOf_RejectsErasedValue(t *testing.T) {
 	t.Parallel()
 	for _, form := range []string{source.FormJSON, source.FormText, source.FormBinary, source.FormDecoded} {
 		_, err := valueOf(&dbsqlc.RecordOfJobRow{Form: form}, nil)
