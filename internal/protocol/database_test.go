@@ -305,8 +305,8 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 	case protocol.ApplyFacts:
 		t.do = func(tx pgx.Tx) error {
 			// dlq.apply_facts stops after a second, and on a busy machine some facts may be left by then. So a call
-			// that took a second is rolled back and repeated. A second call after it would not do: it would also
-			// apply facts that the first had to leave.
+			// that took a second is rolled back and repeated. To commit it and call again would not have the result of
+			// one call: the second call would also apply facts that a complete first call leaves.
 			for {
 				again, err := tx.Begin(d.ctx)
 				if err != nil {

@@ -271,7 +271,7 @@ func (x *Explorer) broken(trace []Step) string {
 	return x.Model.CheckQuiet(state)
 }
 
-// shorten removes the steps without which a trace still breaks the same invariant.
+// shorten leaves out every step that a trace does not need to break the same invariant.
 func (x *Explorer) shorten(trace []Step, text string) (short []Step, wrong string) {
 	invariant, _, _ := strings.Cut(text, ":")
 	for size := max(1, len(trace)/2); size > 0; {

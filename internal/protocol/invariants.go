@@ -105,8 +105,8 @@ func (m *Model) CheckQuiet(s State) string {
 		if entry.Status != Pending && entry.Status != Manual || entry.DoneTwice || entry.Acted > 0 {
 			continue
 		}
-		// A job that resolved the entry before is no error: an operator may have replayed the entry
-		// by force.
+		// If the job resolved the entry before, an open entry is no error: an operator may have replayed it by force
+		// since.
 		if j := &s.Jobs[entry.Job]; j.State == Completed && !j.Done && entry.Completed[j.ID] == 0 {
 			return fmt.Sprintf("%s: job %d has completed, but its entry %d stays open", ClosesOwnEntry, entry.Job, e)
 		}

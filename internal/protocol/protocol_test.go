@@ -157,8 +157,8 @@ func TestModel_NoticesBrokenInvariants(t *testing.T) {
 	require.Contains(t, model.CheckQuiet(s), protocol.FiledOnce)
 }
 
-// By this trace the explorer first broke an invariant of the earlier rules, under which dlqd did not remember failures.
-// The trace needs no race.
+// This is the first trace that the explorer found to break an invariant of the earlier rules, under which dlqd did not
+// remember failures. The trace needs no race.
 func TestProtocol_FilesFoldedFailuresOnce(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)

@@ -83,7 +83,7 @@ func (d *database) walk(random *rand.Rand, trace int) (kills int, taken map[prot
 	taken = map[protocol.Rule]int{}
 	c := newChooser(random)
 	d.begin(c.model)
-	// The first traces begin once with each of rare.
+	// Each sequence of rare begins one of the first traces, and some of the later ones.
 	if trace < len(rare) || random.IntN(20) == 0 {
 		for _, step := range rare[trace%len(rare)] {
 			taken[d.take(step, false).Rule]++
@@ -190,8 +190,8 @@ var rare = [][]protocol.Step{
 	},
 }
 
-// likely has the weights of rules. The steps that bring an entry far have more than 1; those that
-// end a trace early, or are nearly always possible, have less.
+// likely has the weights of rules. Steps that move an entry towards a late state weigh more than 1. Steps that end a
+// trace early, or that are nearly always possible, weigh less.
 var likely = map[protocol.Rule]float64{
 	protocol.StartJob: 4, protocol.Fail: 6, protocol.Complete: 3, protocol.RetryJob: 2,
 	protocol.ReadInbox: 4, protocol.File: 8, protocol.FileParked: 4, protocol.Claim: 6,

@@ -238,8 +238,8 @@ func (w *world) takeOut(failure int8) {
 	w.NInbox = n
 }
 
-// fileAs models dlq.file_as. It returns the failures that stay in the inbox: those of a redelivery,
-// those that an entry has taken in, and those whose job has an open entry.
+// fileAs models dlq.file_as. It returns the failures that stay in the inbox: those of a redelivery, those whose job has
+// an open entry, and those that an entry already has (foundByReconciler describes the exception).
 func (w *world) fileAs(failures uint8, to Status, decided bool) (left uint8) {
 	before := w.Entries // a statement sees the state before it, except for the unique index
 	for f := range w.NFailures {
