@@ -112,9 +112,9 @@ func (p *Principal) MayEverywhere(role Role) bool {
 	return slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) && g.everything() })
 }
 
-// SeesPayloads reports whether the caller sees payloads in an operation that requires role. A
-// caller who is operator everywhere does. For any other caller, if one of the grants that allow the
-// operation is below operator, the whole operation shows what a reader sees.
+// SeesPayloads reports whether an operation that requires role shows payloads to the caller. It does if the caller is
+// operator everywhere, or if each of the caller's grants that includes role also includes operator. Otherwise the whole
+// operation shows what a reader sees.
 func (p *Principal) SeesPayloads(role Role) bool {
 	return p.MayEverywhere(Operator) ||
 		!slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) && !g.Role.Includes(Operator) })

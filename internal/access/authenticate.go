@@ -228,7 +228,7 @@ func (a *Authenticator) cachedOrFind(r *http.Request, key [32]byte, possible boo
 	return found, true, err
 }
 
-// waitTurn waits for the turn and returns the function that ends it.
+// waitTurn waits until it holds a.turn, and returns the function that releases it.
 func (a *Authenticator) waitTurn(ctx context.Context) (done func(), err error) {
 	a.mu.Lock()
 	if a.turn == nil {

@@ -306,9 +306,10 @@ func sessionCookie(r *http.Request) string {
 	return value
 }
 
-// isOwnPage reports whether a request comes from a page of dlqd, or from a browser that opens dlqd in a tab, by its
-// address or by a link. The session cookie is accepted only then. Browsers send Sec-Fetch-Site, and older ones Origin.
-// A request with neither header comes from a program that is no browser, or only reads.
+// isOwnPage reports whether a request comes from a page of dlqd, or from a browser that opens a page of dlqd by its
+// address or by a link. The session cookie is accepted only then. Browsers send Sec-Fetch-Site, and older ones Origin
+// with requests that change something. A request with neither header comes from such an older browser and only reads,
+// or from another program.
 func isOwnPage(r *http.Request) bool {
 	switch r.Header.Get("Sec-Fetch-Site") {
 	case "same-origin", "none":

@@ -233,7 +233,7 @@ func TestSessions_UseHostCookieOverHTTPS(t *testing.T) {
 	require.Empty(t, c.with(map[string]string{"dlqd": kim.cookies["__Host-dlqd"]}).caller(),
 		"another host of the site could set this cookie")
 
-	// A proxy that speaks https counts. Without one, sign-in with a token is refused.
+	// A request that a proxy received over https counts as https. Over http, sign-in with a token is refused.
 	plain := b.console(rules(access.Rules{Ways: []string{"tokens"}}), false)
 	for _, headers := range [][]string{
 		{"Host", "dlqd.example", "Origin", "https://dlqd.example"},
