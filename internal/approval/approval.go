@@ -120,7 +120,8 @@ func (a *Approval) Do() string {
 	return a.Operation
 }
 
-// SkipTexts describes what the requested replay run will skip, or send where the policy skips it.
+// SkipTexts describes the work that the policy skips and the requested replay run does not send, and the work that the
+// run sends although the policy skips it.
 func (a *Approval) SkipTexts() []string {
 	var request replay.Request
 	if a.Operation != Replay || json.Unmarshal(a.Request, &request) != nil {

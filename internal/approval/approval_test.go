@@ -80,8 +80,8 @@ func (b *testBundle) state(id uuid.UUID) string {
 
 const payments = `{"queue": ["payments"]}`
 
-// An approver sees what a requested run will skip: what the policy skipped at the request, unless the request names it.
-// The approval binds this.
+// An approver sees which work the requested run skips: what the policy skipped when the request was made, except what
+// the request asks to send. Later policies do not change this.
 func TestStore_ShowsWhatARunSkips(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

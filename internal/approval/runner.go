@@ -38,8 +38,8 @@ type Runner struct {
 	// CancelJob cancels a job. It returns nil if the job is cancelled already.
 	CancelJob func(ctx context.Context, job int64, act deadletter.Act) error
 	Logger    *slog.Logger
-	// Observe, if not nil, is called after each request that was executed or could not be, with its
-	// duration and error. It is not called if a stop cancelled the execution.
+	// Observe, if not nil, is called after each execution of a request with its duration and error. It is not called if
+	// a stop cancelled the execution.
 	Observe func(took time.Duration, err error)
 	// Acted, if not nil, is called after each request with the persons whose act it was: who made the request, and who
 	// approved it.
