@@ -435,7 +435,7 @@ func TestBreaker_LostProbeFreesItsPlace(t *testing.T) {
 	b.requireState(p, breaker.Closed)
 }
 
-// Every held message asks for a permit.
+// Every held message asks for a permit, so Allow queries the database only if a place may be free.
 func TestBreaker_AsksDatabaseOnlyIfAPlaceMayBeFree(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 1, probes: 1}")

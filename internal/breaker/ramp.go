@@ -6,14 +6,15 @@ import (
 )
 
 // After a breaker has closed, a ramp limits the redeliveries and the released messages that this process sends to the
-// destination. It begins low, and rises only while the destination answers well: it doubles up to half of the rate at
-// which the destination failed last, and then rises by rampRaise, as TCP's congestion control does (RFC 5681). It ends
+// destination. It starts low, and rises only while less than rampShare of the deliveries fail: it doubles up to half of
+// the rate at which the destination failed last, and then rises by rampRaise, as TCP's congestion control does (RFC
+// 5681). It ends when no message is held any more.
 // when no message is held any more.
 const (
 	rampStart  = 1.0         // messages a second
 	rampRaise  = 1.0         // messages a second, each rampStep
 	rampStep   = time.Second // between two changes of the rate
-	rampReach  = time.Second // how far ahead places are given, so that later messages get one, too
+	rampReach  = time.Second // places are given at most this far ahead, so that later messages get some
 	rampLinger = 10 * time.Second
 	// rampShare is the share of failed deliveries at which the rate is halved.
 	rampShare = 0.1
@@ -28,12 +29,13 @@ type ramp struct {
 	needed            time.Time // when the breaker was first seen closed, or a message last found no place
 }
 
-// fall begins again at the lowest rate, because the breaker has opened.
+// fall restarts the ramp at the lowest rate, because the breaker has opened.
 func (r *ramp) fall() {
 	*r = ramp{rate: rampStart, threshold: max(r.rate/2, rampStart)}
 }
 
-// adjust changes the rate by the deliveries of the last step. It rises only if deliveries came near it.
+// adjust changes the rate by the outcomes of the deliveries since the last change. It raises the rate only if there
+// were at least half as many deliveries as the rate allows.
 func (r *ramp) adjust(now time.Time) {
 	if r.since.IsZero() {
 		r.since, r.needed, r.succeeded, r.failed = now, now, 0, 0 // deliveries from before the breaker opened may end late
@@ -55,7 +57,7 @@ func (r *ramp) adjust(now time.Time) {
 	r.since, r.succeeded, r.failed = now, 0, 0
 }
 
-// take takes up to most places that are at most reach ahead.
+// take reserves up to most places, none of them later than reach from now, and returns their number.
 func (r *ramp) take(now time.Time, most int, reach time.Duration) int {
 	r.adjust(now)
 	first := r.free
@@ -77,11 +79,11 @@ func (b *Breakers) Places(destination string, most int) int {
 	if r := b.ramps[DestinationPrefix+destination]; r != nil {
 		return r.take(b.config.Now(), most, rampReach)
 	}
-	return min(most, int(rampStart)) // one tells whether any message is held
+	return min(most, int(rampStart)) // one place is enough to find out whether a message is held
 }
 
-// Released records how many messages were released with the places of [Breakers.Places]. It reports whether no message
-// is held, and none will be until the breaker opens again.
+// Released records how many messages were released with the places of [Breakers.Places]. drained is true if no message
+// is held; none will be until the breaker opens again.
 func (b *Breakers) Released(destination string, messages, places int) (drained bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -93,7 +95,7 @@ func (b *Breakers) Released(destination string, messages, places int) (drained b
 	switch {
 	case r == nil && messages == 0:
 		return true
-	case r == nil: // of another process, or from before the start of this one
+	case r == nil: // the messages were held by another process, or before this one started
 		b.ramps[name] = &ramp{rate: rampStart, threshold: math.Inf(1)}
 		return false
 	case messages < places && b.config.Now().Sub(r.needed) > rampLinger:
@@ -128,7 +130,7 @@ func (b *Breakers) TakePlace(destination string) bool {
 	return false
 }
 
-// fall makes the ramp of a breaker that has opened begin again.
+// fall restarts the ramp of a breaker that has opened, or starts one.
 func (b *Breakers) fall(name string) {
 	if r := b.ramps[name]; r != nil {
 		r.fall()

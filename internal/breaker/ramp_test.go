@@ -19,8 +19,8 @@ func (b *bundle) closed() *breaker.Breakers {
 	return p
 }
 
-// A destination takes 50 messages a second. Held messages go out slowly at first, more while all are taken, and fewer
-// once some are not; none is left over.
+// A destination accepts 50 messages a second. Held messages are released slowly at first, faster while the destination
+// accepts all of them, and slower once it has rejected many.
 func TestRamp_RisesOnlyWhileTheDestinationAnswers(t *testing.T) {
 	t.Parallel()
 	const takes = 50
@@ -45,7 +45,7 @@ func TestRamp_RisesOnlyWhileTheDestinationAnswers(t *testing.T) {
 	require.Less(t, failed, delivered/10)
 	b.requireState(p, breaker.Closed)
 
-	// A few failures are no reason to wait: other messages to the destination may be bad.
+	// A few failures do not slow down the ramp: they may be about single messages.
 	first := p.Places("default", 1000)
 	before = first
 	for range 20 {
@@ -57,21 +57,21 @@ func TestRamp_RisesOnlyWhileTheDestinationAnswers(t *testing.T) {
 	}
 	require.Greater(t, before, first)
 
-	// If the breaker opens again, they begin again.
+	// If the breaker opens again, the ramp starts again.
 	require.NoError(t, p.ForceOpen(t.Context(), bank, "kim", "", 0))
 	_, err := p.Reset(t.Context(), bank, "kim", "")
 	require.NoError(t, err)
 	require.LessOrEqual(t, p.Places("default", 1000), 2)
 
-	// Silence is no good answer.
+	// Without deliveries, the rate does not rise.
 	for range 100 {
 		b.pass(time.Second)
 		require.LessOrEqual(t, p.Places("default", 1000), 2)
 	}
 }
 
-// A redelivery that finds no place is held, and gets one with the messages that wait already. Places are given at most
-// a second ahead, so none waits for those of others.
+// A redelivery that finds no place is held, and gets a place in turn with the messages that are already held. Places
+// are given at most a second ahead, so that held messages do not take the places of all later redeliveries.
 func TestRamp_RedeliveriesShareThePlacesOfHeldMessages(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "")
