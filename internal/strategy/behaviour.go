@@ -28,8 +28,9 @@ type behaviour struct {
 	fields map[place][]field
 }
 
-// resolved lists the fields of a policy that [Planner.behaviour] does not compare one by one. It compares what the
-// policy's lookups return for each queue, destination, class and kind: the value that applies there, defaults included.
+// resolved lists the fields of a policy that [Planner.behaviour] does not compare field by field. For these fields, it
+// compares what the policy's lookups return for each queue, destination, class and kind: the value that applies there,
+// defaults included.
 var resolved = []string{
 	"RetryPolicies.Defaults", "RetryPolicies.Queues", "RetryPolicies.Destinations", "RetryPolicies.DestinationDefaults",
 	"Breakers.Defaults", "Breakers.Destinations", "Breakers.RiverQueues",

@@ -34,9 +34,9 @@ type Facts struct {
 	Headers map[string]string // of the message
 }
 
-// IsPanic reports whether a failure with a stack trace is a panic. A job of River has a trace only if it
-// panicked, and then its error has the type panic unless it reported another. The errors of most
-// frameworks that write records have one.
+// IsPanic reports whether a failure with a stack trace is a panic. A River job has a trace only if it panicked. Its
+// error then has the type panic, unless the worker reported another one. The errors of records of a source have a trace
+// with most frameworks, so only those with the type panic count.
 func IsPanic(trace, errorType string, ofRecord bool) bool {
 	return trace != "" && (!ofRecord || errorType == "panic")
 }

@@ -66,10 +66,10 @@ rules:
 		{Facts{Context: json.RawMessage(`{"ids": [12345678901234567891]}`)}, "account"},
 		{Facts{Context: json.RawMessage(`{"ids": [12345678901234567890]}`)}, "none"},
 		{Facts{Context: json.RawMessage(`{"grpcStatus": "ABORTED"}`)}, "call"},
-		// no more of it is read than of other texts
+		// rules read no more of a gRPC status than of other texts
 		{Facts{Context: json.RawMessage(`{"grpcStatus": "` + strings.Repeat("x", maxMatchBytes) + `late"}`)}, "none"},
 		{Facts{}, "none"},
-		{Facts{Class: riverdlq.ClassOutage, Message: "a known bug"}, "bug"}, // before the worker's class
+		{Facts{Class: riverdlq.ClassOutage, Message: "a known bug"}, "bug"}, // rules come before the worker's class
 		{Facts{Panic: true, Message: "a known bug"}, "bug"},
 	} {
 		_, rule, _ := p.Classify(test.facts)

@@ -233,8 +233,9 @@ func workerLost(e *Entry) string {
 	return text
 }
 
-// Due decides about an entry whose time has come. It checks the conditions first: an entry whose conditions are unmet
-// waits until a gate of the worker releases it, also if Due finds them met at the next check, after waitLimit.
+// Due decides about an entry whose time has come. It checks the conditions first. An entry with an unmet condition
+// waits until a gate of the worker releases it. Due checks such an entry again after waitLimit. Even if the conditions
+// are met then, the entry continues to wait for the gate.
 func (p *Planner) Due(e *Entry, name string, now time.Time) Verdict {
 	s, ok := implementations[name]
 	if !ok {
@@ -304,8 +305,8 @@ func (p *Planner) Probes(e *Entry) int {
 	return 1
 }
 
-// immediate retries after the delays of the plan: each redelivery has its delay, and all after the last one
-// have the last.
+// immediate retries after the delays of the plan: the first redelivery after the first delay, and so on. All
+// redeliveries beyond the last delay use that one.
 type immediate struct {
 	random func(*Entry) float64 // in [0, 1)
 }
@@ -374,10 +375,14 @@ func NextHour(hours []int, zone string, now time.Time) time.Time {
 	return schedule.Next(now)
 }
 
-// The values of WaitingFor: automatic redelivery is switched off for the entry; the entry waits for its place in the
-// rate of its destination or of an application's queue; earlier work of its ordering key is not done, or its job was
-// rescued several times and another such redelivery is running; a progressive replay run that has not ended holds the
-// entry; or a condition, whose text follows the prefix.
+// The values of WaitingFor:
+//
+//   - WaitsForAutomatic: automatic redelivery is switched off for the entry.
+//   - WaitsForPace: the entry waits for its place in the rate of its destination or of an application's queue.
+//   - WaitsForOrder: earlier work of the entry's ordering key is not done. Or its job was rescued several times, and
+//     another such redelivery is running.
+//   - WaitsForRun: a progressive replay run that has not ended holds the entry.
+//   - conditionPrefix and a text: the entry waits for the condition that the text names.
 const (
 	WaitsForAutomatic = "automatic"
 	WaitsForPace      = "pace"
