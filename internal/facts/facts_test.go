@@ -698,8 +698,8 @@ func TestApply_KeepsFailuresOfSeparateEntriesApart(t *testing.T) {
 	require.Zero(t, b.countFacts())
 }
 
-// River UI's page is older than the state of the job that it retries: River also retries completed
-// jobs.
+// An operator retries a job on a page of River UI that is out of date: the job has completed since. River also retries
+// completed jobs.
 func TestApply_ReopensEntryIfSupersededJobRuns(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -857,8 +857,8 @@ func TestApply_DefersRejectedFacts(t *testing.T) {
 	require.Zero(t, b.countFacts())
 }
 
-// An original that runs beside its redelivery and fails again leaves an audit row, through the
-// inbox and as a fact.
+// An original that runs beside its redelivery fails again. Its failure leaves an audit row, whether it arrives through
+// the inbox or as a fact.
 func TestApply_RecordsFailureOfOriginalDuringRedelivery(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -1083,7 +1083,7 @@ func TestApply_ReopensEntryIfCompletedJobRuns(t *testing.T) {
 	}
 }
 
-// A job has one open entry at a time. What would open another one is rejected with that reason, and
+// A job has one open entry at a time. A replay or a retry that would open another one is rejected with that reason, and
 // leaves no fact behind.
 func TestApply_RejectsSecondOpenEntryOfJob(t *testing.T) {
 	t.Parallel()

@@ -22,8 +22,8 @@ func (b *bundle) awaitLockWaits(n int64) {
 	}, 5*time.Minute, 5*time.Millisecond)
 }
 
-// Entries that wait for a redelivery are filed; a later failure of their job may not be. Actions on
-// both lock the entries in the order of their ids, as actions on the entries' group do.
+// Entries that wait for a redelivery are filed; a later failure of their job may still be in the inbox. Actions on both
+// lock the entries in the order of their ids, as actions on the entries' group do.
 func TestAct_LocksEntriesInOrderOfIDs(t *testing.T) {
 	t.Parallel()
 	for name, act := range map[string]string{
