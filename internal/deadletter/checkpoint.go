@@ -42,9 +42,9 @@ func CheckpointOf(metadata json.RawMessage) *Checkpoint {
 	return &c
 }
 
-// reportedStage and reportedVersion match the names that dlqd takes from metadata, which any client of River can write,
-// and from receivers: those that [riverdlq.Stage] and [riverdlq.Middleware.Version] allow. dlq.reported_stage and
-// dlq.reported_version match the same.
+// reportedStage and reportedVersion match the stages and versions that dlqd accepts: those that [riverdlq.Stage] and
+// [riverdlq.Middleware.Version] allow. dlqd ignores others, because any client of River can write metadata, and
+// receivers report versions, too. dlq.reported_stage and dlq.reported_version match the same.
 var (
 	reportedStage   = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z ./:_-]{0,99}$`)
 	reportedVersion = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z.+_-]{0,99}$`)

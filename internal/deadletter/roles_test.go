@@ -264,7 +264,8 @@ func TestRoles_ActorIsTheDatabaseUser(t *testing.T) {
 	require.Equal(t, "API, from 10.0.0.7", origin)
 }
 
-// A query that calls dlq.ids_in_scope makes the planner call it, too: for each partition and index.
+// If a query calls dlq.ids_in_scope, the planner calls it, too, once for each partition and index. So functions call it
+// before their queries.
 func TestScope_IsReadBeforeQueries(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)

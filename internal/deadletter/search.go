@@ -41,10 +41,9 @@ type Found struct {
 	SearchedTo time.Time
 }
 
-// Search is [Store.List] within a time budget. Unless the filter reads error messages or payloads,
-// Search first tries a plain list with half of the budget. If the filter does, or that half did not
-// suffice, it searches slice by slice in page order. If the budget ends the search, the result says
-// where to continue.
+// Search is [Store.List] within a time budget. It first tries a plain list with half of the budget, unless the filter
+// reads error messages or payloads. If it tries no plain list, or the list takes too long, it searches slice by slice
+// in page order. If the budget ends the search, the result says where to continue.
 func (s *Store) Search(ctx context.Context, p Page, budget time.Duration) (*Found, error) {
 	deadline := time.Now().Add(budget)
 	condition, err := s.Where(ctx, &p.Filter)

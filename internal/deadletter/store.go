@@ -659,7 +659,7 @@ type Replay struct {
 	Destination string          // overrides the destination of the entry's queue; "" for no change
 	// Checkpoint is [Resume] or [Discard]. An edit requires it if the entry has a [Checkpoint].
 	Checkpoint string
-	Force      bool // do not check whether an equal job, or the entry's own one, is in the way
+	Force      bool // replay even if the entry's own job, or a job with its unique key, is live or has done the work
 	// OtherGroups accepts that consumer groups that did not fail read a record again; replay.Replayer checks it.
 	OtherGroups bool
 	Act         Act
@@ -986,7 +986,7 @@ func (s *Store) Record(ctx context.Context, subject, what string, act Act, do fu
 	return s.RecordDone(ctx, subject, act, func(tx pgx.Tx) (string, error) { return what, do(tx) })
 }
 
-// RecordDone is Record for actions of which only do knows what they are.
+// RecordDone does what [Store.Record] does, for an action that only do can describe.
 func (s *Store) RecordDone(ctx context.Context, subject string, act Act,
 	do func(tx pgx.Tx) (what string, err error),
 ) error {

@@ -107,7 +107,7 @@ func TestOwner_CannotForgeRows(t *testing.T) {
 		WHERE status = 'dlq_failed'`))
 }
 
-// The audit rows of a statement that moves many entries (dlq.on_moves) are those that dlq.on_move writes for each.
+// A statement that moves many entries (dlq.on_moves) writes the same audit rows as dlq.on_move does for each entry.
 func TestMoves_BatchWritesRowsOfSingleMoves(t *testing.T) {
 	t.Parallel()
 	_, pool := createRoleEntries(t)
@@ -140,7 +140,7 @@ func TestMoves_BatchWritesRowsOfSingleMoves(t *testing.T) {
 	}
 }
 
-// The audit rows of an act on many entries are those that dlq.on_move writes for each.
+// An action on many entries writes the same audit rows as dlq.on_move does for each entry.
 func TestMoves_BulkActWritesRowsOfSingleMoves(t *testing.T) {
 	t.Parallel()
 	_, pool := createRoleEntries(t)
@@ -158,7 +158,7 @@ func TestMoves_BulkActWritesRowsOfSingleMoves(t *testing.T) {
 		return rows
 	}
 	for _, action := range []string{"discard", "resolve"} {
-		acted(action) // the first time, entries have other notes
+		acted(action) // both compared calls find the notes of this one
 		batch := acted(action)
 		require.Equal(t, 4, strings.Count(batch, `"from_status": "dlq_manual"`))
 		for _, table := range []string{"dead_letter_queue", "dead_letter_open"} {
@@ -171,7 +171,8 @@ func TestMoves_BulkActWritesRowsOfSingleMoves(t *testing.T) {
 	}
 }
 
-// No setting hides a move or its actor. One that an operator makes is ignored.
+// The setting dlq.moves hides no move. The owner's setting gives a move its actor and reason; that of an operator is
+// ignored.
 func TestMoves_SettingHidesNoMove(t *testing.T) {
 	t.Parallel()
 	url, pool := createRoleEntries(t)
@@ -254,7 +255,7 @@ func TestRedeliver_ReadsOnlyItsEntries(t *testing.T) {
 }
 
 // The trigger dead_letter_move skips redeliveries that dlqd makes in one statement, because dlq.on_moves writes their
-// audit rows. An UPDATE that looks the same by any role leaves an audit row, too.
+// audit rows. An UPDATE that looks like a redelivery leaves an audit row, too, whichever role runs it.
 func TestMoves_NoUpdateHidesRedelivery(t *testing.T) {
 	t.Parallel()
 	url, pool := createRoleEntries(t)
@@ -291,7 +292,7 @@ func TestMoves_NoUpdateHidesRedelivery(t *testing.T) {
 		wrong(owner, table)
 		owner.can("RESET dlq.moves")
 	}
-	// Columns that do not follow the status are corrected, not skipped.
+	// The trigger does not skip an UPDATE whose columns do not match the new status: it corrects them.
 	owner.can(set)
 	owner.can("UPDATE dlq.dead_letter_open SET status = 'dlq_pending', next_retry_at = now() WHERE id = '" + id + "'")
 	owner.can(`UPDATE dlq.dead_letter_open SET status = 'dlq_processing', redelivery_job_id = 1, waiting_for = 'x',
