@@ -201,13 +201,13 @@ func TestHost_JobsCanBeRetriedWhileDLQDWaits(t *testing.T) {
 			} {
 				all.Go(func() {
 					defer over.Add(1)
-					_ = store.InTx(t.Context(), func(tx postgres.DB) error { // it may give up
+					_ = store.InTx(t.Context(), func(tx postgres.DB) error { // it may fail at its lock timeout
 						_, err := tx.Exec(t.Context(), sql)
 						return err
 					})
 				})
 			}
-			require.Eventually(t, func() bool { // each waits for the table or has given up
+			require.Eventually(t, func() bool { // each waits for the table or has failed
 				const waiting = `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
 					AND wait_event_type = 'Lock'`
 				return over.Load()+int64(h.count(waiting)) == 3
