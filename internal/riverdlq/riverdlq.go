@@ -163,13 +163,13 @@ func Record(ctx context.Context, job *rivertype.JobRow, err error) error {
 	return river.MetadataSet(ctx, MetadataKey, r)
 }
 
-// Stage records how far the worker has come: what it has done and a repetition would do again, such as
-// "charged". The last stage counts, also that of an earlier attempt. stage is a name of the program and
-// never data: letters, digits, spaces and ". / : _ -", up to 100 bytes.
+// Stage records how far the worker has come: the last work that is done and that another attempt would repeat, such as
+// "charged". The stage that was recorded last counts, even if an earlier attempt recorded it. stage is a name that the
+// program defines, never data: letters, digits, spaces and ". / : _ -", up to 100 bytes.
 //
-// The job's row gets it when the attempt ends, in River's statement: a worker that dies records no stage.
-// ctx must be a context that River passes to a worker, a middleware or a hook; with another one, Stage
-// returns an error. It must not be called by several goroutines of an attempt at once.
+// The job's row gets the stage when the attempt ends, in River's statement: a worker that dies records no stage. ctx
+// must be a context that River passes to a worker, a middleware or a hook; with another one, Stage returns an error.
+// Several goroutines of an attempt must not call Stage at once.
 func Stage(ctx context.Context, stage string) error {
 	return river.MetadataSet(ctx, StageKey, name(stage))
 }
@@ -273,7 +273,7 @@ func NewMiddleware() *Middleware { return &Middleware{} }
 // Work implements rivertype.WorkerMiddleware.
 func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
 	if m.Version != "" {
-		_ = river.MetadataSet(ctx, VersionKey, name(m.Version)) // fails like that of a failed attempt below
+		_ = river.MetadataSet(ctx, VersionKey, name(m.Version)) // if this fails, so does the recording of a failed attempt below
 	}
 	start, returned := time.Now(), false
 	defer func() {
