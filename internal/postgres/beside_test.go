@@ -80,7 +80,7 @@ func TestMigrator_RefusesASchemaThatIsTooNew(t *testing.T) {
 	require.ErrorIs(t, m.Check(t.Context()), postgres.ErrSchemaNew)
 }
 
-// An upgrade on which running programs do not work is refused while one runs.
+// An upgrade is refused while a program runs that does not work on the new schema.
 func TestMigrator_WaitsForOlderPrograms(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Open(t, postgrestest.Empty(t))

@@ -91,10 +91,10 @@ var ErrManyLocks = errors.New("the server has too few free locks now (max_locks_
 // errRollback rolls back the transaction that created a schema for comparison.
 var errRollback = errors.New("comparison finished")
 
-// Drift compares dlqd's schema with one that it creates from this program's migrations and code, in
-// a transaction that it rolls back. It lists what is missing or different, and of what was added to
-// dlqd's tables what can reject a row: columns, constraints, triggers, rules and unique indexes. It
-// returns [ErrNotComparable] for the schema of a newer dlqd.
+// Drift compares dlqd's schema with one that it creates from this program's migrations and code, in a transaction that
+// it rolls back. It lists objects that are missing or different. Of the objects that were added to dlqd's tables, it
+// lists those that can reject a row: columns, constraints, triggers, rules and unique indexes. It returns
+// [ErrNotComparable] for the schema of a newer dlqd.
 func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 	ctx = Unbounded(ctx)
 	if status, err := m.status(ctx); err != nil {
@@ -139,7 +139,7 @@ func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 	if !errors.Is(err, errRollback) {
 		return nil, err
 	}
-	// A database restored from a dump has the recreated definitions, which are as good.
+	// A database restored from a dump has the recreated definitions, which are equivalent.
 	for name, object := range is {
 		if as, there := recreated[name]; there && as.definition == object.definition {
 			should[name] = as

@@ -14,10 +14,11 @@ import (
 // serverKey is the key of a connection's server in its custom data.
 const serverKey = "dlqd.server"
 
-// serverOf returns a name for the server that a connection goes to: when it started, which no two servers share, and
-// since when it has statistics, because it starts those anew after the crash of a backend, and keeps its start time. A
-// server that crashed may have lost what it had acknowledged, too. It asks once for each connection, since a connection
-// ends with its server. It returns "" if the server does not say.
+// serverOf returns a name for the server of a connection: the time at which the server started, which no two servers
+// share, and the time from which its statistics count. After the crash of a backend, a server keeps its start time and
+// starts new statistics, so its name changes: it, too, may have lost commits that it had acknowledged. serverOf asks
+// once for each connection, because a connection ends with its server. It returns "" if the server does not report the
+// times.
 func serverOf(ctx context.Context, conn *pgx.Conn) (string, error) {
 	data := conn.PgConn().CustomData()
 	if known, has := data[serverKey].(string); has {
@@ -33,8 +34,8 @@ func serverOf(ctx context.Context, conn *pgx.Conn) (string, error) {
 	return server, nil
 }
 
-// OnServer runs fn with the means to run statements on one server, and the name of that server, or "" if it is not
-// known. It is not known behind a pooler, whose connections outlive their servers. db is no transaction: each of its
+// OnServer calls fn with a db that runs all statements on one server, and with the name of that server. The name is ""
+// if it is not known, as behind a pooler, whose connections outlive their servers. db is no transaction: each of its
 // statements is a transaction, with dlqd's settings.
 func (d *Driver) OnServer(ctx context.Context, fn func(db pgx.Tx, server string) error) error {
 	if d.pooled {

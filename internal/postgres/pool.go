@@ -88,7 +88,7 @@ var errStandby = errors.New("the server is a standby")
 func followPrimary(config *pgx.ConnConfig) {
 	accepts := config.ValidateConnect // not nil if the URL has target_session_attrs
 	if slices.ContainsFunc(config.Fallbacks, func(f *pgconn.FallbackConfig) bool {
-		return f.Host != config.Host || f.Port != config.Port // others differ in TLS
+		return f.Host != config.Host || f.Port != config.Port // the other fallbacks are the same host with other TLS settings
 	}) {
 		if accepts == nil {
 			accepts = pgconn.ValidateConnectTargetSessionAttrsReadWrite

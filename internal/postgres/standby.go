@@ -44,12 +44,12 @@ func ServerOf(ctx context.Context, db DB) (s Server, err error) {
 var (
 	// ErrNotStandby means that a server is no standby of the primary.
 	ErrNotStandby = errors.New("the server is not a standby of the database")
-	// ErrOtherDatabase is an ErrNotStandby of a server or a database that is not a copy of the primary's at all.
+	// ErrOtherDatabase is an ErrNotStandby: the server or the database is not a copy of the primary's.
 	ErrOtherDatabase = fmt.Errorf("%w: it is another database", ErrNotStandby)
 )
 
-// CheckStandbyOf returns an [ErrOtherDatabase] if s is no copy of the primary's database, and an [ErrNotStandby] if it
-// is one that is no standby.
+// CheckStandbyOf returns an [ErrOtherDatabase] if s is no copy of the primary's database, and an [ErrNotStandby] if s
+// is a copy that is no standby.
 func (s Server) CheckStandbyOf(primary Server) error {
 	switch {
 	case s.System != primary.System:
@@ -89,7 +89,7 @@ func OpenStandby(ctx context.Context, url string, maxConns int32,
 // followStandby makes connections to several hosts go to a standby.
 func followStandby(config *pgx.ConnConfig) {
 	if config.ValidateConnect == nil && slices.ContainsFunc(config.Fallbacks, func(f *pgconn.FallbackConfig) bool {
-		return f.Host != config.Host || f.Port != config.Port // others differ in TLS
+		return f.Host != config.Host || f.Port != config.Port // as in followPrimary
 	}) {
 		config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsStandby
 	}
@@ -140,15 +140,15 @@ func (s *Standby) Position(ctx context.Context) (p Position, err error) {
 	return p, nil
 }
 
-// StandbyError is the failure of a standby to answer a read, such as a lost connection, or a statement that was
-// cancelled because it stood in the way of the replay. The primary can answer the read.
+// StandbyError is the failure of a standby to answer a read, such as a lost connection, or a statement that the standby
+// cancelled because of a conflict with the replay. The primary can answer the read.
 type StandbyError struct{ Err error }
 
 func (e *StandbyError) Error() string { return "the standby: " + e.Err.Error() }
 
 func (e *StandbyError) Unwrap() error { return e.Err }
 
-// Read calls run with a context whose statements run on the standby instead of the pool that they name. It returns
+// Read calls run with a context in which [Statements] and [ReadPool] use the standby instead of the primary. It returns
 // run's error, or a [*StandbyError] if the standby failed: then what run has read may be incomplete.
 func (s *Standby) Read(ctx context.Context, run func(context.Context) error) error {
 	r := &standbyRead{standby: s}
@@ -194,7 +194,7 @@ func standbyReadOf(ctx context.Context) *standbyRead {
 }
 
 // noteFailure records an error of a statement or of a connection. Errors that the primary would return, too, are no
-// failures of the standby: refusals by dlqd's functions, and values that a type does not hold.
+// failures of the standby: refusals by dlqd's functions, and invalid values.
 func noteFailure(ctx context.Context, err error) {
 	r := standbyReadOf(ctx)
 	if r == nil || err == nil || errors.Is(err, pgx.ErrNoRows) {

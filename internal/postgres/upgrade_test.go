@@ -65,7 +65,8 @@ func TestAttach_UpgradesUnderLoad(t *testing.T) {
 	require.Equal(t, failures, g.countEntries())
 }
 
-// An upgrade needs the locks of few tables at a time: what it installed before a table that others hold stays.
+// An upgrade needs the locks of few tables at a time. If another session locks one table, the changes of the tables
+// before it stay.
 func TestMigrator_InstallsTriggersOfOtherTables(t *testing.T) {
 	t.Parallel()
 	g := attachedGuest(t)

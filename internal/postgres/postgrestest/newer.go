@@ -25,8 +25,8 @@ const (
 	newerPause = 100 * time.Millisecond
 )
 
-// Newer upgrades the schema of a database as the release after this dlqd would, on whose schema programs for version
-// oldest or newer work.
+// Newer upgrades the schema of a database as the next release of dlqd would. Programs of schema version oldest or newer
+// work on the upgraded schema.
 func Newer(tb testing.TB, pool *pgxpool.Pool, oldest int64) {
 	tb.Helper()
 	latest, err := postgres.LatestVersion()
