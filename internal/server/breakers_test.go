@@ -132,7 +132,7 @@ func TestBreaker_ReleasesHeldMessagesWhenItCloses(t *testing.T) {
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'"))
 }
 
-// After a breaker has closed, held messages go one a second while the destination does not answer.
+// After a breaker has closed, held messages are released one a second while the destination does not answer.
 func TestBreaker_PacesHeldMessagesUntilTheDestinationAnswers(t *testing.T) {
 	t.Parallel()
 	receiver, answer := &down{}, make(chan struct{})
@@ -626,7 +626,8 @@ func TestReload_MissingFilesKeepThePolicyInForce(t *testing.T) {
 	require.Equal(t, "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", string(b.server.Policy().Destinations["d"].Secret))
 }
 
-// A program without Kafka would fail each redelivery of a source's records, so it keeps the policy without sources.
+// A build without Kafka would fail each redelivery of a source's records, so it refuses a policy with sources and keeps
+// the previous one.
 func TestReload_RefusesSourcesWithoutKafka(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

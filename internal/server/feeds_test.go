@@ -60,7 +60,7 @@ func TestFeed_PublishesEntriesAndRecognizesThem(t *testing.T) {
 	_, sources, _ := b.call("GET", "/api/sources", "")
 	require.Contains(t, fmt.Sprint(sources["feeds"]), "published:1")
 
-	// A record of a feed that comes in by another topic is an entry, and is not published again.
+	// A record that a feed published, and that is read from another topic, becomes an entry and is not published again.
 	broker.Add("dlq.prod.copy", sent[0])
 	b.await("2", "SELECT count(*)::text FROM dlq.dead_letter_queue WHERE stage <> 'inbox'")
 	fail(broker, "dlq.prod.pay", "cus_1", `{"amount": 3}`, "declined")
@@ -132,7 +132,8 @@ feeds:
 		"FROM dlq.feed_figures() WHERE feed = 'gone'"))
 }
 
-// The feed publishes to Kafka's protocol. Of the second cluster no broker answers: filing goes on, and its feed waits.
+// The feed publishes over Kafka's protocol. No broker of the second cluster answers: dlqd continues to file, and that
+// cluster's feed waits.
 func TestFeed_PublishesToKafka(t *testing.T) {
 	t.Parallel()
 	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(4, "orders.DLT", "dlq.orders"))

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A failed redelivery of a message counts for the class that its dead letter had when it was sent, in the API
-// and in the metrics.
+// A failed redelivery of a message counts for the class that the dead letter had when the redelivery was sent, in the
+// API and in the metrics.
 func TestFigures_FailedReplayCountsForTheClassWhenSent(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{receiver: answering(http.StatusUnprocessableEntity)})

@@ -186,7 +186,7 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 						h.statuses = []int{200}
 					case !may, !everywhere:
 						h.statuses = []int{403}
-						if o.page && target != "" { // a form may first read what it is for
+						if o.page && target != "" { // a form may first read its target, which is not found
 							h.statuses = []int{403, 404}
 						}
 						if strings.Contains(target, "%00") {

@@ -128,7 +128,7 @@ func TestJobs_CancelAndRetry(t *testing.T) {
 	status, out = act(operator, b.jobs["pay_eu/order.paid"], "retry")
 	require.Equal(t, http.StatusConflict, status, "a job with a dead letter is replayed: "+out)
 
-	// River asks the worker of a running job to end it, and the job may end otherwise.
+	// River asks the worker of a running job to end it. The worker may still complete the job.
 	running := insert("running")
 	status, out = act(operator, running, "cancel")
 	require.Equal(t, http.StatusOK, status, out)
@@ -169,8 +169,8 @@ func TestJobs_CancelAndRetry(t *testing.T) {
 	require.Equal(t, "cancelled", state(locked))
 }
 
-// Jobs in River's state pending wait for a client of River, and not for a time: they have a number of their own. Pages
-// that need no numbers of jobs do not count them.
+// Jobs in River's state pending wait for a client of River, not for a time, so they are counted separately. Pages that
+// show no numbers of jobs do not count them.
 func TestQueues_CountPendingJobs(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)

@@ -12,8 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Account 9007199254740993 is another customer than 9007199254740992, which a float64 would turn it
-// into.
+// Accounts 9007199254740993 and 9007199254740992 belong to different customers. As a float64, both are the same number.
 func TestNumbers_AreExactFromEndToEnd(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex

@@ -106,7 +106,8 @@ func TestSubmit_RefusesQueuesOfTheApplicationAlone(t *testing.T) {
 
 	deliver.stop()
 	var header http.Header
-	// Until the API's view of the processes is a second old, the message is a duplicate.
+	// The API reads the list of processes at most once a second. Until it sees that the process has stopped, it answers
+	// that the message is a duplicate.
 	require.Eventually(t, func() bool {
 		status, out, header = front.call("POST", "/api/messages", message)
 		return status == http.StatusServiceUnavailable

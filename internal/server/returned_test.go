@@ -15,7 +15,8 @@ import (
 
 const statusOfEntry = "SELECT status::text FROM dlq.dead_letter_queue WHERE id = $1"
 
-// returned brings a record in, and replays its entry. It returns the entry.
+// returned adds a dead letter to a topic, replays its entry, and waits until the entry is dlq_returned. It returns the
+// entry's id.
 func returned(b *bundle, broker *sourcetest.Broker, key string) string {
 	b.Helper()
 	fail(broker, "dlq.prod.pay", key, `{"amount": 1}`, "declined")
@@ -27,7 +28,7 @@ func returned(b *bundle, broker *sourcetest.Broker, key string) string {
 	return id
 }
 
-// comeBack adds a dead letter of the record that was published last, without the headers of dlqd.
+// comeBack adds a dead letter of m, a record that dlqd published, without the headers of dlqd.
 func comeBack(broker *sourcetest.Broker, m source.Message, headers ...source.Header) {
 	m.Headers = append([]source.Header{{Key: sourcetest.HeaderError, Value: []byte("still declined")}}, headers...)
 	broker.Add("dlq.prod.pay", m)
@@ -72,7 +73,7 @@ func TestReturned_WaitsForTheQuietTime(t *testing.T) {
 	b.await("dlq_resolved", statusOfEntry, id)
 }
 
-// Without a group that is known, an entry stays returned until returnedFor or an operator.
+// If no consumer group is known, an entry stays returned until returnedFor has passed or an operator moves it.
 func TestReturned_WaitsForReturnedForWithoutGroup(t *testing.T) {
 	t.Parallel()
 	b, broker := setupSources(t, policytest.Files{})
@@ -140,7 +141,7 @@ func TestReturned_ComesBackWithoutHeaders(t *testing.T) {
 	count := "SELECT count(*)::text FROM dlq.dead_letter_queue WHERE stage <> 'inbox'"
 	history := `SELECT jsonb_array_length(retry_history)::text FROM dlq.dead_letter_queue WHERE id = $1`
 
-	// By the place at which dlqd published it.
+	// The place at which dlqd published the record identifies the entry.
 	id := returned(b, broker, "cus_1")
 	m := broker.Records("in.pay")[0]
 	place := b.one(`SELECT partition || '/' || "offset" FROM dlq.source_deliveries WHERE entry_id = $1`, id)
@@ -150,7 +151,8 @@ func TestReturned_ComesBackWithoutHeaders(t *testing.T) {
 	b.await("dlq_manual", statusOfEntry, id)
 	require.Equal(t, "1", b.one(count), "the same entry")
 
-	// By key, value and topic. Another record, which is equal, is another entry.
+	// Without the place, key, value and topic identify the entry. A second record with equal ones becomes another
+	// entry.
 	b.sendBack(id)
 	b.await("dlq_returned", statusOfEntry, id)
 	comeBack(broker, m, source.Header{Key: sourcetest.HeaderTopic, Value: []byte("in.pay")})
@@ -160,7 +162,7 @@ func TestReturned_ComesBackWithoutHeaders(t *testing.T) {
 	comeBack(broker, m, source.Header{Key: sourcetest.HeaderTopic, Value: []byte("in.pay")})
 	b.await("2", count)
 
-	// A record from another place is another record, and so is one of another topic.
+	// A record with another place becomes another entry, and so does one with another topic.
 	b.sendBack(id)
 	b.await("dlq_returned", statusOfEntry, id)
 	comeBack(broker, m, source.Header{Key: sourcetest.HeaderTopic, Value: []byte("in.pay")},
@@ -170,7 +172,7 @@ func TestReturned_ComesBackWithoutHeaders(t *testing.T) {
 	b.await("4", count)
 	require.Equal(t, "3", b.one(history, id))
 
-	// It is reopened if it was closed, and a new entry after a purge.
+	// A record that comes back reopens its closed entry. After a purge, it becomes a new entry.
 	b.write("SELECT dlq.resolve($1, 'kim')", id)
 	comeBack(broker, m, source.Header{Key: sourcetest.HeaderTopic, Value: []byte("in.pay")})
 	b.await("dlq_manual came-back",
@@ -183,7 +185,7 @@ func TestReturned_ComesBackWithoutHeaders(t *testing.T) {
 	b.await("4", count)
 }
 
-// The envelope may have the time of the first failure.
+// A dead letter may have the time of the record's first failure.
 func TestReturned_FailsAgainWithAnOldTime(t *testing.T) {
 	t.Parallel()
 	b, broker := setupSources(t, policytest.Files{})

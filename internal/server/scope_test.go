@@ -217,8 +217,8 @@ func (b *scopeBundle) hidden(scope int) (hidden []string) {
 	return hidden
 }
 
-// operation is an operation of the OpenAPI document, and the request that TestScope_LimitsEveryOperation sends.
-// The walks of scopes, masks and hostile requests go through doors, which adds the console's requests.
+// operation is an operation of the OpenAPI document, and the request that TestScope_LimitsEveryOperation sends. Tests
+// of scopes, masks and hostile requests that cover the console, too, use the function doors.
 type operation struct {
 	id, method, path string
 	role             access.Role
@@ -433,7 +433,7 @@ func TestScope_LimitsEveryOperation(t *testing.T) {
 					switch {
 					case o.targetType == "open":
 						require.Equal(t, http.StatusOK, status, label)
-					case o.page && (!may || !everywhere) && !inScope: // a form may first read what it is for
+					case o.page && (!may || !everywhere) && !inScope: // a form may first read its target
 						require.Contains(t, []int{http.StatusForbidden, http.StatusNotFound}, status, label+out)
 					case !may || !everywhere:
 						require.Equal(t, http.StatusForbidden, status, label+out)

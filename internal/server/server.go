@@ -483,7 +483,7 @@ func (s *Server) sourceStore() *source.Store {
 	return &source.Store{DB: s.store.DB(), Policy: s.policy, Logger: s.logger.With("part", "sources")}
 }
 
-// offsetAt returns what finds offsets by time, or nil.
+// offsetAt returns the function that finds offsets by time, or nil if this process reads no sources.
 func (s *Server) offsetAt() api.OffsetAt {
 	if s.sources == nil {
 		return nil
@@ -491,7 +491,7 @@ func (s *Server) offsetAt() api.OffsetAt {
 	return s.sources.OffsetAt
 }
 
-// publisher returns what publishes the records of entries, or nil.
+// publisher returns the publisher of entries' records, or nil if this process reads no sources.
 func (s *Server) publisher() source.Publisher {
 	if s.sources == nil {
 		return nil
