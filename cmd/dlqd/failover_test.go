@@ -89,8 +89,8 @@ func TestServe_SurvivesFailover(t *testing.T) {
 	}
 }
 
-// failOver does not wait for all deliveries outside of a trial: the jobs that a process was fetching
-// when the primary died wait for River's rescuer.
+// failOver kills the primary while messages are submitted, promotes the standby, and checks the accepted messages. It
+// waits for all deliveries only in a trial.
 func failOver(t *testing.T, synchronous bool) {
 	t.Helper()
 	servers := postgrestest.NewReplicated(t, synchronous)

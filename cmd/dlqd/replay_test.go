@@ -184,8 +184,8 @@ func TestReplay_ProgressiveSurvivesKills(t *testing.T) {
 	out := ok(t, "replay", "--api-url="+s.api, "--all", "--progressive", "--rate", "15", "--detach")
 	require.Contains(t, out, ": 60 dead letters, in steps, in 1 failure groups")
 	id := regexp.MustCompile(`[0-9a-f-]{36}`).FindString(out)
-	// A redelivery that is under way in a killed process fails. That is a new failure, which holds the group: an operator
-	// lets it go on.
+	// A redelivery that is under way in a killed process fails. Because of this new failure the run stops the group,
+	// and an operator lets it continue.
 	reach := func(sql string, n int) {
 		t.Helper()
 		require.Eventually(t, func() bool {

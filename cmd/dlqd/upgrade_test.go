@@ -317,7 +317,7 @@ func upgradeBeside(t *testing.T, older, newer string) {
 	u.load()
 	u.grows(300)
 
-	// A console that asks who its users are.
+	// A console with authentication.
 	access := dataDir(t)
 	require.NoError(t, os.WriteFile(filepath.Join(access, "access.yaml"), []byte("authentication: [tokens]\n"), 0o600))
 	console := func(program string) *served {
