@@ -119,8 +119,8 @@ func (r *release) image(p *program, layers ...v1.Layer) (v1.Image, error) {
 	return mutate.ConfigFile(image, config)
 }
 
-// certificates returns the roots that Mozilla trusts, as of x509roots in go.mod. It leaves out those that Mozilla
-// trusts for older certificates only, which PEM cannot say.
+// certificates returns the roots that Mozilla trusts, as of x509roots in go.mod. It leaves out roots with a constraint,
+// such as those that Mozilla trusts only for certificates issued before a date, because PEM cannot express that.
 func certificates() []byte {
 	var all bytes.Buffer
 	for root := range bundle.Roots() {

@@ -119,7 +119,7 @@ func (r *release) name(p *program) string {
 }
 
 // notInlined are packages that are compiled without inlining, which leaves 1.1 MB out. Packages api, console and main
-// have huma's generic code once for each operation. No message passes the others.
+// contain huma's generic code once for each operation. The others do little of the work on a message.
 var notInlined = []string{
 	"github.com/dlqd/dlqd/cmd/dlqd",
 	"github.com/dlqd/dlqd/internal/alerting",
