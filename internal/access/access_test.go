@@ -382,7 +382,7 @@ func TestAuthenticate_AllowsEveryCallerOnlyIfOpen(t *testing.T) {
 	require.Equal(t, 401, status)
 }
 
-// A slow database does not lock out its operators: a lookup may take longer than its result is used.
+// A slow database does not lock out its operators: a lookup may take longer than its result is cached.
 func TestTokens_WaitForSlowDatabase(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

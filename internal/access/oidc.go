@@ -33,8 +33,8 @@ type OIDC struct {
 	ClientSecret  string   // for sessions; empty: a public client
 }
 
-// ErrProvider means that a token cannot be verified now: the provider's keys are unknown, and it
-// does not answer.
+// ErrProvider means that a token cannot be verified now: the provider's keys are unknown, and the provider does not
+// answer.
 var ErrProvider = errors.New("the OpenID Connect provider does not answer")
 
 const (
@@ -110,8 +110,8 @@ func ProviderClient() *http.Client {
 // dots.
 func isJWT(secret string) bool { return strings.Count(secret, ".") == 2 }
 
-// provider caches the keys and endpoints of an OpenID Connect provider. Only a token or a browser
-// sign-in that needs a fetch of them waits for the provider.
+// provider caches the keys and endpoints of an OpenID Connect provider. A token or a browser's sign-in waits for the
+// provider only if it needs keys or endpoints that are not cached.
 type provider struct {
 	issuer string
 	now    func() time.Time
@@ -192,7 +192,7 @@ type endpoints struct {
 	secretInHeader bool // the client sends its secret as HTTP Basic, not in the form
 }
 
-// endpointNow returns the sign-in endpoints and how a client with a secret sends it. It fails with
+// endpointNow returns the sign-in endpoints and how a client sends its secret, if it has one. It fails with
 // ErrProvider.
 func (p *provider) endpointNow(ctx context.Context, hasSecret bool) (oauth2.Endpoint, error) {
 	if keys, _, _ := p.cachedKeys(); keys == nil {

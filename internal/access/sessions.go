@@ -273,8 +273,8 @@ func isSecure(r *http.Request) bool {
 	return r.TLS != nil || !IsLoopback(door.Host(r)) || r.Header.Get("X-Forwarded-Proto") == "https"
 }
 
-// SetCookie sets a cookie of dlqd's pages, or deletes it if value is empty. Its name is that of the session
-// cookie and a suffix, and browsers protect it like the session cookie.
+// SetCookie sets a cookie of dlqd's pages, or deletes it if value is empty. The cookie's name is the session cookie's
+// name and a suffix. Browsers protect it like the session cookie.
 func SetCookie(w http.ResponseWriter, r *http.Request, suffix, value string, life time.Duration) {
 	//nolint:gosec // Secure wherever browsers accept such a cookie
 	cookie := &http.Cookie{
@@ -287,7 +287,7 @@ func SetCookie(w http.ResponseWriter, r *http.Request, suffix, value string, lif
 	http.SetCookie(w, cookie)
 }
 
-// Cookie returns the value of a cookie of [SetCookie]; empty without one, or with several.
+// Cookie returns the value of a cookie of [SetCookie], or "" if the request has none or several.
 func Cookie(r *http.Request, suffix string) string {
 	cookies := r.CookiesNamed(cookieOf(r) + suffix)
 	if len(cookies) != 1 {
@@ -296,8 +296,8 @@ func Cookie(r *http.Request, suffix string) string {
 	return cookies[0].Value
 }
 
-// sessionCookie returns the value of the session cookie; empty without one, with several, or if it
-// is malformed.
+// sessionCookie returns the value of the session cookie, or "" if the request has none or several, or if the value is
+// malformed.
 func sessionCookie(r *http.Request) string {
 	value := Cookie(r, "")
 	if !wellFormed(sessionPrefix, value) {

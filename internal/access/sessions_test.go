@@ -248,8 +248,8 @@ func TestSessions_UseHostCookieOverHTTPS(t *testing.T) {
 	require.Empty(t, response.Cookies())
 }
 
-// The cookie is replaced every hour without a failed request. The old cookie works for one more
-// minute. A request with it after that ends the session, because the cookie was copied.
+// The cookie is replaced every hour, and no request fails because of that. The old cookie works for one more minute. A
+// request with it after that ends the session, because the cookie was copied.
 func TestSessions_RotateCookie(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -340,7 +340,7 @@ func TestSessions_RejectHostileCookies(t *testing.T) {
 	_, caller := b.send(c.url, good)
 	require.NotContains(t, caller, "kim", "a session cookie is not a token")
 
-	// The cookie counts for dlqd's own pages and for links to them.
+	// The cookie is accepted from dlqd's own pages and for links to them.
 	for _, test := range []struct {
 		headers []string
 		known   bool
