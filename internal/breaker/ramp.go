@@ -9,7 +9,6 @@ import (
 // destination. It starts low, and rises only while less than rampShare of the deliveries fail: it doubles up to half of
 // the rate at which the destination failed last, and then rises by rampRaise, as TCP's congestion control does (RFC
 // 5681). It ends when no message is held any more.
-// when no message is held any more.
 const (
 	rampStart  = 1.0         // messages a second
 	rampRaise  = 1.0         // messages a second, each rampStep
