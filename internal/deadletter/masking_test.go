@@ -39,7 +39,7 @@ func maskingPolicy() policy.Data {
 	}
 }
 
-// Go masks the answers of destinations, and SQL masks what it shows: both mask the same addresses.
+// Go masks the answers of destinations, and SQL masks what it returns. Both mask the same email addresses.
 func TestMask_HidesAddresses(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Open(t, postgrestest.URL(t))
@@ -321,8 +321,8 @@ func TestMask_CoversEveryTableAndFunction(t *testing.T) {
 	}
 	require.Greater(t, found, 40)
 
-	// Store's reads show no more, for operators and readers. With a reason they show all, and the trail
-	// names the actor.
+	// For operators and readers, the reads of Store show no more than SQL does. With a reason they show everything, and
+	// the audit trail names the actor.
 	ctx := t.Context()
 	act := deadletter.Act{Actor: "kim", Note: "ticket 7"}
 	read := func(ctx context.Context) string {

@@ -306,10 +306,9 @@ func (s *Store) Summaries(ctx context.Context, ids []uuid.UUID, since time.Time)
 	return pgx.CollectRows(rows, pgx.RowToStructByName[Summary])
 }
 
-// Part is the share of the queue that one statement reads. Each month of closed entries is a table
-// with a dozen indexes. A statement locks those of every month that its plan cannot exclude, in a lock
-// table that all databases of the server share. So queries over the whole history read it in parts,
-// one after another.
+// Part is the share of the queue that one statement reads. Each month of closed entries is a table with a dozen
+// indexes. A statement locks the tables and indexes of every month that its plan cannot exclude, in a lock table that
+// all databases of the server share. So queries over the whole history read one part after another.
 type Part struct {
 	Stages   []string
 	From, To time.Time // of closed_at; zero for no bound
@@ -570,8 +569,8 @@ func (s *Store) Reveal(ctx context.Context, id uuid.UUID, act Act) (*Entry, []Tr
 const RevealFor = 10 * time.Minute
 
 // Revealed returns what [Store.Get] does. If the actor has revealed the entry within [RevealFor], the entry is
-// unmasked, and until is the end of that time by the clock of this process; else until is zero. It writes no audit
-// row: that of the reveal covers this time.
+// unmasked, and until is the end of that time by the clock of this process; else until is zero. It writes no audit row,
+// because the row of the reveal covers this time.
 func (s *Store) Revealed(ctx context.Context, id uuid.UUID, actor string) (entry *Entry, trail []Transition,
 	until time.Time, err error,
 ) {
@@ -778,10 +777,9 @@ func (s *Store) EnsureMonth(ctx context.Context, status string, month time.Time)
 	return err
 }
 
-// RestoreEntries brings archived entries back, all or none, and keeps retention from dropping their
-// months until a time. batches calls restore with the entries, batch by batch; it runs again if
-// another transaction collides. RestoreEntries skips entries that are present, and returns how many it
-// restored.
+// RestoreEntries brings archived entries back, all or none, and keeps retention from dropping their months until a
+// time. batches calls restore with the entries, batch by batch. RestoreEntries calls batches again if its transaction
+// collides with another one. It skips entries that are present, and returns how many it restored.
 func (s *Store) RestoreEntries(ctx context.Context, until time.Time, act Act,
 	batches func(restore func(entries json.RawMessage) error) error,
 ) (restored int, err error) {

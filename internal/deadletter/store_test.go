@@ -66,7 +66,7 @@ func moveSQL(to string) string {
 		WHERE id = $1`, to, job, due)
 }
 
-// The database enforces the state table of the design on every session.
+// The database enforces the state table of docs/state_machine.md on every session.
 func TestMoves_FollowStateTable(t *testing.T) {
 	t.Parallel()
 	allowed := map[deadletter.Status]string{

@@ -590,8 +590,8 @@ func TestRoles_AdminCreatesOnlyMonthsOfMonthlyTables(t *testing.T) {
 	})
 }
 
-// The caller does not choose the time of a deletion: a dlq_admin cannot call the functions of
-// retention that take one. An erasure accepts only the filter of its record.
+// The caller does not choose the time of a deletion: a dlq_admin cannot call the functions of retention that take a
+// time. An erasure accepts only the filter of its record.
 func TestRoles_AdminCannotChooseDeletionTime(t *testing.T) {
 	t.Parallel()
 	url, pool := createRoleEntries(t)

@@ -273,7 +273,7 @@ func TestUndo_SkipsErasedEntries(t *testing.T) {
 	require.Zero(t, left)
 }
 
-// A later assignment stays; one that was itself undone does not.
+// An undo keeps a later assignment, unless that one was undone itself.
 func TestUndo_KeepsLaterAssignments(t *testing.T) {
 	t.Parallel()
 	b := setupUndo(t)
