@@ -16,8 +16,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// River's completer sets a job's state by the job's id, and ignores which attempt it ends, and of which job. An outcome
-// can therefore end what another process runs:
+// River's completer sets a job's state by the job's id. It does not check which attempt it ends, nor whether the id
+// still belongs to the same job. An outcome can therefore end an attempt that another process runs:
 //
 //   - A process that was paused or cut off from the database for 30 s may still run attempts of jobs that another
 //     process has rescued and runs. A late failure would end the job while the other process's attempt still runs, and
@@ -130,7 +130,7 @@ func updatesOf(params *updates, jobs []int64) *updates {
 }
 
 // attemptOf returns the attempt whose outcome an update records. A failure has the attempt in its error. A snooze sets
-// the job's attempt back by one, so its attempt is one more. attemptOf returns 0 if the update does not contain the
+// the job's attempt back by one, so the attempt is one higher. attemptOf returns 0 if the update does not contain the
 // attempt, as for a success.
 func attemptOf(params *updates, i int) int32 {
 	var failure rivertype.AttemptError

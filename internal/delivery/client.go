@@ -36,8 +36,8 @@ const (
 	// queuesInterval is how often the client's queues are compared with the policy's, in addition
 	// to each reload.
 	queuesInterval = 10 * time.Second
-	// removeTimeout bounds one wait for the running jobs of a queue that is removed; River's client
-	// adds no queue meanwhile. removeAgain is the pause between two waits.
+	// removeTimeout bounds one wait for the running jobs of a queue that is removed. During the wait, River's client
+	// adds no queue. removeAgain is the pause between two waits.
 	removeTimeout = time.Second
 	removeAgain   = time.Second
 )

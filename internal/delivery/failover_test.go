@@ -98,7 +98,7 @@ func TestLateAttempt_DoesNotAffectMessageWithSameID(t *testing.T) {
 	}
 }
 
-// A process that still delivers a lost message delivers the message with the same id afterwards.
+// A process that still delivers a lost message delivers the new message with the same job id afterwards.
 func TestFetch_WithholdsIDsInUse(t *testing.T) {
 	t.Parallel()
 	f := setupFailedOver(t, "lost", "new")

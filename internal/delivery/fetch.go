@@ -143,8 +143,8 @@ func (f *fetches) recorded(jobs []int64, err error) {
 	}
 }
 
-// JobGetAvailable implements riverdriver.Executor. It first puts back jobs that no process delivers, if there may be
-// such.
+// JobGetAvailable implements riverdriver.Executor. If one of the events above may have left jobs that no process
+// delivers, it first puts them back.
 func (e *executor) JobGetAvailable(ctx context.Context,
 	params *riverdriver.JobGetAvailableParams,
 ) (result *riverdriver.JobGetAvailableResult, err error) {
@@ -168,7 +168,7 @@ func (e *executor) JobGetAvailable(ctx context.Context,
 	return result, err
 }
 
-// putBack puts back the jobs of a queue that run in the client's name and that it does not deliver.
+// putBack puts back the jobs of a queue that are running with the client's id and that the client does not deliver.
 func (e *executor) putBack(ctx context.Context, params *riverdriver.JobGetAvailableParams, delivering []int64) error {
 	config := e.driver.config
 	q := dbsqlc.New(config.Schemas.Rendered(config.Pool))

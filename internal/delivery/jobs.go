@@ -19,7 +19,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Job is a job of River, of an application or with a message, as the caller may see it.
+// Job is a job of River as the caller may see it: an application's job, or a job that delivers a message.
 type Job struct {
 	ID          int64      `json:"id" doc:"Id of the job."`
 	State       string     `json:"state" enum:"available,cancelled,completed,discarded,pending,retryable,running,scheduled" doc:"River's state of the job."`

@@ -102,7 +102,7 @@ func valueOf(record *dbsqlc.RecordOfJobRow, edited json.RawMessage) ([]byte, err
 	return nil, errors.New("the record's value is binary: an edited payload cannot be published")
 }
 
-// headersOf returns the headers of a record, with those of dlqd in place of earlier ones.
+// headersOf returns the headers of a record. The headers of dlqd replace those of earlier deliveries.
 func headersOf(record *dbsqlc.RecordOfJobRow, delivery uuid.UUID) []source.Header {
 	headers := make([]source.Header, 0, len(record.HeaderKeys)+3)
 	for i, key := range record.HeaderKeys {

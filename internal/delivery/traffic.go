@@ -16,12 +16,12 @@ import (
 )
 
 const (
-	// trafficSlot is the length of a slot: the times of a comparison are rounded to it.
+	// trafficSlot is the length of a slot. The times of a comparison are rounded to slots.
 	trafficSlot = 10 * time.Second
 	// trafficBefore is the period before a run whose deliveries are compared with those during the run.
 	trafficBefore = time.Hour
-	// trafficDuring limits the deliveries during a run to the last ones, so that those of its beginning do not hide
-	// what has changed since.
+	// trafficDuring limits a comparison to the last deliveries during a run, so that the first ones do not hide a later
+	// change.
 	trafficDuring = 2 * time.Minute
 	// trafficInterval is the time between two writes of counts, trafficTimeout the limit of one.
 	trafficInterval = 5 * time.Second
@@ -30,11 +30,11 @@ const (
 	trafficLeast = 30
 	// trafficShare is the share of the deliveries of the hour before that are slower than its 95th percentile.
 	trafficShare = 0.05
-	// trafficError is the probability at which a difference by chance is reported. A run compares about once a second, so
-	// it is smaller than that of a single comparison.
+	// trafficError is the significance level: a difference that arises by chance is reported with this probability. It
+	// is lower than for a single comparison, because a run compares about once a second.
 	trafficError = 0.001
-	// trafficLevels is the number of classes of durations: powers of the square root of 2, from 1 ms on. A
-	// failure has the last one.
+	// trafficLevels is the number of classes of durations: powers of the square root of 2, from 1 ms on. Failures count
+	// in the last class.
 	trafficLevels = 48
 )
 
