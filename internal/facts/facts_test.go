@@ -716,7 +716,7 @@ func TestApply_ReopensEntryIfSupersededJobRuns(t *testing.T) {
 	require.Zero(t, b.countFacts())
 }
 
-// A retry that commits while a redelivery succeeds is undone if it has not started.
+// A retry that commits while a redelivery succeeds is undone if the retried job has not started.
 func TestApply_UndoesRetryConcurrentWithSuccess(t *testing.T) {
 	t.Parallel()
 	for _, runs := range []bool{false, true} {
@@ -1187,8 +1187,8 @@ func TestApply_SkipsLockedMonth(t *testing.T) {
 	b.requireStatus(other, deadletter.Manual)
 }
 
-// The reconciler finds a retry that was not captured, and its success, while River keeps the job,
-// and applies it once.
+// The reconciler finds a job that was retried and succeeded without capture, as long as River keeps the job, and
+// applies the success once.
 func TestApply_AppliesUncapturedSuccess(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -311,8 +311,8 @@ func TestRetryAll_SkipsResolvedWork(t *testing.T) {
 	b.requireStatus(againID, deadletter.Processing)
 }
 
-// An application's transaction takes the unique keys of entries in a different order than dlqd. If
-// dlqd waited for it, both would deadlock, and the application might be the victim.
+// An application's transaction takes the unique keys of entries in a different order than dlqd. If dlqd waited for that
+// transaction, both would deadlock, and the application might be the victim.
 func TestRedeliver_DoesNotWaitForUniqueKeys(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
