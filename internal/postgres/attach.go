@@ -281,7 +281,7 @@ func (m *Migrator) Installations(ctx context.Context) ([]Installation, error) {
 		if all[i].River != "" {
 			continue
 		}
-		// Without triggers on a River, only the settings name it, if this role may read them.
+		// If no triggers name the River schema, only the settings may. Skip them if this role may not read them.
 		of := Schemas{DLQ: all[i].Schema, River: m.Schemas.River}
 		var readable bool
 		if err := m.Pool.QueryRow(ctx, `SELECT has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')

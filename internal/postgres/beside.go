@@ -69,7 +69,7 @@ func (s MigrationStatus) Fit() string {
 }
 
 // recordOldest records which programs work on the schema of this one. It runs before the tables change, so that an
-// older program that starts meanwhile finds out, and again after the first migration has created the table.
+// older program that starts meanwhile refuses the schema, and again after the first migration has created the table.
 func (m *Migrator) recordOldest(ctx context.Context) error {
 	if has, err := m.hasTable(ctx, m.Schemas.DLQ, "settings"); err != nil || !has {
 		return err

@@ -29,9 +29,8 @@ import (
 // riverVersions has the version of River's schema when each migration was frozen.
 var riverVersions = map[string]int{"00002": 8, "00004": 8, "00008": 8}
 
-// A database of the freeze is upgraded while an application completes and fails jobs: no statement
-// of the application fails, every failure has exactly one dead letter, and existing rows do not
-// change.
+// A database with the schema of a freeze is upgraded while an application completes and fails jobs: no statement of the
+// application fails, every failure has exactly one dead letter, and existing rows do not change.
 func TestUpgrade_FromFrozenSchema(t *testing.T) {
 	t.Parallel()
 	codes, err := filepath.Glob("testdata/frozen/*.sql.gz")

@@ -178,7 +178,8 @@ func (m *Migrator) revert(ctx context.Context, down func(*goose.Provider) error)
 		if err := m.dropCode(ctx); err != nil {
 			return err
 		}
-		// The next installation is not the first on this River: the reconciler files what failed in between.
+		// Record that the next installation is not the first on this River, so that the reconciler files what fails in
+		// between.
 		if err := m.set(ctx, m.Pool, settingRiverTriggers, "reverted"); err != nil {
 			return err
 		}
@@ -344,7 +345,8 @@ func (m *Migrator) recordFiled(ctx context.Context) error {
 }
 
 // installTriggers runs each paragraph of triggers.sql in a transaction of its own: one transaction would need the locks
-// of all tables at once. If it fails between two, the triggers are not current, and the next call repeats all.
+// of all tables at once. If a paragraph fails, the triggers do not count as current, and the next call repeats all
+// paragraphs.
 func (m *Migrator) installTriggers(ctx context.Context, triggers codePart) error {
 	for _, file := range triggers.files {
 		for paragraph := range strings.SplitSeq(file.sql, "\n\n") {

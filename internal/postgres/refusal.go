@@ -73,7 +73,7 @@ func IsAway(err error) bool {
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return slices.Contains(away, pgErr.Code)
 	}
-	// Not net.Error: a file that is missing is one, too.
+	// Do not look for net.Error: the error of a missing file is one, too.
 	_, network := errors.AsType[*net.OpError](err)
 	_, unresolved := errors.AsType[*net.DNSError](err)
 	return network || unresolved || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||

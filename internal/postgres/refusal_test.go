@@ -36,7 +36,8 @@ func TestIsRefusal_DependsOnSQLState(t *testing.T) {
 		require.Equal(t, !want, mayPass, code)
 	}
 
-	// A session that listens keeps a transaction open, and notifications fill the queue: every commit with one fails.
+	// A session that listens keeps a transaction open, and notifications fill the queue: every commit that sends one
+	// fails.
 	full := &pgconn.PgError{Code: "54000", Routine: "PreCommit_Notify"}
 	require.False(t, postgres.IsRefusal(fmt.Errorf("insert: %w", full)))
 

@@ -267,8 +267,8 @@ type singleTx struct {
 	singleStatements
 }
 
-// unusedTx has the methods of a pgx.Tx that the driver does not call. They are one level deeper than those of
-// singleStatements, which hide them.
+// unusedTx has the methods of a pgx.Tx that the driver does not call. It is embedded one level deeper than
+// singleStatements, so the methods of singleStatements hide those of the same name.
 type unusedTx struct{ pgx.Tx }
 
 func (t singleTx) Begin(ctx context.Context) (pgx.Tx, error) {

@@ -103,8 +103,8 @@ type Position struct {
 }
 
 // CheckFollows returns an [ErrNotStandby] if a standby at p is not on the timeline of the primary. After a failover,
-// that is a standby which still follows the old primary, or the old primary itself: it may have replayed more bytes
-// than the new primary has written, but not those of the new primary.
+// such a server still follows the old primary, or is the old primary itself. It may have replayed more bytes than the
+// new primary has written, but different ones.
 func (p Position) CheckFollows(primary Position) error {
 	if p.Timeline != primary.Timeline {
 		return fmt.Errorf("%w: it is on timeline %d, and the database is on timeline %d", ErrNotStandby, p.Timeline,

@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pooler starts a PgBouncer in front of the database of direct and returns its URL for the same
-// role. PgBouncer pools transactions on at most servers connections. It must be installed
-// (scripts/install.sh pgbouncer), and otherwise has its default settings: it refuses session
-// parameters that it does not know.
+// Pooler starts a PgBouncer in front of the database of direct and returns its URL for the same role. PgBouncer pools
+// transactions; servers is the maximum number of its connections to the database. It must be installed
+// (scripts/install.sh pgbouncer), and otherwise has its default settings: it refuses session parameters that it does
+// not know.
 func Pooler(tb testing.TB, direct string, servers int) string {
 	tb.Helper()
 	return pooler(tb, direct, "transaction", servers)

@@ -246,8 +246,8 @@ func ExecUndisturbed(tb testing.TB, pool *pgxpool.Pool, sql string) {
 	require.NoError(tb, err, sql)
 }
 
-// RefreshRollups is a statement that refreshes the rollups, even beside a dlqd that refreshes them: then
-// dlq.refresh_rollups does nothing, and returns null.
+// RefreshRollups is a statement that refreshes the rollups. While a dlqd refreshes them, dlq.refresh_rollups does
+// nothing and returns null, so the statement calls it again.
 const RefreshRollups = "DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$"
 
 // allowSlowCapture raises capture's time limit, so that capture skips no job because the machine is busy. Tests of the
