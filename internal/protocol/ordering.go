@@ -94,8 +94,8 @@ func (s *Ordering) Steps(rules Rules) (steps []OrderingStep) {
 			}, "the hold time of message %d ends", m)
 			can(false, func(o *Ordering) string { o.wakeFirst(); return "" }, "the releaser looks at the key")
 		case Running:
-			// A message whose request is about to be sent is not rescued. That case of a frozen
-			// process is left out: see docs/protocol.md.
+			// A message whose request is about to be sent is not rescued. The model leaves out a process that is frozen
+			// at that moment: see docs/protocol.md.
 			if !slices.Contains(s.Deliveries[:], Delivery{Phase: MaySend, Of: m}) {
 				can(false, func(o *Ordering) string { o.rescue(m); return "" }, "message %d is rescued", m)
 			}

@@ -160,8 +160,7 @@ var rare = [][]protocol.Step{
 		{Rule: protocol.RetryJob, On: 1},
 		{Rule: protocol.ApplyFacts},
 	},
-	// A job's later failure has an entry of its own when the job's earlier entry follows the
-	// ended job.
+	// The job's earlier entry begins to follow the job, which has ended. The job's later failure has another entry.
 	slices.Concat(missed, []protocol.Step{
 		{Rule: protocol.Discard, On: 1},
 		{Rule: protocol.Replay},

@@ -736,7 +736,7 @@ func (w *world) applyFacts() {
 	}
 }
 
-// isSimpleRetry reports whether dlq.apply_facts applies a retry as one of a set.
+// isSimpleRetry reports whether dlq.apply_facts applies a retry together with others, in one statement.
 func (w *world) isSimpleRetry(f Fact) bool {
 	e, entry := w.openOf(f.Job), w.Jobs[f.Job].Entry
 	if e == none || w.Entries[e].Status == Processing || entry != none && entry != e ||
