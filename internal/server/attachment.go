@@ -26,7 +26,7 @@ func (s *Server) attachmentLoop() *background.Loop {
 				return err
 			}
 			was := s.detached.Load()
-			// The tables may be new, without what was published at the start.
+			// The tables may be new, and then have no policy: it was published at the start, to the tables before them.
 			if installed && (was != nil || s.unpublished.Load()) {
 				s.publishPolicy(ctx)
 			}

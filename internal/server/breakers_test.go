@@ -250,8 +250,8 @@ func TestOrdering_DeadLetterHoldsItsKey(t *testing.T) {
 	b.awaitMessage("c2", "completed")
 }
 
-// A message is held behind a predecessor that ends without releasing it. dlqd releases it long before its hold time
-// ends. Here a lock prevents the release at the predecessor's end, and then the first waiting message is deleted.
+// A message is held behind a predecessor that ends without releasing it. dlqd releases the message long before the hold
+// time ends. Here a lock prevents the release at the predecessor's end, and then the first waiting message is deleted.
 func TestOrdering_ReleasesMessagesWithoutPredecessor(t *testing.T) {
 	t.Parallel()
 	receiver := &down{}
@@ -467,7 +467,7 @@ func TestReload_AppliesThePolicyAsAWhole(t *testing.T) {
 	require.Equal(t, 422, submit("m6", "two"))
 }
 
-// The operator rolls the policy back with "git revert", also if that removes a file. A file that is removed without a
+// The operator rolls the policy back with "git revert", even if that removes a file. A file that is removed without a
 // commit is refused.
 func TestReload_AcceptsACommittedRemoval(t *testing.T) {
 	t.Parallel()

@@ -88,8 +88,8 @@ func TestFeed_RepeatsWithTheSameDelivery(t *testing.T) {
 	require.Equal(t, "1", b.one("SELECT count(*)::text FROM dlq.dead_letter_queue"), "both are recognized")
 }
 
-// Publications fail at random. Records of one key are published in the order of their failures, and a topic that
-// fails for good does not keep another from its records.
+// Publications fail at random. Records of one key are published in the order of their failures, and a topic that fails
+// for good does not block another one.
 func TestFeed_KeepsTheOrderOfAKey(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex

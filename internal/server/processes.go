@@ -63,7 +63,7 @@ func (s *Server) checkRestored(ctx context.Context, conn *pgx.Conn) {
 	}
 }
 
-// parts returns the names of the parts that run in this process, which are those of their flags.
+// parts returns the names of the parts that run in this process, as the flags name them.
 func (s *Server) parts() []string {
 	var parts []string
 	for _, part := range []struct {

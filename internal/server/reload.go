@@ -96,8 +96,8 @@ func (s *Server) checkMissingFiles(old, next *policy.Policy) error {
 	return nil
 }
 
-// reloadCommitted reloads the policy if its files were not committed when it was last loaded or refused, and
-// are now. A commit changes no file, so that [policy.Watch] does not see it.
+// reloadCommitted reloads the policy if its files were not committed when it was last loaded or refused, and are now. A
+// commit changes no file, so [policy.Watch] does not notice it.
 func (s *Server) reloadCommitted(ctx context.Context) error {
 	removed := false
 	if err := s.reloadErr.Load(); err != nil {

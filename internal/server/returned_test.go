@@ -112,11 +112,11 @@ func TestReturned_MovesOfAnOperator(t *testing.T) {
 	_, err := b.pool.Exec(t.Context(), "DELETE FROM dlq.dead_letter_queue WHERE id = $1", id)
 	require.ErrorContains(t, err, "only resolved and archived entries can be deleted")
 
-	// A bulk replay does not publish it twice.
+	// A bulk replay does not publish the record twice.
 	call("POST", "/api/dlq/replay", `{"filter": {"queue": ["orders"]}}`, 202)
 	require.Len(t, broker.Records("in.pay"), 1)
 
-	// An operator publishes it again.
+	// An operator publishes the record again.
 	b.sendBack(id)
 	b.await("2", "SELECT count(*)::text FROM dlq.source_deliveries WHERE acknowledged_at IS NOT NULL")
 	b.await("dlq_returned", statusOfEntry, id)
@@ -202,7 +202,7 @@ func TestReturned_FailsAgainWithAnOldTime(t *testing.T) {
 	broker.Add("dlq.prod.pay", m)
 	b.await("dlq_manual: declined for good", again, id)
 
-	// Its redeliveries are used up.
+	// The redeliveries of the entry are used up.
 	b.sendBack(id)
 	b.await("dlq_returned", statusOfEntry, id)
 	b.write("UPDATE dlq.dead_letter_queue SET dlq_max_retries = dlq_retry_count WHERE id = $1", id)

@@ -155,8 +155,8 @@ func TestReview_SharesTheEntries(t *testing.T) {
 		b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status IN ('dlq_resolved', 'dlq_archived')"))
 }
 
-// TestReview_ShowsWhoLooks checks that two operators get different entries, and that pages and the API
-// show who has an entry in review. A review hinders no other operator, and a reader has none.
+// TestReview_ShowsWhoLooks checks that two operators get different entries, and that pages and the API show who has an
+// entry in review. A review hinders no other operator, and a reader cannot have one.
 func TestReview_ShowsWhoLooks(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t)

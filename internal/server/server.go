@@ -81,7 +81,7 @@ type Config struct {
 	DatabaseURL string
 	// ReplicaURL is the URL of a streaming standby of the database, for reads of the API; empty for none.
 	ReplicaURL string
-	// DatabaseWait is how long a start waits for a database that does not answer; 0 means that it does not.
+	// DatabaseWait is how long a start waits for a database that does not answer; 0 means that the start fails at once.
 	DatabaseWait time.Duration
 	DataDir      string
 	PostgresBin  string
@@ -200,7 +200,7 @@ type Server struct {
 }
 
 // CheckSources returns an error if the policy has sources and a process of this configuration works their queues
-// without being able to publish: it would fail each redelivery.
+// without being able to publish. Such a process would fail each redelivery.
 func (c *Config) CheckSources(p *policy.Policy) error {
 	if !c.Process && !c.DLQWorkers {
 		return nil
@@ -391,8 +391,8 @@ func (s *Server) migrator() *postgres.Migrator {
 	return &postgres.Migrator{Pool: s.pool, Schemas: s.config.Schemas, Logger: s.logger, OwnRiver: s.embedded != nil}
 }
 
-// openDatabase opens the database. It migrates an embedded one. Another one is only checked,
-// because its owner decides when the schema changes.
+// openDatabase opens the database. It migrates an embedded database. Any other database is only checked, because its
+// owner decides when the schema changes.
 func (s *Server) openDatabase(ctx context.Context) error {
 	url := s.config.DatabaseURL
 	if url == "" {

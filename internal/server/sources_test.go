@@ -189,7 +189,7 @@ func TestPublish_RepeatsWithTheSameDelivery(t *testing.T) {
 		FROM dlq.source_deliveries`), "the same job has the same delivery")
 }
 
-// Records of one key go back in their order, also while an earlier one waits for an operator.
+// Records of one key go back in their order, even while an earlier one waits for an operator.
 func TestPublish_KeepsTheOrderOfAKey(t *testing.T) {
 	t.Parallel()
 	b, broker := setupSources(t, policytest.Files{"retry-policies": "queues: {orders: {ordering: true}, default: {}}\n" +
@@ -216,7 +216,7 @@ func TestPublish_KeepsTheOrderOfAKey(t *testing.T) {
 }
 
 // An entry of a record and one of a job go through the same moves, lists, filters, exports, pages and undo.
-func TestSources_WalkLikeMessages(t *testing.T) {
+func TestSources_BehaveLikeJobs(t *testing.T) {
 	t.Parallel()
 	b, broker := setupSources(t, policytest.Files{})
 	fail(broker, "dlq.prod.pay", "cus_1", `{"customer": "c1"}`, "declined")

@@ -22,8 +22,8 @@ import (
 )
 
 // TestUpgrade_OlderProcessesGoOn upgrades the schema beside processes as the next release would: tables get columns,
-// and functions get parameters. Processes that run go on, and those that restart start. make trial-upgrade does the
-// same with programs of both versions.
+// and functions get parameters. Running processes continue, and restarted ones start. make trial-upgrade does the same
+// with programs of both versions.
 func TestUpgrade_OlderProcessesGoOn(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
