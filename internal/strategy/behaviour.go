@@ -192,8 +192,8 @@ func shortDuration(d time.Duration) string {
 	return text
 }
 
-// queuesAndKinds lists the queues that at least one of two policies delivers, routes or limits, and the kinds that one
-// routes.
+// queuesAndKinds lists the queues that at least one of two policies delivers, routes or limits, and the kinds that at
+// least one of them routes.
 type queuesAndKinds struct{ queues, kinds []string }
 
 func namesOf(planners ...*Planner) *queuesAndKinds {

@@ -190,8 +190,8 @@ func Classify(f Facts) (riverdlq.Class, string) {
 	return riverdlq.ClassUnknown, noRule
 }
 
-// text returns the text to classify: the title and the message, without the URL that earlier
-// versions put before the message. A type of several words is part of it.
+// text returns the text to classify: the title and the message, without the URL that earlier versions put before the
+// message. A type of several words is part of the text.
 func (f *Facts) text() string {
 	text := bounded(f.Message)
 	if rest, ok := strings.CutPrefix(text, "POST "); ok {

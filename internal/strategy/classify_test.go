@@ -14,8 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
-// The error names of the design document are recognized in every field that may contain them: 65
-// samples.
+// Common error names are recognized in every field that may contain them: 65 samples.
 func TestClassify_RecognizesCommonNames(t *testing.T) {
 	t.Parallel()
 	samples := 0

@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 	postgrestest.Main(m)
 }
 
-// migration is what the migration of a new strategy consists of.
+// migration is the only statement of a new strategy's migration.
 const migration = "ALTER TYPE dlq.strategy ADD VALUE 'doubling'"
 
 const routing = `

@@ -13,8 +13,7 @@ const (
 	Manual      = "manual"
 )
 
-// Strategy is the name of a strategy, and what the policy's schema says of its defaults ("" if it has
-// none).
+// Strategy is the name of a strategy, and the description of its defaults in the policy's schema ("" if it has none).
 type Strategy struct{ Name, Defaults string }
 
 var all = []Strategy{
