@@ -11,8 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// noteUnknownQueues is called for a filter that selects nothing. It prints which queues do not
-// exist, of the given ones and of those that the filter's text q names.
+// noteUnknownQueues is called for a filter that selects nothing. It prints which of the given queues, and of the queues
+// that the filter's text q names, do not exist.
 func (c *client) noteUnknownQueues(cmd *cobra.Command, q string, queues ...string) {
 	if read, err := filter.Parse(q, "me"); err == nil {
 		queues = slices.Concat(queues, read.Queue)

@@ -152,8 +152,8 @@ func TestReplay_Commands(t *testing.T) {
 	require.Zero(t, s.stop(syscall.SIGTERM))
 }
 
-// The plan of a progressive run is in the database: processes of dlqd are killed while it goes on, and the others
-// continue at its step.
+// The state of a progressive run is in the database. A process of dlqd is killed while the run continues, and the next
+// process resumes the run at its step.
 func TestReplay_ProgressiveSurvivesKills(t *testing.T) {
 	t.Parallel()
 	receiver, mended := startPriceless(t)

@@ -33,8 +33,8 @@ type textTable struct {
 	rows  [][]string
 }
 
-// table returns a table and a function that adds a row. The header has its columns separated by tabs; that of
-// a list is in capitals.
+// table returns a table and a function that adds a row. header has the names of the columns, separated by tabs. The
+// header of a list is in capitals.
 func table(cmd *cobra.Command, header string) (t *textTable, row func(cells ...any)) {
 	header, title := strings.TrimLeft(header, "\n"), header[:len(header)-len(strings.TrimLeft(header, "\n"))]
 	t = &textTable{out: cmd.OutOrStdout(), title: title, rows: [][]string{strings.Split(header, "\t")}}

@@ -202,7 +202,7 @@ func (u *upgrades) count(sql string) (n int) {
 	return n
 }
 
-// replays starts a replay run of what needs an operator, and returns its id.
+// replays starts a replay run of the entries that need an operator, and returns its id.
 func (u *upgrades) replays(api, rate string) string {
 	u.Helper()
 	response, err := http.Post(api+"/api/dlq/replay", "application/json",
