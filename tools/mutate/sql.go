@@ -57,10 +57,9 @@ func end(all []word, i int, ends []string) int {
 	return len(all) - 1
 }
 
-// mutateSQL returns the mutants of SQL: other comparisons, orders and signs, terms of conditions
-// that are left out, branches that always or never run, true for false, least for greatest, no NOT,
-// no row lock, no SKIP LOCKED, and no guard against null. Postgres refuses those that are no SQL:
-// "SET a = b" with another operator.
+// mutateSQL returns the mutants of SQL: other comparisons, orders and signs, terms of conditions that are left out,
+// branches that always or never run, true for false, least for greatest, no NOT, no row lock, no SKIP LOCKED, and no
+// guard against null. Postgres refuses mutants that are not valid SQL, such as "SET a < b".
 func mutateSQL(file string, source []byte) (all []Mutant) {
 	found := words(source)
 	var searched []bool // of the enclosing CASE expressions: whether it has the form CASE WHEN condition

@@ -122,7 +122,7 @@ func (r *release) clone(ctx context.Context) error {
 		return err
 	}
 	r.time = time.Unix(unix, 0).UTC()
-	// Without the other tags: Go would record the highest one of the commit.
+	// Clone no tags: Go would record the highest tag of the commit.
 	if _, err := output(ctx, r.work, nil, "git", "clone", "--quiet", "--no-tags", "--no-checkout", r.source,
 		"src"); err != nil {
 		return err

@@ -13,9 +13,9 @@ import (
 	"github.com/dlqd/dlqd/tools/internal/bom"
 )
 
-// variants are the programs of a release, with the tags of their builds. The first is built for
-// every platform, the others for Linux only. dlqd-full also has the libraries of object stores and
-// Kafka, a quarter of the program, and an archive and an image of its own.
+// variants are the programs of a release, with the tags of their builds. The first is built for every platform, the
+// others for Linux only. dlqd-full also has the libraries for object stores and Kafka, which are a quarter of the
+// program. It has its own archive and image.
 var variants = []struct{ name, tags string }{{"dlqd", "nos3,nokafka"}, {"dlqd-full", ""}}
 
 // program is a variant of dlqd for a platform.

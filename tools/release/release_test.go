@@ -23,7 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// repository makes a repository with what a release needs of dlqd's, and a program that is built in a second.
+// repository makes a repository with the files that a release needs, and a small program that is built in a second.
 func repository(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
