@@ -271,7 +271,7 @@ func NewMiddleware() *Middleware { return &Middleware{} }
 // Work implements rivertype.WorkerMiddleware.
 func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
 	if m.Version != "" {
-		_ = river.MetadataSet(ctx, VersionKey, name(m.Version)) // if this fails, so does the recording of a failed attempt below
+		_ = river.MetadataSet(ctx, VersionKey, name(m.Version)) // fails if recordAttempt below fails
 	}
 	start, returned := time.Now(), false
 	defer func() {
