@@ -27,7 +27,8 @@ import (
 
 const (
 	contentType = "application/grpc"
-	// prefixBytes is the length of the prefix of a message: whether it is compressed, and its length.
+	// prefixBytes is the length of the prefix of a message. The prefix contains whether the message is compressed, and
+	// the message's length.
 	prefixBytes = 5
 	// maxMessages limits the messages of an answer that are kept.
 	maxMessages = maxDescriptorFiles
@@ -141,14 +142,15 @@ func DeadlineError(ctx context.Context, err error) error {
 	return err
 }
 
-// IsAnswer reports whether a response is one of a gRPC server. Others are of proxies and of servers that are none.
+// IsAnswer reports whether a response comes from a gRPC server. Proxies and other HTTP servers send other responses.
 func IsAnswer(response *http.Response) bool {
 	return response.StatusCode == http.StatusOK && strings.HasPrefix(response.Header.Get("Content-Type"), contentType)
 }
 
-// ReadAnswer reads a gRPC server's response to the end. Of a message longer than limit, or that is compressed, it
-// returns nil: its status counts nevertheless, because the server may have done the work. Messages after the first
-// maxMessages are not returned.
+// ReadAnswer reads a gRPC server's response to the end. limit is the total length of the messages that are returned.
+// ReadAnswer returns nil for a compressed message, and for the first message beyond the limit and each one after it.
+// The status counts nevertheless, because the server may have done the work. Messages after the first maxMessages are
+// not returned.
 func ReadAnswer(response *http.Response, limit int64) (messages [][]byte, status *StatusError, err error) {
 	left := limit
 	for {
@@ -191,7 +193,7 @@ type StatusError struct {
 	Message string
 	// Reason is the reason of the status' ErrorInfo, such as CARD_DECLINED; empty if it has none.
 	Reason string
-	// RetryDelay is that of the status' RetryInfo, or nil.
+	// RetryDelay is the delay of the status' RetryInfo; nil if it has none.
 	RetryDelay *time.Duration
 }
 

@@ -130,7 +130,7 @@ func methodOf(target *Target, protos []*descriptorpb.FileDescriptorProto) (*Meth
 	return &Method{input: method.Input(), output: method.Output(), types: dynamicpb.NewTypes(files)}, nil
 }
 
-// withWellKnown returns files in which those of google.protobuf are protojson's.
+// withWellKnown returns the files, with protojson's files in place of those of the package google.protobuf.
 func withWellKnown(protos []*descriptorpb.FileDescriptorProto) ([]*descriptorpb.FileDescriptorProto, error) {
 	out, have := []*descriptorpb.FileDescriptorProto{}, map[string]bool{}
 	var own []string
@@ -145,7 +145,8 @@ func withWellKnown(protos []*descriptorpb.FileDescriptorProto) ([]*descriptorpb.
 		}
 		for _, message := range file.GetMessageType() {
 			name := strings.TrimPrefix(file.GetPackage()+"."+message.GetName(), ".")
-			// The nested messages of one with the name of a package would have the names of protojson's.
+			// A message with the name of a package, such as google, could contain types with the full names of
+			// protojson's.
 			if strings.HasPrefix(wellKnown+".", name+".") { //nolint:gocritic // the order is right
 				return nil, fmt.Errorf("descriptors: %s: %s is a package", file.GetName(), name)
 			}

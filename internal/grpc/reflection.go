@@ -21,7 +21,8 @@ import (
 const (
 	// reflectedFor is how long descriptors that a server sent are used: a server that is replaced may have others.
 	reflectedFor = time.Minute
-	// maxRounds limits the requests for descriptors, each of which asks for the imports of those before.
+	// maxRounds limits the rounds of requests for descriptors. Each round asks for the imports of the descriptors of
+	// the round before.
 	maxRounds = 20
 	// reflectionMethod is the method of both versions of the reflection service.
 	reflectionMethod = "ServerReflectionInfo"
@@ -53,9 +54,9 @@ type reflected struct {
 	until  time.Time
 }
 
-// Method returns a target's method, and whether its descriptors were kept from an earlier call. If fresh is set, it
-// asks the server. Concurrent calls share a request to the server. Its error is a [DescriptorError], a [Status] or one
-// of the network.
+// Method returns a target's method, and whether its descriptors were kept from an earlier call. If fresh is set, Method
+// does not use kept descriptors. Concurrent calls share a request to the server. The error is a [DescriptorError], a
+// [StatusError] or an error of the network.
 func (r *Reflected) Method(ctx context.Context, client *http.Client, target *Target,
 	fresh bool,
 ) (method *Method, kept bool, err error) {
@@ -107,7 +108,7 @@ func (r *Reflected) known(address string) *Method {
 	return nil
 }
 
-// ask asks the server for a method, and keeps it.
+// ask asks the server for the descriptors of a method, and keeps the method for later calls.
 func (r *Reflected) ask(ctx context.Context, client *http.Client, target *Target) (*Method, error) {
 	files, err := reflect(ctx, client, target)
 	if err != nil {
