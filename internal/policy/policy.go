@@ -292,7 +292,7 @@ type QueueRouting struct {
 	StaleAfter time.Duration  `json:"staleAfter" jsonschema:"description=Age from which the work of a dead letter is out of date. A replay run that skips stale work skips it; 0: never."`
 	// ExpireStale of the queue or of the kind is enough.
 	ExpireStale bool `json:"expireStale" jsonschema:"description=dlqd expires dead letters whose work is out of date\\, in place of redelivering them. Default: false."`
-	// SkipStale and SkipSuperseded are what a replay run does whose request does not say: see [Skips].
+	// SkipStale and SkipSuperseded apply to replay runs whose request does not set them: see [Skips].
 	SkipStale      bool `json:"skipStale"      jsonschema:"description=Replay runs skip work that is out of date\\, unless their request says otherwise. Default: false."`
 	SkipSuperseded bool `json:"skipSuperseded" jsonschema:"description=Replay runs skip work that a later job has done\\, unless their request says otherwise. Default: false."`
 	// ReplayWhenFixed starts replay runs, which [Policy.ReplaysWhenFixed] lists.
@@ -580,8 +580,8 @@ func (s *Skip) Text() string {
 	return strings.Join(parts, "; ")
 }
 
-// Within returns what of the skips a caller who is limited to the scope may see: the queues of the scope, the kinds
-// that it names, and the pattern of all kinds.
+// Within returns the part of the skips that a caller who is limited to the scope may see: the queues of the scope, the
+// kinds that it names, and the pattern of all kinds.
 func (s Skips) Within(scope access.Scope) Skips {
 	return Skips{Stale: s.Stale.within(scope), Superseded: s.Superseded.within(scope)}
 }

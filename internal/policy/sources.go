@@ -135,15 +135,16 @@ func (s *TopicSource) KindOf(topic, original string) string {
 	return strings.ReplaceAll(s.Kind, "{topic}", cmp.Or(original, topic))
 }
 
-// GroupOf returns the consumer group that failed for a record of a topic, if its envelope does not say it; empty if
-// that is not known.
+// GroupOf returns the consumer group that failed for a record of a topic, for records whose envelope does not name the
+// group. It returns "" if the group is not known.
 func (s *TopicSource) GroupOf(topic string) string {
 	return strings.ReplaceAll(s.Group, "{*}", s.star(topic))
 }
 
-// TargetOf returns the topic that a record of a topic is published to again. original is the topic that
-// it failed in, as its envelope says; empty if that is not known. TargetOf returns false if the policy
-// needs it and it is not known, and for a topic that a source reads: the record would come back at once.
+// TargetOf returns the topic that a record of a topic is published to again. original is the topic that the record
+// failed in, according to its envelope; "" if that is not known. TargetOf returns false if the policy needs the
+// original topic and it is not known. It also returns false if a source reads the target, because the record would come
+// back at once.
 func (p *Policy) TargetOf(s *TopicSource, topic, original string) (string, bool) {
 	target := strings.ReplaceAll(s.ReplayTo, "{*}", s.star(topic))
 	if strings.Contains(target, "{original}") && original == "" {

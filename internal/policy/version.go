@@ -21,8 +21,8 @@ const gitTimeout = 5 * time.Second
 // follows it.
 const dirty = "-dirty-"
 
-// Committed reports whether the policy was loaded from uncommitted files, and the commit of their directory has changed
-// since or now contains them; or whether Git did not answer in time then, and the files are those of a commit.
+// Committed reports whether the policy's version has changed since the policy was loaded from files that differed from
+// the commit, or was loaded while Git did not answer in time.
 func (p *Policy) Committed() bool {
 	if !p.unanswered && !strings.Contains(p.version, dirty) {
 		return false
