@@ -369,7 +369,7 @@ func replicaLag(ctx context.Context, pool *pgxpool.Pool, url string) (int64, err
 		return 0, err
 	}
 	defer standby.Pool.Close()
-	// The standby first: what it has replayed by then, the primary has written.
+	// Read the standby's position first, so that the primary's is not behind it.
 	replayed, err := standby.Position(ctx)
 	if err != nil {
 		return 0, err
