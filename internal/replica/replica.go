@@ -239,10 +239,10 @@ func (r *Replica) admit(ctx context.Context, conn *pgx.Conn) error {
 	return err
 }
 
-// Read calls run, with a context whose statements run on the standby if the standby may answer: it lags no more than
-// the policy allows, masks what the primary masks, and has the last changes of the actors, who see the answer. asOf is
-// the time of the data, or zero if the primary answered. If run fails there, Read calls run a second time, for the
-// primary.
+// Read calls the function run. The context of the call makes statements run on the standby if the standby may answer:
+// it lags no more than the policy allows, masks what the primary masks, and has the last changes of the actors, who see
+// the answer. asOf is the time of the data, or zero if the primary answered. If run fails on the standby, Read calls it
+// a second time, for the primary.
 func (r *Replica) Read(ctx context.Context, actors []string,
 	run func(context.Context) error,
 ) (asOf time.Time, err error) {
