@@ -11,9 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 )
 
-// For a field of a request with a default, generators of clients make a required field; for a nullable
-// array, one that each caller has to check. So the document has neither. Linters require that each
-// operation without authentication is declared as such.
+// Generators of clients make a field of a request required if it has a default, and make each caller check a nullable
+// array. So the document has neither. Linters require that each operation without authentication is declared as such.
 func TestOpenAPI_SuitsGenerators(t *testing.T) {
 	t.Parallel()
 	raw, err := api.OpenAPI()
