@@ -543,9 +543,8 @@ func TestRollups_LimitNames(t *testing.T) {
 	require.Zero(t, got("SELECT open::int FROM dlq.failure_groups WHERE fingerprint = 'other'"))
 }
 
-// A failed redelivery counts for the class that its entry had when it was sent, as a successful one
-// does: in refreshed and rebuilt rollups and in the counters, independent of the class of the new
-// error.
+// A failed redelivery counts for the class that its entry had when the redelivery was sent, as a successful one does:
+// in refreshed and rebuilt rollups and in the counters, independent of the class of the new error.
 func TestReplaySuccess_CountsClassAtRedelivery(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
