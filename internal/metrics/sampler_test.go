@@ -171,7 +171,7 @@ func TestSampler_CountsEntriesThatNeedPerson(t *testing.T) {
 	})
 	require.NotContains(t, series, "dlqd_needs_person{error_class=outage,queue=other}")
 
-	// An entry of whose failures no worker has judged any has no fingerprint, and so no group.
+	// An entry has no fingerprint, and so no group, until a worker has judged one of its failures.
 	_, err := super.Exec(t.Context(), `SET session_replication_role = replica;
 		UPDATE dlq.dead_letter_queue SET fingerprint = NULL WHERE fingerprint = 'z';
 		RESET session_replication_role`)
@@ -191,8 +191,8 @@ func TestSampler_CountsEntriesThatNeedPerson(t *testing.T) {
 	})
 }
 
-// TestNeedsPerson_ReadsRecentMinutes checks that, of the rollups of what was parked, only those of the time after which
-// entries count are read.
+// TestNeedsPerson_ReadsRecentMinutes checks that dlq.needs_person does not read three days of rollups, but only the
+// minutes for which a parked entry does not count yet.
 func TestNeedsPerson_ReadsRecentMinutes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
