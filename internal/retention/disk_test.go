@@ -16,9 +16,9 @@ import (
 )
 
 // TestArchive_SurvivesFullDisk fills a small file system with the archive. On the full disk, and after it has become
-// larger, units can be listed and verified, and every dead letter is in the database or in a complete unit. An
-// erasure on the full disk says that it did not erase, and does when there is room. Mounting needs root, so the trial
-// runs if DLQD_TRIAL is set.
+// larger, units can be listed and verified, and every dead letter is in the database or in a complete unit. On the full
+// disk, an erasure ends with an error and is not recorded as finished; with room, it succeeds. Mounting needs root, so
+// the trial runs if DLQD_TRIAL is set.
 func TestArchive_SurvivesFullDisk(t *testing.T) {
 	t.Parallel()
 	if os.Getenv("DLQD_TRIAL") == "" {

@@ -229,8 +229,8 @@ func (b *bundle) plantEntry(word string) (id string) {
 	return id
 }
 
-// What identifies the message and who looks after it is erased, too. dlq.traces finds what stays, and
-// other entries that name the person.
+// An erasure also erases the identifiers of the message and the name of the assignee. dlq.traces finds the data that
+// stays, and other entries that name the person.
 func TestErase_TracesFindWhatStays(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

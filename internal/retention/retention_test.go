@@ -518,7 +518,7 @@ func TestKeeper_StopsAtFirstLock(t *testing.T) {
 	require.Equal(t, 2, b.run().Dropped)
 }
 
-// The month that today's rows wait for comes first.
+// The partition of the current month comes before those of earlier and later months.
 func TestPartitions_CreatesCurrentMonthFirst(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
