@@ -137,7 +137,7 @@ var scenarios = map[string]scenario{
 		},
 		check: func(p *deployment) { require.Equal(p, 9, p.acceptedCount("order.placed")) },
 	},
-	// The replay of the replica is paused.
+	// The replica's replay of the WAL is paused.
 	"replica-not-read": {
 		policy:     map[string]string{"monitoring": "replica: {maxLag: 5s}\n"},
 		hasReplica: true,
@@ -311,7 +311,7 @@ var scenarios = map[string]scenario{
 		after: map[string]string{"SELECT count(*) FROM river_job WHERE state = 'completed'": "12"},
 		check: func(p *deployment) { require.Equal(p, 12, p.acceptedCount("order.placed")) },
 	},
-	// The database is dumped, continues, and is restored elsewhere from the dump.
+	// dlqd continues after a dump of the database, and then the dump is restored to another database.
 	"restored-from-backup": {
 		setUp: func(p *deployment) {
 			p.answers(func(w http.ResponseWriter, d delivery) {
