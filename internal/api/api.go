@@ -344,9 +344,9 @@ func (s *service) recoverPanics(next http.Handler) http.Handler {
 	})
 }
 
-// handleOperation handles a request to an operation. If the operation panics before it answers,
-// handleOperation answers with a problem. [service.recoverPanics] is not enough: requests of the console do
-// not pass through it, and only here is the operation known, with which the failed request is counted.
+// handleOperation handles a request to an operation. If the operation panics before it answers, handleOperation answers
+// with a problem. [service.recoverPanics] is not enough: requests of the console do not pass through it, and it does
+// not know the operation, with which the failed request is counted.
 func (s *service) handleOperation(api huma.API, ctx huma.Context, next func(huma.Context)) {
 	defer func() {
 		p := recover()

@@ -19,9 +19,9 @@ import (
 // progressInterval is the time between two events of a progress stream.
 const progressInterval = time.Second
 
-// readTimeout limits reading a run for its stream, which then sends the last state again. With it and the check of
-// the caller, a stream sends an event at least every 15 s. Proxies close streams that are silent for longer (nginx:
-// 60 s).
+// readTimeout limits the time to read a run for its stream. After that time, the stream sends the last state again.
+// With this limit and the check of the caller, a stream sends an event at least every 15 s. Proxies close streams that
+// are silent for longer (nginx: 60 s).
 const readTimeout = 10 * time.Second
 
 // ReplayRequest asks for a replay run.
