@@ -223,7 +223,8 @@ func TestLoop_BacksOffAndLogsOnce(t *testing.T) {
 	})
 }
 
-// A turn that returns when its context is cancelled fails at its timeout. A turn that does not, hangs.
+// If a turn returns when its context is cancelled, it fails at its timeout. If it does not return, the loop reports
+// that it hangs.
 func TestLoop_IsUnhealthyWithoutSuccess(t *testing.T) {
 	t.Parallel()
 	for name, returnsOnCancel := range map[string]bool{"fails": true, "hangs": false} {
