@@ -169,8 +169,8 @@ func TestGroup_StatusFollowsMarks(t *testing.T) {
 	}
 }
 
-// A group's owner is assigned its open entries, and each entry that joins the group later, however it joins. A later
-// assignment of a single entry stays.
+// The owner of a group becomes the assignee of its open entries, and of each entry that joins the group later, however
+// it joins. A later assignment of a single entry stays.
 func TestGroup_AssignsEntriesToOwner(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -201,7 +201,7 @@ func TestGroup_AssignsEntriesToOwner(t *testing.T) {
 			AND reason LIKE 'assigned%'`, first))
 }
 
-// Lists page through groups and filter by what operators set.
+// A list of groups has pages, an order, and filters by queue, status and owner.
 func TestGroup_ListPagesAndFilters(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
