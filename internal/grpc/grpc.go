@@ -36,7 +36,7 @@ const (
 	maxStatusBytes = 64 << 10
 	// deadlineSlack is how much earlier than the client a server may see the deadline.
 	deadlineSlack = time.Second
-	// Names of statuses. statusUnknown is also that of an answer without a status.
+	// Names of statuses. An answer without a status counts as statusUnknown.
 	statusOK            = "OK"
 	statusUnknown       = "UNKNOWN"
 	statusUnimplemented = "UNIMPLEMENTED"
@@ -132,8 +132,8 @@ func Prepare(request *http.Request, messages ...[]byte) {
 	}
 }
 
-// DeadlineError returns the error of a call, which is context.DeadlineExceeded also if the server watched the
-// deadline: some servers then reset the stream, a moment before the deadline of the context.
+// DeadlineError returns the error of a call. It returns context.DeadlineExceeded also if the server ended the call at
+// the deadline: some servers reset the stream a moment before the deadline of the context.
 func DeadlineError(ctx context.Context, err error) error {
 	deadline, limited := ctx.Deadline()
 	if limited && ctx.Err() == nil && time.Until(deadline) < deadlineSlack && strings.Contains(err.Error(), "CANCEL") {

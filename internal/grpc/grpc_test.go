@@ -275,7 +275,7 @@ func hostile(t *testing.T, handler http.HandlerFunc) string {
 	return server.Listener.Addr().String()
 }
 
-// An answer of many messages is read to its status, and holds few of them.
+// An answer of many messages is read up to its status, and few of its messages are kept.
 func TestReadAnswer_KeepsFewMessages(t *testing.T) {
 	t.Parallel()
 	to := target(t, "grpc://"+hostile(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -315,7 +315,7 @@ func TestReflected_ServerBehindProxyIsAway(t *testing.T) {
 	}
 }
 
-// Many imports in a server's descriptors do not become as many requests.
+// If a server's descriptors have many imports, dlqd limits its requests for them.
 func TestReflected_LimitsImports(t *testing.T) {
 	t.Parallel()
 	file := &descriptorpb.FileDescriptorProto{Name: new("a.proto")}

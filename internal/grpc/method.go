@@ -31,7 +31,8 @@ const (
 	maxDescriptorBytes = 4 << 20
 	// maxDescriptorFiles limits their files.
 	maxDescriptorFiles = 1000
-	// maxNameBytes limits a name, maxScopeBytes the full name of what contains it, and maxNamesBytes all full names.
+	// maxNameBytes limits a name, maxScopeBytes the full name of the package or message that contains it, and
+	// maxNamesBytes all full names.
 	maxNameBytes  = 200
 	maxScopeBytes = 1000
 	maxNamesBytes = 64 << 20
@@ -189,7 +190,8 @@ func (n *nameLengths) add(scope, name int) error {
 	return nil
 }
 
-// check counts the names of what a file or a message declares. scope is the length of its full name.
+// check counts the names that a file or a message declares. scope is the length of the full name of the package or the
+// message.
 func (n *nameLengths) check(scope int, messages []*descriptorpb.DescriptorProto,
 	enums []*descriptorpb.EnumDescriptorProto, fields ...*descriptorpb.FieldDescriptorProto,
 ) error {

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// reflectedFor is how long descriptors that a server sent are used: a server that is replaced may have others.
+	// reflectedFor is how long descriptors that a server sent are used. A server that replaces it may have others.
 	reflectedFor = time.Minute
 	// maxRounds limits the rounds of requests for descriptors. Each round asks for the imports of the descriptors of
 	// the round before.
@@ -39,7 +39,7 @@ type DescriptorError struct{ err error }
 // Error implements error.
 func (e *DescriptorError) Error() string { return e.err.Error() }
 
-// Unwrap returns what is wrong.
+// Unwrap returns the wrapped error.
 func (e *DescriptorError) Unwrap() error { return e.err }
 
 // Reflected returns methods as their servers describe them.
@@ -185,7 +185,8 @@ func reflect(ctx context.Context, client *http.Client, target *Target) ([]*descr
 	return nil, fail("imports are nested deeper than %d files; set descriptorFile", maxRounds)
 }
 
-// importsOf returns requests for the imports of files that are neither known nor asked for, and adds them to asked.
+// importsOf returns requests for the imports of files, without imports that are known or in asked. It adds the
+// requested imports to asked.
 func importsOf(files []*descriptorpb.FileDescriptorProto, have, asked map[string]bool) (
 	requests []*reflection.ServerReflectionRequest,
 ) {

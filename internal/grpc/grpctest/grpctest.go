@@ -1,4 +1,4 @@
-// Package grpctest runs a gRPC server for tests, whose types are known only at run time, as those of receivers are.
+// Package grpctest runs a gRPC server for tests. Its types are known only at run time, like the types of receivers.
 package grpctest
 
 import (
