@@ -112,7 +112,7 @@ type FieldError struct {
 	Message string
 }
 
-// InvalidError lists the errors of a message: all that break a rule, or the first by which it is malformed.
+// InvalidError lists the errors of a message: every broken rule or, if the message is malformed, the first mistake.
 type InvalidError struct {
 	Fields    []FieldError
 	Malformed bool // not JSON in the form of a message, as opposed to a message that breaks a rule
