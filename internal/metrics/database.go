@@ -27,8 +27,8 @@ const (
 	maxSampleAge = time.Hour
 	// otherQueue is the label under which the queues without series of their own are added up.
 	otherQueue = "other"
-	// maxQueues is the number of queues from which on a further queue gets no series of its own. The policy's queues
-	// and those in dlq.counters always have series.
+	// maxQueues is the number of queues that have series of their own. If that many have, a further queue gets none.
+	// The policy's queues and those in dlq.counters always have series.
 	maxQueues = 100
 )
 

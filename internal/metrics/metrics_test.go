@@ -374,8 +374,8 @@ func TestDatabase_ServesLastSampleDuringOutage(t *testing.T) {
 	require.NotContains(t, series, "dlq_jobs_total{queue=default}")
 }
 
-// The counters of years, of as many queues as have series, fit into a small row, which is not
-// written again unless they change.
+// The counters of years, for as many queues as have series, fit into a small row. The row is not written again until
+// the counters change.
 func TestSampler_WritesSmallRow(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -49,8 +49,7 @@ type counted struct {
 	Times map[string]map[string]binned             // by name and queue
 }
 
-// count groups the rows of dlq.counters. Unknown names, of a later version, are kept and not
-// published.
+// count groups the rows of dlq.counters. Rows with names of a later version are kept, but not published.
 func count(rows []dbsqlc.CountersRow) *counted {
 	c := &counted{Kinds: map[string]map[string]map[string]float64{}, Times: map[string]map[string]binned{}}
 	for i := range rows {
