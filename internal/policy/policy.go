@@ -386,7 +386,7 @@ type Alert struct {
 // warnShare is the share of a limit from which Judge warns.
 const warnShare = 0.8
 
-// Judge returns the limits that a queue exceeds, and as warnings those that it has reached to 80 %.
+// Judge returns the limits that a queue exceeds, and, as warnings, the limits of which it has reached 80 %.
 func (a Alert) Judge(open int64, oldest time.Duration) (problems, warnings []string) {
 	switch most := int64(a.MaxOpen); {
 	case open > most:
@@ -503,8 +503,8 @@ func ofKind[V any](patterns map[string]*V, kind string) *V {
 	return found
 }
 
-// StaleAfter returns the age from which the work of a dead letter is out of date, and the setting that says so; 0 if
-// none does.
+// StaleAfter returns the age from which the work of a dead letter is out of date, and the setting with that age; 0 if
+// no setting has one.
 func (p *Policy) StaleAfter(queue, kind string) (age time.Duration, setting string) {
 	if k := p.KindRouting(kind); k != nil && k.StaleAfter > 0 {
 		return k.StaleAfter, "kind " + kind
@@ -516,7 +516,8 @@ func (p *Policy) StaleAfter(queue, kind string) (age time.Duration, setting stri
 }
 
 // OutOfDate returns why the work of a dead letter is out of date; empty if it is not. expiresAt is the time that its
-// message or job has set (a text that is not RFC 3339 is ignored: any client can write it). Its age counts from dueAt.
+// message or job has set (a text that is not RFC 3339 is ignored: any client can write it). The age of the work counts
+// from dueAt.
 func (p *Policy) OutOfDate(queue, kind, expiresAt string, dueAt, now time.Time) string {
 	if expires, err := time.Parse(time.RFC3339, expiresAt); err == nil && !now.Before(expires) {
 		return "it expired at " + expires.UTC().Format(time.RFC3339)
@@ -533,8 +534,8 @@ func (p *Policy) Expires(queue, kind string) bool {
 	return q != nil && q.ExpireStale || k != nil && k.ExpireStale
 }
 
-// Skips are the work that replay runs skip unless their request says otherwise: what is out of date, and what a later
-// job has done. A run keeps those of its start, or of its request for approval.
+// Skips is the work that replay runs skip unless their request says otherwise: work that is out of date, and work that
+// a later job has done. A run keeps the skips that were in force at its start, or at its request for approval.
 type Skips struct {
 	Stale      *Skip `json:"stale,omitempty"`
 	Superseded *Skip `json:"superseded,omitempty"`

@@ -40,7 +40,7 @@ func classNames() []string {
 }
 
 // Schema returns the JSON Schema of a file, for editors and for validate. "make generate" makes it from the types in
-// this package: its library stays out of dlqd. Schema adds the strategies of extensions.
+// this package, so that dlqd does not contain the library that makes schemas. Schema adds the strategies of extensions.
 func Schema(name string) ([]byte, error) {
 	raw, err := schemas.Files.ReadFile(name + ".schema.json")
 	if err != nil || len(strategies.Added()) == 0 {

@@ -70,7 +70,7 @@ func commitOf(dir string) (commit string, clean, unanswered bool) {
 	}
 	tracked, err := git(dir, "ls-files", "--", at)
 	if err == nil && tracked == "" && !hasFiles(filepath.Join(dir, at)) {
-		// A commit may have removed the last file, such as the revert of the one that added it.
+		// A commit may have removed the last file, for example the revert of the commit that added it.
 		tracked, err = git(dir, "rev-list", "-1", "HEAD", "--", at)
 	}
 	if err != nil || tracked == "" {
