@@ -11,8 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// A process judges others only after the database has answered it for as long as they have been silent: after a
-// stall, all others look silent.
+// A process declares other processes dead only after the database has answered for as long as they have been silent:
+// after a stall of the database, all other processes look silent.
 func TestHeartbeats_JudgeOnlyWhileTheDatabaseAnswers(t *testing.T) {
 	t.Parallel()
 	start := time.Now()

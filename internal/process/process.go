@@ -34,8 +34,7 @@ type Config struct {
 	Name    string      // host and process id
 	Version string      // of the program
 	Parts   []string    // parts of dlqd that the process runs
-	// Queues returns the queues that the process delivers messages of at the moment. A nil Queues
-	// means none.
+	// Queues returns the queues whose messages the process delivers at the moment. A nil Queues means none.
 	Queues func() []string
 	Logger *slog.Logger // logs each batch that Rescue puts back
 }
