@@ -90,8 +90,8 @@ func (b *testBundle) fileMissed() int {
 	return n
 }
 
-// createDiscardedTwice makes a job fail, discards its entry and retries the job. The retry
-// reopens the entry and fails into it, and the entry is discarded again.
+// createDiscardedTwice makes a job fail, discards its entry and retries the job. The retry reopens the entry. The job
+// then fails again, which adds the failure to the entry, and the entry is discarded again.
 func (b *testBundle) createDiscardedTwice(first, second string) (id int64) {
 	b.Helper()
 	id = b.createFailed(first)
