@@ -303,8 +303,8 @@ func (r *Replica) observe(outcome string) {
 	}
 }
 
-// Acted records a change as one of the actors: those who made it, and those for whom. It must be called after the
-// change has committed and before the caller gets the answer.
+// Acted records that the actors have made a change: those who made it, and those on whose behalf it was made. It must
+// be called after the change has committed and before the caller gets the answer.
 func (r *Replica) Acted(ctx context.Context, actors ...string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), actTimeout) // a client that disconnected may come back
 	defer cancel()

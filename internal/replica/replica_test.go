@@ -114,8 +114,8 @@ func (b *bundle) count(outcome string) int {
 	return b.outcomes[outcome]
 }
 
-// repeats runs statement on the standby, does meanwhile once it runs there, and checks that the read is repeated once,
-// on the primary.
+// repeats runs a statement on the standby and calls meanwhile while the statement runs there. It checks that the read
+// is repeated once, on the primary.
 func (b *bundle) repeats(statement string, meanwhile func()) {
 	b.Helper()
 	b.await(true)
@@ -150,8 +150,8 @@ func running(does string) string {
 		"AND wait_event = 'PgSleep') LOOP PERFORM pg_sleep(0.01), pg_stat_clear_snapshot(); END LOOP; END $$"
 }
 
-// TestReplica_ChoosesServer takes a standby through what can happen to it. The steps share the two servers, and the
-// last one promotes the standby.
+// TestReplica_ChoosesServer checks which server answers reads while the standby lags, lacks changes, refuses
+// statements, hangs and is promoted. The steps share the two servers, and the last one promotes the standby.
 func TestReplica_ChoosesServer(t *testing.T) {
 	t.Parallel()
 	b := setup(t, direct)
@@ -291,8 +291,8 @@ func TestReplica_ChoosesServer(t *testing.T) {
 	require.False(t, answers(t, b.db, promoted, "kim"))
 }
 
-// TestOpen_RefusesOtherDatabases checks that a URL of another server or of another database is refused. The primary
-// itself and a server that does not answer are not refused, but not read.
+// TestOpen_RefusesOtherDatabases checks that a URL of another server or of another database is refused. Open accepts
+// the primary itself and a server that does not answer, but nothing is read from them.
 func TestOpen_RefusesOtherDatabases(t *testing.T) {
 	t.Parallel()
 	b := setup(t, direct)
