@@ -189,7 +189,7 @@ func TestErase_RemovesEditsOfDeletedEntries(t *testing.T) {
 		"AND detail = '{\"erased\": true}'"))
 }
 
-// Failures that capture missed are found before an erasure, and not filed after it.
+// An erasure includes failures that capture missed, and they are not filed after it.
 func TestErase_IncludesMissedFailures(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
