@@ -74,7 +74,7 @@ func (b *scopeBundle) reads(token, outcome string) int {
 }
 
 // TestReplica_AnswersListedOperations runs each operation and each page on a real standby. The operations that the
-// API's document marks read from the standby without failing there; no other does.
+// API's document marks read from the standby, without an error there. The other operations do not.
 func TestReplica_AnswersListedOperations(t *testing.T) {
 	t.Parallel()
 	b, servers, config := replicated(t)
