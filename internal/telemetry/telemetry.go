@@ -178,7 +178,7 @@ func (l *errorLogger) handle(err error, now time.Time) {
 	l.unlogged = 0
 }
 
-// Stop exports what is left, until ctx is done.
+// Stop exports the data in the export queues, until ctx is done.
 func (t *Telemetry) Stop(ctx context.Context) {
 	var wg sync.WaitGroup
 	for _, stop := range t.stops {
