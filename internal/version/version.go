@@ -30,7 +30,7 @@ type Build struct {
 	River   River  `json:"river"`
 }
 
-// River is what a program knows of River.
+// River has the versions of River that a program contains, and that riverdlq was tested with.
 type River struct {
 	// Library is the version of River's library in the program.
 	Library string `json:"library"`
