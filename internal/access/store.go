@@ -112,7 +112,7 @@ func revoke(ctx context.Context, q *dbsqlc.Queries, id, by string, after time.Du
 	return err
 }
 
-// Rotate creates a token with the name, grant and note of the token with an id, which stays valid for keep.
+// Rotate creates a token with the name, grant and note of the token with the id. The old token stays valid for keep.
 func (s *Store) Rotate(ctx context.Context, id, by string, keep time.Duration,
 	expiresAt *time.Time,
 ) (t *Token, secret string, err error) {

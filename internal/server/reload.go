@@ -114,8 +114,8 @@ func (s *Server) reloadCommitted(ctx context.Context) error {
 	return nil
 }
 
-// publishPolicy publishes to the database which data is sensitive, the policy's version and its approval
-// rules. After a failure, [Server.attachmentLoop] tries again.
+// publishPolicy publishes to the database which data is sensitive, the policy's version, its approval rules, the work
+// that replay runs skip, and its sources and feeds. After a failure, [Server.attachmentLoop] tries again.
 func (s *Server) publishPolicy(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()

@@ -611,7 +611,8 @@ func (s *Server) cancelJob(ctx context.Context, client *river.Client[pgx.Tx], id
 	})
 }
 
-// riverAdmin returns a River client that works no queue. It lists, pauses and resumes queues, and cancels jobs.
+// riverAdmin returns a River client that works no queue. It lists, pauses and resumes queues, and cancels and retries
+// jobs.
 func (s *Server) riverAdmin() (*river.Client[pgx.Tx], error) {
 	client, err := river.NewClient(postgres.NewDriver(s.pool), &river.Config{
 		Schema: s.config.Schemas.River, Logger: slog.New(delivery.RiverLog(s.logger.Handler())),

@@ -18,8 +18,8 @@ var ErrStoppedAtOnce = errors.New("stopped before all jobs finished; interrupted
 // reserve returns the length of the last part of a stop, which cuts off everything that still runs.
 func (s *Server) reserve() time.Duration { return min(s.config.StopTimeout/4, maxReserve) }
 
-// Wait waits until ctx is done or a part fails, and then stops the server. Requests, accepted
-// messages and running jobs finish within the limit; the database stops last. hard cuts that short.
+// Wait waits until ctx is done or a part fails, and then stops the server. Requests, accepted messages and running jobs
+// finish within the limit; the database stops last. If hard ends, only the reserve of the limit is left.
 func (s *Server) Wait(ctx, hard context.Context) error {
 	var exited <-chan struct{}
 	if s.embedded != nil {
