@@ -40,8 +40,7 @@ func (s Scope) HasQueue(name string) bool {
 		func(part Part) bool { return all(part.Kinds) && matches(part.Queues, name) })
 }
 
-// NamesKind reports whether one of the scope's lists of kinds matches the pattern. A part without kinds does not count.
-// A nil Scope names every kind.
+// NamesKind reports whether the scope is limited to kinds of which pattern is one. A nil Scope names every kind.
 func (s Scope) NamesKind(pattern string) bool {
 	return s == nil || slices.ContainsFunc(s,
 		func(part Part) bool { return !all(part.Kinds) && matches(part.Kinds, pattern) })

@@ -117,10 +117,9 @@ func (t *Traffic) Write(ctx context.Context) error {
 	return dbsqlc.New(t.db).AddTraffic(ctx, counts)
 }
 
-// Worse compares the deliveries to a destination that do not belong to a run with those of the hour before the run
-// began. It returns a description if they have become worse, by Fisher's exact test: a greater share failed, or took
-// longer than the 95th percentile of that hour. It counts deliveries from the time from on, and at most the last
-// trafficDuring. It returns "" if they have not become worse, or if there are fewer than trafficLeast.
+// Worse returns how the deliveries to a destination that are not of a run have become worse since it began, compared
+// with the hour before: a greater share fails, or is slower than the 95th percentile of that hour, by Fisher's exact
+// test. It looks at those from a time on. It returns "" if they have not, or if there are too few to tell.
 func (t *Traffic) Worse(ctx context.Context, destination string, run uuid.UUID, began, from, now time.Time) (
 	string, error,
 ) {
@@ -144,7 +143,7 @@ func (t *Traffic) Worse(ctx context.Context, destination string, run uuid.UUID, 
 	if total < trafficLeast || totalBefore < trafficLeast {
 		return "", nil
 	}
-	// A failure counts as slower than any duration, even if more than one in twenty failed in the hour before.
+	// Failures are worse than any time, also if more than one in twenty failed before.
 	slow := trafficLevels - 1
 	for slow > 0 && float64(sum(before[slow-1:])) <= trafficShare*float64(totalBefore) {
 		slow--

@@ -581,8 +581,8 @@ func (s *Skip) Text() string {
 	return strings.Join(parts, "; ")
 }
 
-// Within returns the part of the skips that a caller who is limited to the scope may see: the queues of the scope, the
-// kinds that it names, and the pattern of all kinds.
+// Within returns what of the skips a caller who is limited to the scope may see: the queues of the scope, the kinds
+// that it names, and the pattern of all kinds.
 func (s Skips) Within(scope access.Scope) Skips {
 	return Skips{Stale: s.Stale.within(scope), Superseded: s.Superseded.within(scope)}
 }
