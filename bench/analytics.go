@@ -119,8 +119,8 @@ func fillHistory(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 		SELECT id, CASE WHEN open THEN 'dlq_manual' ELSE 'dlq_resolved' END::dlq.dead_letter_status, CASE
 			WHEN open THEN 'open' ELSE 'resolved' END::dlq.dead_letter_stage, i, at, %s, 'kind_' || i %% 50, 'noop', 2, '{}',
 				'connection refused', 'TYPE_' || i %% 50, %s, 'source_' || i %% 200,
-			'group_' || i %% 1000, 'manual', CASE WHEN NOT open THEN at + interval '1 hour' END, at AS first, at AS last, at
-				FROM %s`, queue, class, rows)
+			left(md5('group_' || i %% 1000), 20), 'manual', CASE WHEN NOT open THEN at + interval '1 hour' END, at AS first,
+				at AS last, at FROM %s`, queue, class, rows)
 	moved := fmt.Sprintf(`INSERT INTO dlq.dead_letter_transitions (at, entry_id, from_status, to_status, actor, queue,
 		kind, error_class, from_class, error_type, source, attempts, first_failed_at, left_group, joined_group, origin)
 		SELECT at + m.n * interval '20 minutes', id, m.from_status::dlq.dead_letter_status, CASE WHEN m.n = 2
@@ -130,7 +130,8 @@ func fillHistory(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 			CASE WHEN m.n = 0 THEN 'TYPE_' || i %% 50 END, CASE WHEN m.n = 0 THEN 'source_' || i %% 200 END, CASE
 				WHEN m.n = 0 THEN 5 END,
 			CASE WHEN m.n = 2 AND NOT open THEN at - i %% 3600 * interval '1 second' END, CASE WHEN m.n = 2
-				AND NOT open THEN 'group_' || i %% 1000 END, CASE WHEN m.n = 1 THEN 'group_' || i %% 1000 END, CASE
+				AND NOT open THEN left(md5('group_' || i %% 1000), 20) END,
+			CASE WHEN m.n = 1 THEN left(md5('group_' || i %% 1000), 20) END, CASE
 					WHEN i %% 1000 = 0 AND m.n = 2 THEN 'psql' END
 		FROM %s CROSS JOIN (VALUES (0, NULL, 'dlq_pending'), (1, 'dlq_pending', 'dlq_processing'),
 			(2, 'dlq_processing', 'dlq_resolved')) m (n, from_status, to_status)`, queue, class, rows)

@@ -634,7 +634,6 @@ BEGIN
             ('^group_aliases_main$', 'The group that continues a former one; there is one.'),
             ('^group_aliases_of$', 'The former groups of a group, the latest alias first.'),
             ('^group_aliases_uncounted$', 'Aliases that the rollups have not counted yet.'),
-            ('_by_fingerprint$', 'Lists: entries of a failure group, in order of capture.'),
             ('_closed$', 'Retention: expired entries. Rows are in the order of closing, which suits BRIN.'),
             ('^dead_letter_open_river_job$', 'A job has at most one open entry.'),
             ('^dead_letter_failed_river_job$', 'Finds the entry of a job: for retries outside dlqd, and for lists.'),

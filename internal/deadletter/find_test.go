@@ -13,20 +13,20 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// Entries of a job or a subscriber are found by an index in each partition, however many closed
+// Entries of a job, a subscriber or a failure group are found by an index in each partition, however many closed
 // entries there are.
-func TestFind_UsesIndexesForJobAndSubscriber(t *testing.T) {
+func TestFind_UsesIndexesForJobSubscriberAndGroup(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
 	admin := postgrestest.Open(t, postgrestest.Superuser(t, b.pool.Config().ConnString()))
 	_, err := admin.Exec(t.Context(), `SET session_replication_role = replica; -- closed entries come by moves
 		INSERT INTO dlq.dead_letter_queue (id, river_job_id, job_created_at, stage, status, queue, kind, job_kind,
-		priority, original_event, subscriber_id, next_retry_at,
+		priority, original_event, subscriber_id, fingerprint, next_retry_at,
 			first_failed_at, last_failed_at, closed_at)
 		SELECT dlq.uuid_of(1750000000000000 + i * 1000, i), i, now(), s.stage::dlq.dead_letter_stage,
-		s.status::dlq.dead_letter_status, 'q', 'k', 'k', 1, '{}',
-			CASE WHEN i % 2 = 0 THEN 'sub_' || i / 40 END, now(), now(), now(), CASE WHEN s.stage <> 'open'
-			THEN now() END
+		s.status::dlq.dead_letter_status, repeat('q', 250), 'k', 'k', 1, '{}',
+			CASE WHEN i % 2 = 0 THEN 'sub_' || i / 40 END, lpad(to_hex(i / 40), 20, '0'), now(),
+			now(), now(), CASE WHEN s.stage <> 'open' THEN now() END
 		FROM generate_series(1, 40000) i
 		JOIN (VALUES (0, 'open', 'dlq_pending'), (1, 'resolved', 'dlq_resolved'), (2, 'failed', 'dlq_failed'), (3,
 		'archived', 'dlq_archived')) s (n, stage, status) ON s.n = i / 4 % 4`)
@@ -39,6 +39,7 @@ func TestFind_UsesIndexesForJobAndSubscriber(t *testing.T) {
 	}{
 		"by job":        {filter.Filter{JobID: []int64{1, 5, 9, 13, 39999}}, 5},
 		"by subscriber": {filter.Filter{SubscriberID: []string{"sub_7"}}, 20},
+		"by group":      {filter.Filter{Fingerprint: []string{"00000000000000000007"}}, 40},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
