@@ -188,7 +188,11 @@ SELECT e.id::uuid AS id FROM dlq.were_erased(@ids::uuid[]) e (id);
 SELECT r.id::uuid AS id, r.line::text AS line FROM dlq.erase_rows(@entries::jsonb, @filter::jsonb) r;
 
 -- name: ClosedMonths :many
-SELECT m.stage::text AS stage, m.begins_at::timestamptz AS begins_at FROM dlq.closed_months() m;
+-- ClosedMonths returns the months of closed entries, newest first. ahead: no entry has closed since the month began,
+-- even if the clocks of machines differ.
+SELECT m.stage::text AS stage, m.begins_at::timestamptz AS begins_at,
+    (m.begins_at > now() + interval '1 day')::boolean AS ahead
+FROM dlq.closed_months() m;
 
 -- name: Views :many
 SELECT v.name::text AS name, v.owner::text AS owner, v.query::text AS query, v.columns::text[] AS columns,

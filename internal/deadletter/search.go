@@ -92,6 +92,9 @@ func isSearch(f *filter.Filter) bool {
 	return len(f.ErrorMessage) > 0 || f.Payload != nil || len(f.PayloadAt) > 0
 }
 
+// fewCounted is the number of entries of a part that [Store.CountWithin] counts first.
+const fewCounted = 1000
+
 // CountWithin counts the entries that a filter selects, up to most, within a time budget. more is true if there are
 // others, or may be because the budget ended the count.
 func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int,
@@ -102,40 +105,63 @@ func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int,
 	if err != nil {
 		return 0, false, err
 	}
-	count := func(slice Page, parts []Part, until time.Time) (bool, error) {
-		of := n
-		for _, part := range parts {
-			where, args := part.where(nil, []any{pgx.QueryExecModeCacheDescribe, slice.Filter.JSON()})
-			where, args = slice.where(where, args)
-			args = append(args, most+1-of)
-			sql := s.schemas.Render("SELECT count(*) FROM (SELECT FROM dlq.dead_letter_queue e " +
-				"WHERE $1::jsonb IS NOT NULL AND " + strings.Join(where, " AND "))
-			sql = fmt.Sprintf("%s AND (%s) LIMIT $%d) l", sql, condition, len(args)-1)
-			counted := 0
-			if err := s.read(ctx, until, func(db postgres.DB) error {
-				return db.QueryRow(ctx, sql,
-					args...).Scan(&counted)
-			}); err != nil {
-				return false, err
-			}
-			if of += counted; of > most {
-				break
-			}
-		}
-		n = of
-		return n > most, nil
-	}
 	if half := budget / 2; half >= time.Millisecond && !isSearch(&f) {
 		parts, err := s.partsOf(ctx, &f)
 		if err != nil {
 			return 0, false, err
 		}
-		if _, err = count(Page{Filter: f}, parts, time.Now().Add(half)); !postgres.IsCancelled(err) {
+		n, err = s.countParts(ctx, Page{Filter: f}, condition, parts, most, time.Now().Add(half))
+		if !postgres.IsCancelled(err) {
 			return min(n, most), n > most, err
 		}
+		if n >= fewCounted {
+			return min(n, most), true, nil
+		}
 	}
-	at, err := s.searchSlices(ctx, Page{Filter: f}, deadline, count, firstSliceTimeout)
+	n = 0
+	at, err := s.searchSlices(ctx, Page{Filter: f}, deadline, func(slice Page, parts []Part, until time.Time) (bool, error) {
+		counted, err := s.countParts(ctx, slice, condition, parts, most-n, until)
+		if err == nil {
+			n += counted
+		}
+		return n > most, err
+	}, firstSliceTimeout)
 	return min(n, most), n > most || at != uuid.Nil, err
+}
+
+// countParts counts the entries of a page in some parts, up to one more than most. On an error, it returns those that it
+// has counted. The first entries of a part get a statement of their own: a deadline that ends the count of the others
+// does not lose them.
+func (s *Store) countParts(ctx context.Context, p Page, condition string, parts []Part, most int,
+	until time.Time,
+) (n int, err error) {
+	for _, part := range parts {
+		limit := min(fewCounted, most-n) + 1
+		counted, err := s.countPart(ctx, p, condition, part, limit, until)
+		if err == nil && counted == limit && n+limit <= most {
+			if counted, err = s.countPart(ctx, p, condition, part, most-n+1, until); err != nil {
+				return n + limit - 1, err
+			}
+		}
+		if n += counted; err != nil || n > most {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// countPart counts the entries of a page in a part, up to limit.
+func (s *Store) countPart(ctx context.Context, p Page, condition string, part Part, limit int,
+	until time.Time,
+) (n int, err error) {
+	where, args := part.where(nil, []any{pgx.QueryExecModeCacheDescribe, p.Filter.JSON()})
+	where, args = p.where(where, args)
+	args = append(args, limit)
+	sql := s.schemas.Render("SELECT count(*) FROM (SELECT FROM dlq.dead_letter_queue e " +
+		"WHERE $1::jsonb IS NOT NULL AND " + strings.Join(where, " AND "))
+	sql = fmt.Sprintf("%s AND (%s) LIMIT $%d) l", sql, condition, len(args)-1)
+	err = s.read(ctx, until, func(db postgres.DB) error { return db.QueryRow(ctx, sql, args...).Scan(&n) })
+	return n, err
 }
 
 // partsOf returns the parts that can hold entries of a filter: open ones first, then closed ones,

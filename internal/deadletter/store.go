@@ -9,6 +9,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -65,6 +66,7 @@ type Store struct {
 	schemas    postgres.Schemas
 	db         postgres.DB // the pool; renders schema names
 	queries    *dbsqlc.Queries
+	closed     atomic.Pointer[closedParts]
 }
 
 // NewStore returns a store on a pool.
@@ -254,6 +256,9 @@ func (s *Store) list(ctx context.Context, p Page, condition string, until time.T
 		if !slices.ContainsFunc(stages, part.holds) || (!since.IsZero() && part.endsBefore(since.Add(-24*time.Hour))) {
 			continue
 		}
+		if from := since.Add(-24 * time.Hour); part.From.Before(from) {
+			part.From = from // excludes older months of the part
+		}
 		more, err := s.listPart(ctx, p, condition, part, until)
 		if err != nil {
 			return nil, err
@@ -296,10 +301,11 @@ func (s *Store) listPart(ctx context.Context, p Page, condition string, part Par
 func (s *Store) Summaries(ctx context.Context, ids []uuid.UUID, since time.Time) ([]Summary, error) {
 	sql := s.schemas.Render("SELECT " + listColumns + ` FROM dlq.dead_letter_queue e CROSS
 		JOIN (SELECT dlq.mask($1) AS mask OFFSET 0) m
-		WHERE id = ANY ($2) AND (closed_at IS NULL OR closed_at >= $3) AND dlq.in_scope(queue, kind, nullif($4, '')::jsonb)
+		WHERE id = ANY ($2) AND (closed_at IS NULL OR closed_at >= $3 AND closed_at < $5)
+			AND dlq.in_scope(queue, kind, nullif($4, '')::jsonb)
 		ORDER BY id DESC`)
 	rows, err := s.statements.Query(ctx, sql, pgx.QueryExecModeCacheDescribe, postgres.IsReader(ctx), ids, since,
-		postgres.Scope(ctx))
+		postgres.Scope(ctx), time.Now().Add(24*time.Hour)) // excludes partitions that were created ahead
 	if err != nil {
 		return nil, err
 	}
@@ -312,6 +318,7 @@ func (s *Store) Summaries(ctx context.Context, ids []uuid.UUID, since time.Time)
 type Part struct {
 	Stages   []string
 	From, To time.Time // of closed_at; zero for no bound
+	ahead    time.Time // the part's first month ahead, without entries so far; zero if it has none
 }
 
 // partMonths is the number of months of closed entries in a part.
@@ -335,12 +342,37 @@ func (p Part) where(where []string, args []any) ([]string, []any) {
 	if !p.To.IsZero() {
 		args = append(args, p.To)
 		where = append(where, fmt.Sprintf("closed_at < $%d", len(args)-1))
+	} else if !p.ahead.IsZero() {
+		args = append(args, p.ahead)
+		where = append(where, fmt.Sprintf("closed_at < $%d", len(args)-1))
 	}
 	return where, args
 }
 
+// partsAge is the time after which the months of closed entries are read again. Every entry is in one of the parts of
+// older months, too, unless it closes a day after they were read.
+const partsAge = time.Minute
+
+// closedParts are the parts of closed entries at a time.
+type closedParts struct {
+	parts []Part
+	at    time.Time
+}
+
 // ClosedParts returns the parts of closed entries, most recently closed first.
 func (s *Store) ClosedParts(ctx context.Context) ([]Part, error) {
+	if known := s.closed.Load(); known != nil && time.Since(known.at) < partsAge {
+		return slices.Clone(known.parts), nil
+	}
+	at := time.Now()
+	parts, err := s.readClosedParts(ctx)
+	if err == nil {
+		s.closed.Store(&closedParts{slices.Clone(parts), at})
+	}
+	return parts, err
+}
+
+func (s *Store) readClosedParts(ctx context.Context) ([]Part, error) {
 	months, err := s.queries.ClosedMonths(ctx)
 	if err != nil {
 		return nil, err
@@ -352,6 +384,9 @@ func (s *Store) ClosedParts(ctx context.Context) ([]Part, error) {
 		for _, month := range months { // newest first
 			if month.Stage != stage {
 				continue
+			}
+			if month.Ahead {
+				part.ahead = month.BeginsAt
 			}
 			if n++; n%partMonths == 0 {
 				part.From = month.BeginsAt

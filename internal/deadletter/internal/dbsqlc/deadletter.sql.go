@@ -168,14 +168,19 @@ func (q *Queries) ChoosesAll(ctx context.Context, filter json.RawMessage) (bool,
 }
 
 const ClosedMonths = `-- name: ClosedMonths :many
-SELECT m.stage::text AS stage, m.begins_at::timestamptz AS begins_at FROM dlq.closed_months() m
+SELECT m.stage::text AS stage, m.begins_at::timestamptz AS begins_at,
+    (m.begins_at > now() + interval '1 day')::boolean AS ahead
+FROM dlq.closed_months() m
 `
 
 type ClosedMonthsRow struct {
 	Stage    string
 	BeginsAt time.Time
+	Ahead    bool
 }
 
+// ClosedMonths returns the months of closed entries, newest first. ahead: no entry has closed since the month began,
+// even if the clocks of machines differ.
 func (q *Queries) ClosedMonths(ctx context.Context) ([]ClosedMonthsRow, error) {
 	rows, err := q.db.Query(ctx, ClosedMonths)
 	if err != nil {
@@ -185,7 +190,7 @@ func (q *Queries) ClosedMonths(ctx context.Context) ([]ClosedMonthsRow, error) {
 	items := []ClosedMonthsRow{}
 	for rows.Next() {
 		var i ClosedMonthsRow
-		if err := rows.Scan(&i.Stage, &i.BeginsAt); err != nil {
+		if err := rows.Scan(&i.Stage, &i.BeginsAt, &i.Ahead); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
