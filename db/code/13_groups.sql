@@ -232,14 +232,14 @@ $$;
 COMMENT ON FUNCTION dlq.group_entries IS
     'The newest entries of a failure group that are open, or that closed within 30 days.';
 
-CREATE OR REPLACE FUNCTION dlq.group_shares(p_queue text, p_fingerprint text, p_limit integer DEFAULT 200)
+-- shares_of does not look at the caller's scope: its caller has.
+CREATE OR REPLACE FUNCTION dlq.shares_of(p_ids uuid[])
 RETURNS TABLE (by text, name text, entries bigint, share float8)
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
 DECLARE
-    v_ids   constant uuid[] := ARRAY(SELECT dlq.group_entries(p_queue, p_fingerprint, p_limit));
     -- Each partition costs a probe for each entry: leave out those that can have none.
-    v_since constant timestamptz := greatest(now() - interval '31 days', dlq.closed_since(v_ids));
+    v_since constant timestamptz := greatest(now() - interval '31 days', dlq.closed_since(p_ids));
     v_until constant timestamptz := now() + interval '1 hour';
 BEGIN
     RETURN QUERY EXECUTE
@@ -265,8 +265,16 @@ BEGIN
          )
          SELECT r.by, r.name, r.entries, dlq.ratio(r.entries, cardinality($1))
          FROM (SELECT n.*, row_number() OVER (PARTITION BY n.by ORDER BY n.entries DESC, n.name) AS rank FROM named n) r
-         WHERE r.rank <= 10 ORDER BY r.by, r.entries DESC, r.name' USING v_ids, v_since, v_until;
+         WHERE r.rank <= 10 ORDER BY r.by, r.entries DESC, r.name' USING p_ids, v_since, v_until;
 END
+$$;
+COMMENT ON FUNCTION dlq.shares_of IS 'What dlq.group_shares returns, of these entries.';
+
+CREATE OR REPLACE FUNCTION dlq.group_shares(p_queue text, p_fingerprint text, p_limit integer DEFAULT 200)
+RETURNS TABLE (by text, name text, entries bigint, share float8)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT s.by, s.name, s.entries, s.share
+    FROM dlq.shares_of(ARRAY(SELECT dlq.group_entries(p_queue, p_fingerprint, p_limit))) s
 $$;
 COMMENT ON FUNCTION dlq.group_shares IS
     'The last entries of a failure group (dlq.group_entries) by source, version and host: the ten most frequent '

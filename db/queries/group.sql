@@ -8,7 +8,7 @@ SELECT dlq.one_group(@queue::text, @fingerprint::text)::text AS fingerprint;
 
 -- name: Shares :many
 SELECT s.by::text AS by, s.name::text AS name, s.entries::bigint AS entries, s.share::float8 AS share
-FROM dlq.group_shares(@queue::text, @fingerprint::text) s;
+FROM dlq.shares_of(@ids::uuid[]) s;
 
 -- name: LastEntries :many
 SELECT e::uuid AS id FROM dlq.group_entries(@queue::text, @fingerprint::text, @most::integer) e;

@@ -390,6 +390,8 @@ func (s *service) listEntries(ctx context.Context, in *ListInput) (*EntryPage, e
 			return err
 		})
 	}
+	var stopped *automatic.Stop
+	queries = append(queries, func() (err error) { stopped, err = automatic.ReadStop(ctx, s.Store.DB()); return err })
 	if err := background.Together(len(queries), queries...); err != nil {
 		return nil, s.problem(ctx, err)
 	}
@@ -398,10 +400,6 @@ func (s *service) listEntries(ctx context.Context, in *ListInput) (*EntryPage, e
 		shown[i] = &found.Entries[i]
 	}
 	if err := s.Store.ReadReviews(ctx, shown...); err != nil {
-		return nil, s.problem(ctx, err)
-	}
-	stopped, err := automatic.ReadStop(ctx, s.Store.DB())
-	if err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	out := &EntryPage{Entries: found.Entries, AutomaticStopped: stopped}

@@ -8,6 +8,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/google/uuid"
 
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/filter"
 	"github.com/dlqd/dlqd/internal/group"
@@ -212,19 +213,12 @@ func (s *service) getGroup(ctx context.Context, in *GetGroupInput) (*GroupDetail
 		return nil, s.problem(ctx, err)
 	}
 	out := &GroupDetail{Group: *g}
-	if out.Former, err = s.Groups.Former(ctx, g); err == nil {
-		out.Shares, err = s.Groups.Shares(ctx, g)
-	}
-	if err == nil {
-		out.Entries, err = s.Groups.LastEntries(ctx, g, groupEntries)
-	}
-	if err == nil {
-		out.WorkerLost, err = s.workerLost(ctx, g)
-	}
-	if err == nil {
-		out.Fix, err = s.fix(ctx, g)
-	}
-	if err != nil {
+	if err := background.Together(3,
+		func() (err error) { out.Entries, out.Shares, err = s.Groups.Latest(ctx, g, groupEntries); return err },
+		func() (err error) { out.WorkerLost, err = s.workerLost(ctx, g); return err },
+		func() (err error) { out.Former, err = s.Groups.Former(ctx, g); return err },
+		func() (err error) { out.Fix, err = s.fix(ctx, g); return err },
+	); err != nil {
 		return nil, s.problem(ctx, err)
 	}
 	return out, nil

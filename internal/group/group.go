@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/group/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -178,14 +179,32 @@ func (s *Store) Former(ctx context.Context, g *Group) ([]string, error) {
 	return slices.DeleteFunc(names, func(name string) bool { return name == g.Fingerprint }), deadletter.AsMoveError(err)
 }
 
-// Shares returns the sources, hosts and versions of a group's last entries.
-func (s *Store) Shares(ctx context.Context, g *Group) ([]Share, error) {
-	rows, err := s.queries().Shares(ctx, dbsqlc.SharesParams{Queue: g.Queue, Fingerprint: g.Fingerprint})
-	shares := make([]Share, len(rows))
-	for i, r := range rows {
-		shares[i] = Share(r)
+// sharedEntries is the number of a group's last entries from which its shares are computed.
+const sharedEntries = 200
+
+// Latest returns a group's last entries that are open, or were closed within 30 days, and the sources, hosts and
+// versions of the last 200 of them.
+func (s *Store) Latest(ctx context.Context, g *Group, most int) (entries []deadletter.Summary, shares []Share, err error) {
+	ids, err := s.queries().LastEntries(ctx, dbsqlc.LastEntriesParams{
+		Queue: g.Queue, Fingerprint: g.Fingerprint, Most: sharedEntries,
+	})
+	if err != nil {
+		return nil, nil, deadletter.AsMoveError(err)
 	}
-	return shares, deadletter.AsMoveError(err)
+	err = background.Together(2,
+		func() (err error) {
+			entries, err = s.Store.Summaries(ctx, ids[:min(len(ids), most)], time.Now().AddDate(0, 0, -31))
+			return err
+		},
+		func() error {
+			rows, err := s.queries().Shares(ctx, ids)
+			shares = make([]Share, len(rows))
+			for i, r := range rows {
+				shares[i] = Share(r)
+			}
+			return deadletter.AsMoveError(err)
+		})
+	return entries, shares, err
 }
 
 // Fix returns in which version a group is fixed; nil if no version was named.
@@ -209,17 +228,6 @@ func (s *Store) RecordDeploy(ctx context.Context, version string, queues []strin
 			Version: version, Queues: queues, Actor: act.Actor, Note: act.Note,
 		})
 	}))
-}
-
-// LastEntries returns a group's last entries that are open, or were closed within 30 days.
-func (s *Store) LastEntries(ctx context.Context, g *Group, most int) ([]deadletter.Summary, error) {
-	ids, err := s.queries().LastEntries(ctx, dbsqlc.LastEntriesParams{
-		Queue: g.Queue, Fingerprint: g.Fingerprint, Most: int32(most),
-	})
-	if err != nil {
-		return nil, deadletter.AsMoveError(err)
-	}
-	return s.Store.Summaries(ctx, ids, time.Now().AddDate(0, 0, -31))
 }
 
 // Change is a change of a group; nil fields stay unchanged.

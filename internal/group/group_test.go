@@ -278,7 +278,7 @@ func TestGroup_SharesByHostAndVersion(t *testing.T) {
 	b.refresh()
 	shares := func(ctx context.Context) (got []string) {
 		t.Helper()
-		rows, err := b.store.Shares(ctx, &group.Group{Queue: "payments", Fingerprint: "aaaa1111"})
+		_, rows, err := b.store.Latest(ctx, &group.Group{Queue: "payments", Fingerprint: "aaaa1111"}, 2)
 		require.NoError(t, err)
 		for _, s := range rows {
 			got = append(got, s.By+" "+s.Name+" "+strconv.FormatInt(s.Entries, 10))
@@ -290,7 +290,7 @@ func TestGroup_SharesByHostAndVersion(t *testing.T) {
 		shares(t.Context()))
 	require.Equal(t, []string{"host app-2 3", "host workers 1"}, shares(postgres.AsReader(t.Context())),
 		"a reader sees neither the error context nor metadata")
-	last, err := b.store.LastEntries(t.Context(), &group.Group{Queue: "payments", Fingerprint: "aaaa1111"}, 2)
+	last, _, err := b.store.Latest(t.Context(), &group.Group{Queue: "payments", Fingerprint: "aaaa1111"}, 2)
 	require.NoError(t, err)
 	require.Len(t, last, 2)
 	require.Equal(t, uuid.MustParse(closed), last[0].ID)
@@ -306,7 +306,7 @@ func TestGroup_SharesByHostOfProcesses(t *testing.T) {
 	b.fail("payments", "aaaa1111", time.Now(), "{}", known)
 	b.fail("payments", "aaaa1111", time.Now(), "{}", gone)
 	b.refresh()
-	rows, err := b.store.Shares(t.Context(), &group.Group{Queue: "payments", Fingerprint: "aaaa1111"})
+	_, rows, err := b.store.Latest(t.Context(), &group.Group{Queue: "payments", Fingerprint: "aaaa1111"}, 2)
 	require.NoError(t, err)
 	require.Len(t, rows, 1)
 	require.Equal(t, "app-9", rows[0].Name)

@@ -137,9 +137,9 @@ func TestRegroup_KeepsStateOfFormerGroup(t *testing.T) {
 		for _, name := range []string{formerFingerprint(i), currentFingerprint("lost " + state)} {
 			entries := map[bool]int{true: 3, false: 2}[state == "regressed"]
 			require.Equal(t, strconv.Itoa(entries), b.text(find, name), "either name finds open and closed entries")
-			ids, err := b.store.LastEntries(t.Context(), g, 20)
+			latest, _, err := b.store.Latest(t.Context(), g, 20)
 			require.NoError(t, err)
-			require.Len(t, ids, entries)
+			require.Len(t, latest, entries)
 		}
 	}
 	require.Equal(t, "9", b.text(`SELECT count(*) FROM dlq.find_ids(

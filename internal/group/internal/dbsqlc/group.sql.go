@@ -473,13 +473,8 @@ func (q *Queries) SetGroup(ctx context.Context, arg SetGroupParams) (string, err
 
 const Shares = `-- name: Shares :many
 SELECT s.by::text AS by, s.name::text AS name, s.entries::bigint AS entries, s.share::float8 AS share
-FROM dlq.group_shares($1::text, $2::text) s
+FROM dlq.shares_of($1::uuid[]) s
 `
-
-type SharesParams struct {
-	Queue       string
-	Fingerprint string
-}
 
 type SharesRow struct {
 	By      string
@@ -488,8 +483,8 @@ type SharesRow struct {
 	Share   float64
 }
 
-func (q *Queries) Shares(ctx context.Context, arg SharesParams) ([]SharesRow, error) {
-	rows, err := q.db.Query(ctx, Shares, arg.Queue, arg.Fingerprint)
+func (q *Queries) Shares(ctx context.Context, ids []uuid.UUID) ([]SharesRow, error) {
+	rows, err := q.db.Query(ctx, Shares, ids)
 	if err != nil {
 		return nil, err
 	}
