@@ -361,7 +361,7 @@ func (b *bulk) limitVerbs(in *request) error {
 	if err := readIfAllowed(in, api.GetStats, api.None{}, &stats)(); err != nil {
 		return err
 	}
-	has := mayHave(b.Query, &stats, in.actor())
+	has := mayHave(b.Query, stats.ByStatus, in.actor())
 	if !b.All {
 		chosen := in.summaries(b.IDs)
 		has = func(status deadletter.Status) bool {

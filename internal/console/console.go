@@ -193,6 +193,9 @@ type view struct {
 func (c *Console) page(pattern string, show func(*request) (*view, error)) {
 	c.mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, r *http.Request) {
 		in := c.request(r)
+		if in.frame.hasSidebar() {
+			c.sidebar.refresh(in) // beside the page's own reads
+		}
 		v, err := recovered(show, in)
 		if err == nil && v.To != "" {
 			http.Redirect(w, r, v.To, http.StatusSeeOther)

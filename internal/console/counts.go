@@ -13,10 +13,13 @@ import (
 )
 
 const (
-	// countAge is the age from which the count of a tab is read again.
-	countAge = 10 * time.Second
-	// countWait is how long a page waits for the counts of its tabs. A later one is for the next page.
-	countWait = 50 * time.Millisecond
+	// countAge is the age from which the count of a tab is read again. Pages show the old count meanwhile, up to
+	// countRetention.
+	countAge       = 10 * time.Second
+	countRetention = 30 * time.Second
+	// countWait is how long after its request began a page waits for counts that are not known. A later one is for
+	// the next page.
+	countWait = 25 * time.Millisecond
 	// maxCounted limits the saved views that a page counts.
 	maxCounted = 12
 	// maxCachedCounts limits the cached counts of all viewers.
@@ -43,40 +46,60 @@ type cachedCount struct {
 // get returns the counts that are known soon, by their filter. It leaves out filters that search texts, which no index
 // answers.
 func (c *countCache) get(in *request, queries []string) map[string]*api.Count {
-	viewer := permissionsKey(in.me()) + "\x00" + in.actor() + "\x00"
-	var missing []func() error
-	for _, query := range queries {
-		if chosen, err := filter.Parse(query, in.actor()); err != nil || len(chosen.ErrorMessage) > 0 ||
-			chosen.Payload != nil || len(chosen.PayloadAt) > 0 {
-			continue
+	if unknown := c.refresh(in, queries); unknown != nil {
+		select {
+		case <-unknown:
+		case <-time.After(countWait - time.Since(in.now)):
 		}
-		if _, ok := c.known(viewer + query); !ok {
-			missing = append(missing, func() error { return c.read(in, viewer+query, query) })
-		}
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = inParallel(missing...) // a count that fails is not shown
-	}()
-	select {
-	case <-done:
-	case <-time.After(countWait):
 	}
 	counts := map[string]*api.Count{}
 	for _, query := range queries {
-		if count, ok := c.known(viewer + query); ok {
+		if count, _, ok := c.known(countsKey(in) + query); ok {
 			counts[query] = &count
 		}
 	}
 	return counts
 }
 
-func (c *countCache) known(key string) (api.Count, bool) {
+// countsKey returns the beginning of a viewer's keys in the cache.
+func countsKey(in *request) string { return permissionsKey(in.me()) + "\x00" + in.actor() + "\x00" }
+
+// refresh starts to read the counts that are not known, or old. It returns a channel that is closed when they have been
+// read; nil if all of them are known.
+func (c *countCache) refresh(in *request, queries []string) <-chan struct{} {
+	viewer, unknown := countsKey(in), false
+	var reads []func() error
+	for _, query := range queries {
+		if chosen, err := filter.Parse(query, in.actor()); err != nil || len(chosen.ErrorMessage) > 0 ||
+			chosen.Payload != nil || len(chosen.PayloadAt) > 0 {
+			continue
+		}
+		if _, old, ok := c.known(viewer + query); old || !ok {
+			reads = append(reads, func() error { return c.read(in, viewer+query, query) })
+			unknown = unknown || !ok
+		}
+	}
+	if len(reads) == 0 {
+		return nil
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = inParallel(reads...) // a count that fails is not shown
+	}()
+	if !unknown {
+		return nil
+	}
+	return done
+}
+
+// known returns a cached count, and whether it is to be read again.
+func (c *countCache) known(key string) (count api.Count, old, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	count, ok := c.cached[key]
-	return count.Count, ok && time.Since(count.at) <= countAge && count.at.After(c.invalidBefore)
+	cached, ok := c.cached[key]
+	age := time.Since(cached.at)
+	return cached.Count, age > countAge, ok && age <= countRetention && cached.at.After(c.invalidBefore)
 }
 
 // read counts the entries that a filter selects. It does not end with the page, and its statements are not counted as

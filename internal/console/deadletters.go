@@ -80,44 +80,51 @@ func quickViews(query string) []quickView {
 }
 
 // openCounts returns the counts of open entries by the filters of their tabs.
-func openCounts(stats *api.Stats) map[string]*api.Count {
+func openCounts(byStatus map[string]int64) map[string]*api.Count {
 	counts := map[string]*api.Count{}
-	if stats.ByStatus != nil {
+	if byStatus != nil {
 		for query, status := range map[string]deadletter.Status{
 			"status:manual": deadletter.Manual, "status:pending": deadletter.Pending,
 			"status:processing": deadletter.Processing,
 		} {
-			counts[query] = &api.Count{Entries: int(stats.ByStatus[string(status)])}
+			counts[query] = &api.Count{Entries: int(byStatus[string(status)])}
 		}
 	}
 	return counts
 }
 
-// countedTabs returns the filters of the tabs and of the first saved views whose counts are not known yet. A live
-// rendering counts none of them again.
-func (l *list) countedTabs(live bool) (queries []string) {
-	if live {
-		return nil
-	}
+// counted returns the filters of the list, of the tabs and of the first saved views, without those of known counts. The
+// list's own comes first.
+func (l *list) counted(known map[string]*api.Count) []string {
+	queries := []string{strings.TrimSpace(l.Query)}
 	for _, tab := range l.Tabs {
 		queries = append(queries, tab.Query)
 	}
 	for _, v := range l.Views[:min(len(l.Views), maxCounted)] {
 		queries = append(queries, v.Query)
 	}
-	return slices.DeleteFunc(queries, func(query string) bool {
-		return l.Counts[query] != nil || query == strings.TrimSpace(l.Query)
-	})
+	return slices.DeleteFunc(queries, func(query string) bool { return known[query] != nil })
+}
+
+// count returns the number of matching entries: exact if the page lists all of them, otherwise that in Counts or, if it
+// is not known, or old, at least those on the page.
+func (l *list) count() *api.Count {
+	listed := &api.Count{Entries: len(l.Entries), AtLeast: l.Next != "" || l.First != ""}
+	known := l.Counts[strings.TrimSpace(l.Query)]
+	if !listed.AtLeast || known == nil || known.Entries < listed.Entries ||
+		known.Entries == listed.Entries && l.Next != "" {
+		return listed
+	}
+	return known
 }
 
 // possibleActs returns the actions that the states of the matching entries may allow: their own states if the page
 // lists all of them, otherwise those of [mayHave].
-func (l *list) possibleActs(stats *api.Stats, me string) (acts []bulkVerb) {
-	has := mayHave(l.Query, stats, me)
-	if l.Next == "" && l.First == "" {
-		has = func(status deadletter.Status) bool {
-			return slices.ContainsFunc(l.Entries, func(e deadletter.Summary) bool { return e.Status == status })
-		}
+func (l *list) possibleActs(byStatus map[string]int64, me string) (acts []bulkVerb) {
+	may := mayHave(l.Query, byStatus, me)
+	has := func(status deadletter.Status) bool {
+		return slices.ContainsFunc(l.Entries, func(e deadletter.Summary) bool { return e.Status == status }) ||
+			(l.Next != "" || l.First != "") && may(status)
 	}
 	for _, verb := range l.Verbs {
 		if slices.ContainsFunc(verb.From, has) {
@@ -129,13 +136,13 @@ func (l *list) possibleActs(stats *api.Stats, me string) (acts []bulkVerb) {
 
 // mayHave returns whether entries that match a filter may have a state: one that the filter names or, if it names
 // none, any state except the open ones that no entry has.
-func mayHave(query string, stats *api.Stats, me string) func(deadletter.Status) bool {
+func mayHave(query string, byStatus map[string]int64, me string) func(deadletter.Status) bool {
 	if chosen, err := filter.Parse(query, me); err == nil && len(chosen.Status) > 0 {
 		return func(status deadletter.Status) bool { return slices.Contains(chosen.Status, string(status)) }
 	}
 	return func(status deadletter.Status) bool {
-		n, known := stats.ByStatus[string(status)]
-		return !known && !status.Open() || stats.ByStatus == nil || n > 0
+		n, known := byStatus[string(status)]
+		return !known && !status.Open() || byStatus == nil || n > 0
 	}
 }
 
@@ -223,22 +230,28 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 		return &view{To: in.with("from", "", "to", "", "cursor", "", "q", chosen)}, nil
 	}
 	_, live := isLive(in.Context())
-	if !live {
-		views, err := call(in, api.ListViews, api.ViewsInput{})
-		if err != nil {
-			return nil, err
-		}
-		l.Views, l.Me = views.Views, in.actor()
-	}
+	l.Tabs = quickViews(l.Query)
 	var page *api.EntryPage
-	var stats api.Stats
-	err := inParallel(func() (err error) {
+	requests := []func() error{func() (err error) {
 		page, err = call(in, api.ListEntries, api.ListInput{
-			Q: l.Query, Order: l.Order, Cursor: params.Get("cursor"), Limit: listPage, Count: true,
+			Q: l.Query, Order: l.Order, Cursor: params.Get("cursor"), Limit: listPage, Count: live,
 		})
 		return err
-	}, readIfAllowed(in, api.GetStats, api.None{}, &stats))
-	l.Tabs, l.Counts = quickViews(l.Query), openCounts(&stats)
+	}}
+	var stats api.Stats
+	if live { // nobody waits for it
+		requests = append(requests, readIfAllowed(in, api.GetStats, api.None{}, &stats))
+	} else {
+		requests = append(requests, func() error {
+			views, err := call(in, api.ListViews, api.ViewsInput{})
+			if err == nil {
+				l.Views, l.Me = views.Views, in.actor()
+			}
+			return err
+		})
+		c.counts.refresh(in, l.counted(openCounts(map[string]int64{}))) // beside the list
+	}
+	err := inParallel(requests...)
 	if problem, ok := errors.AsType[*api.Problem](err); ok && problem.Status == http.StatusUnprocessableEntity {
 		l.Problem, v.Status, v.Interval = problem, problem.Status, 0
 		return v, nil
@@ -246,11 +259,7 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.Entries, l.Count, l.Searched = page.Entries, page.Count, page.SearchedTo
-	maps.Copy(l.Counts, c.counts.get(in, l.countedTabs(live)))
-	if query := strings.TrimSpace(l.Query); page.Count != nil {
-		l.Counts[query] = page.Count
-	}
+	l.Entries, l.Searched = page.Entries, page.SearchedTo
 	l.Asked = in.askedForAll(page.Entries)
 	if page.Next != "" {
 		l.Next = in.with("cursor", page.Next)
@@ -259,7 +268,19 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 		l.First = in.with("cursor", "")
 		v.Interval = 0 // older pages do not change on their own
 	}
-	l.Acts = l.possibleActs(&stats, in.actor())
+	if !live {
+		stats.ByStatus = c.sidebar.get(in).ByStatus
+	}
+	l.Counts = openCounts(stats.ByStatus)
+	if !live {
+		maps.Copy(l.Counts, c.counts.get(in, l.counted(l.Counts)))
+	}
+	if page.Count != nil {
+		l.Counts[strings.TrimSpace(l.Query)] = page.Count
+	}
+	l.Count = l.count()
+	l.Counts[strings.TrimSpace(l.Query)] = l.Count
+	l.Acts = l.possibleActs(stats.ByStatus, in.actor())
 	l.Copies = in.listCopies(l.Query, l.Order == "oldest", listPage)
 	return v, nil
 }

@@ -136,10 +136,13 @@ func (f *frame) complete(in *request) {
 }
 
 func (f *frame) loadSidebar(in *request) {
-	if !f.Bare && f.Who.May(access.Reader) {
+	if f.hasSidebar() {
 		f.sidebar = in.console.sidebar.get(in)
 	}
 }
+
+// hasSidebar reports whether the page has the state of the whole system.
+func (f *frame) hasSidebar() bool { return !f.Bare && f.Who.May(access.Reader) }
 
 // sidebar is the state of the whole system that every page shows, as far as the viewer may see
 // it.
@@ -150,6 +153,8 @@ type sidebar struct {
 	Warnings  []warning       // shown in a line on every page
 	// Counts maps the icon of a section to the number of items that wait there; "" for none.
 	Counts map[string]string
+	// ByStatus is the number of open dead letters by status; nil if it is not known.
+	ByStatus map[string]int64
 }
 
 // sidebarCache caches sidebars, shared by viewers with the same permissions.
@@ -162,9 +167,9 @@ type sidebarCache struct {
 }
 
 const (
-	// A page load refreshes a sidebar that is older than sidebarMaxAge. If the refresh takes longer
-	// than sidebarWait, the page shows the cached one, which is kept for sidebarRetention. Live
-	// renderings use a cached sidebar without a refresh.
+	// A page load refreshes a sidebar that is older than sidebarMaxAge. If the refresh has not ended sidebarWait
+	// after the request began, the page shows the cached one, which is kept for sidebarRetention. Live renderings
+	// use a cached sidebar without a refresh.
 	sidebarMaxAge    = 5 * time.Second
 	sidebarRetention = 30 * time.Second
 	sidebarWait      = 25 * time.Millisecond
@@ -175,20 +180,41 @@ const (
 	sidebarTimeout = 3 * time.Second
 )
 
+// get returns the sidebar for a viewer.
 func (a *sidebarCache) get(in *request) sidebar {
+	known, ok, reading := a.refresh(in)
+	if reading == nil {
+		return known
+	}
+	wait := time.Duration(math.MaxInt64)
+	if ok {
+		wait = sidebarWait - time.Since(in.now)
+	}
+	select {
+	case found := <-reading:
+		s, _ := found.Val.(sidebar)
+		return s
+	case <-time.After(wait):
+		return known
+	}
+}
+
+// refresh returns the cached sidebar for a viewer. ok is false if there is none, or if it may miss the latest action.
+// If the sidebar is old, refresh starts to read it and returns where the new one arrives; otherwise nil.
+func (a *sidebarCache) refresh(in *request) (known sidebar, ok bool, reading <-chan singleflight.Result) {
 	key := permissionsKey(in.me())
 	a.mu.Lock()
 	maps.DeleteFunc(a.cached, func(_ string, s sidebar) bool { return time.Since(s.at) > sidebarRetention })
-	known, ok := a.cached[key]
+	known, ok = a.cached[key]
 	invalidBefore := a.invalidBefore
 	a.mu.Unlock()
 	ok = ok && known.at.After(invalidBefore)
 	if _, live := isLive(in.Context()); ok && (live || time.Since(known.at) <= sidebarMaxAge) {
-		return known
+		return known, ok, nil
 	}
 	// The key includes invalidBefore, so that this request does not join a reading that began before the
 	// latest action.
-	reading := a.reading.DoChan(key+invalidBefore.String(), func() (any, error) {
+	return known, ok, a.reading.DoChan(key+invalidBefore.String(), func() (any, error) {
 		defer func() {
 			if p := recover(); p != nil {
 				in.console.Logger.Error("console: reading the navigation and the warnings failed", "path", in.URL.Path, "error",
@@ -209,17 +235,6 @@ func (a *sidebarCache) get(in *request) sidebar {
 		a.cached[key] = s
 		return s, nil
 	})
-	wait := time.Duration(math.MaxInt64)
-	if ok {
-		wait = sidebarWait
-	}
-	select {
-	case found := <-reading:
-		s, _ := found.Val.(sidebar)
-		return s
-	case <-time.After(wait):
-		return known
-	}
 }
 
 // invalidate stops the use of cached sidebars after an action.
@@ -258,9 +273,9 @@ func readSidebar(in *request, before *sidebar) *sidebar {
 		}, func() { s.Observing = before.Observing }),
 		part(func(in *request) error {
 			stats, _, err := callIfAllowed(in, api.GetStats, api.None{})
-			s.Stopped, review = stats.AutomaticStopped, count(stats.NeedsPerson)
+			s.Stopped, s.ByStatus, review = stats.AutomaticStopped, stats.ByStatus, count(stats.NeedsPerson)
 			return err
-		}, func() { s.Stopped, review = before.Stopped, before.Counts["review"] }),
+		}, func() { s.Stopped, s.ByStatus, review = before.Stopped, before.ByStatus, before.Counts["review"] }),
 		part(func(in *request) error {
 			runs, _, err := callIfAllowed(in, api.ListReplays, api.None{})
 			runs.Runs = slices.DeleteFunc(runs.Runs, func(r *replay.Run) bool { return r.Status != "running" })

@@ -184,8 +184,14 @@ func (c *Console) group(in *request) (*view, error) {
 	}
 	if fit := fitting(in.now.Sub(detail.FirstSeen), w); in.URL.Query().Get("over") == "" && fit != w {
 		w, input.Over = fit, fit.Over
-		if detail, err = call(in, api.GetGroup, input); err != nil {
+		found, err := call(in, api.ListGroups, api.GroupsInput{
+			Queue: detail.Queue, Fingerprint: detail.Fingerprint, Over: fit.Over, Limit: 1,
+		})
+		if err != nil {
 			return nil, err
+		}
+		if len(found.Groups) == 1 { // another session may have removed it
+			detail.Group = found.Groups[0]
 		}
 	}
 	g := &groupPage{

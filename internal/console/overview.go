@@ -75,6 +75,9 @@ func (c *Console) overview(in *request) (*view, error) {
 	var groups api.Report[analytics.TopGroup]
 	var oldest api.Report[analytics.Oldest]
 	var policies api.Report[analytics.PolicyChange]
+	var breakers api.BreakersOutputBody
+	var runs api.RunsOutputBody
+	var approvals api.ApprovalsOutputBody
 	if err := inParallel(
 		func() error {
 			stats, err := call(in, api.GetStats, api.None{})
@@ -90,6 +93,9 @@ func (c *Console) overview(in *request) (*view, error) {
 		readIfAllowed(in, api.GetTopGroups, topGroupsInput(o.Window.Over, groupsRead), &groups),
 		readIfAllowed(in, api.GetOldest, api.LimitInput{Limit: 1}, &oldest),
 		readIfAllowed(in, api.GetPolicies, api.OverInput{Over: o.Window.Over}, &policies),
+		readIfAllowed(in, api.ListBreakers, api.None{}, &breakers),
+		readIfAllowed(in, api.ListReplays, api.None{}, &runs),
+		readIfAllowed(in, api.ListApprovals, api.ApprovalsInput{State: approval.Requested, Limit: 5}, &approvals),
 	); err != nil {
 		return nil, err
 	}
@@ -113,13 +119,14 @@ func (c *Console) overview(in *request) (*view, error) {
 			o.Recovery = &times.Rows[i]
 		}
 	}
-	if err := o.readRunsAndBreakers(in); err != nil {
-		return nil, err
+	o.addRunsAndBreakers(breakers.Breakers, runs.Runs)
+	for _, a := range approvals.Approvals {
+		o.Approvals = append(o.Approvals, approvalView{a})
 	}
-	if err := o.countWaiting(in); err != nil {
-		return nil, err
-	}
-	if err := o.readYoung(in); err != nil {
+	if err := inParallel(
+		func() error { return o.countWaiting(in) },
+		func() error { return o.readYoung(in) },
+	); err != nil {
 		return nil, err
 	}
 	o.Stopped = o.Stats.AutomaticStopped
@@ -171,18 +178,10 @@ func (o *overview) LastHour(g analytics.TopGroup) []int64 {
 	return o.Young[groupPath(g.Queue, g.Fingerprint)]
 }
 
-// readRunsAndBreakers reads breakers that are not closed, replay runs and requests for approval.
-func (o *overview) readRunsAndBreakers(in *request) error {
-	breakers, _, err := callIfAllowed(in, api.ListBreakers, api.None{})
-	if err != nil {
-		return err
-	}
-	o.Breakers = slices.DeleteFunc(breakers.Breakers, func(b breaker.Status) bool { return b.State == breaker.Closed })
-	runs, _, err := callIfAllowed(in, api.ListReplays, api.None{})
-	if err != nil {
-		return err
-	}
-	for _, run := range runs.Runs {
+// addRunsAndBreakers adds breakers that are not closed, replay runs, and their markers in the chart.
+func (o *overview) addRunsAndBreakers(breakers []breaker.Status, runs []*replay.Run) {
+	o.Breakers = slices.DeleteFunc(breakers, func(b breaker.Status) bool { return b.State == breaker.Closed })
+	for _, run := range runs {
 		if run.Status == "running" || run.Status == "paused" || run.Status == "stopped" &&
 			time.Since(run.CreatedAt) < 24*time.Hour {
 			o.Runs = append(o.Runs, run)
@@ -198,11 +197,6 @@ func (o *overview) readRunsAndBreakers(in *request) error {
 			}
 		}
 	}
-	approvals, _, err := callIfAllowed(in, api.ListApprovals, api.ApprovalsInput{State: approval.Requested, Limit: 5})
-	for _, a := range approvals.Approvals {
-		o.Approvals = append(o.Approvals, approvalView{a})
-	}
-	return err
 }
 
 // rate is the number of events in the last hour.

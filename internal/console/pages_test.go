@@ -43,6 +43,15 @@ func seed(o *testServer) {
 	o.entry("seed-gone", "dlq_manual")
 	o.exec("SELECT dlq.discard(id, 'kim', 'not wanted') FROM dlq.dead_letter_queue WHERE event_id = 'seed-gone'")
 	o.doAll("kim", "seen", `{"kind": "report.daily"}`)
+	o.exec(`INSERT INTO dlq.replay_runs
+		SELECT (jsonb_populate_record(r, jsonb_build_object('id', dlq.uuid_v7(), 'status', 'completed', 'finished_at', now(),
+			'unsettled', false, 'result', $1::jsonb))).* FROM dlq.replay_runs r LIMIT 1`, `[
+		{"queue": "payments", "fingerprint": "3f2a9c41d07be5120001", "entries": 1204, "recover": 1100, "low": 1020, "high": 1150,
+			"recovered": 1096, "failed": 108},
+		{"queue": "reports.of.every.region.at.night", "fingerprint": "3f2a9c41d07be5120002", "entries": 40, "recover": 31,
+			"low": 26, "high": 36, "recovered": 3, "failed": 37},
+		{"queue": "orders", "fingerprint": "3f2a9c41d07be5120003", "entries": 7, "recover": 2, "low": 0, "high": 4,
+			"recovered": 1, "failed": 0}]`)
 	o.exec(`INSERT INTO dlq.sources (name, cluster, queue, seen_at, paused_at, paused_by) VALUES
 		('nodes', 'main', 'nodes', now() + interval '1 hour', NULL, NULL), ('shop', 'main', 'shop', NULL, now(), 'kim')`)
 	o.exec(`INSERT INTO dlq.source_progress (source, cluster, queue, topic, partition, state, next_offset, end_offset, error,

@@ -73,25 +73,23 @@ func (b breakerRow) Word() mark {
 func (c *Console) queues(in *request) (*view, error) {
 	q := &queues{Copies: copies("dlqd queues; dlqd breakers", "SELECT * FROM dlq.count_jobs() ORDER BY queue, state; SELECT * FROM dlq.paused_queues(); SELECT * FROM dlq.circuit_breakers;", //nolint:unqueryvet // for people
 		in.curl(api.ListQueues.Path, api.ListBreakers.Path))}
-	list, err := call(in, api.ListQueues, api.QueuesInput{})
-	if err != nil {
+	q.Window = in.window("1h")
+	q.Windows = in.windowChoices(q.Window)
+	var list *api.QueuesOutputBody
+	var breakers *api.BreakersOutputBody
+	var flow api.Report[analytics.Series]
+	if err := inParallel(
+		func() (err error) { list, err = call(in, api.ListQueues, api.QueuesInput{}); return err },
+		func() (err error) { breakers, err = call(in, api.ListBreakers, api.None{}); return err },
+		readIfAllowed(in, api.GetFlow,
+			api.FlowInput{WindowInput: api.WindowInput{Over: q.Window.Over}, By: "queue", Step: q.Window.Step}, &flow),
+	); err != nil {
 		return nil, err
 	}
 	for i := range list.Queues {
 		q.Queues = append(q.Queues, queueRow{
 			Queue: list.Queues[i], Why: missingRoleIn(in.me(), access.Operator, list.Queues[i].Name),
 		})
-	}
-	breakers, err := call(in, api.ListBreakers, api.None{})
-	if err != nil {
-		return nil, err
-	}
-	q.Window = in.window("1h")
-	q.Windows = in.windowChoices(q.Window)
-	flow, _, err := callIfAllowed(in, api.GetFlow,
-		api.FlowInput{WindowInput: api.WindowInput{Over: q.Window.Over}, By: "queue", Step: q.Window.Step})
-	if err != nil {
-		return nil, err
 	}
 	for i := range q.Queues {
 		row := &q.Queues[i]
