@@ -144,21 +144,43 @@ func TestAttempts_ShowWaits(t *testing.T) {
 // TestList_OffersWhatStatesAllow offers only the actions that the states of the matching entries allow.
 func TestList_OffersWhatStatesAllow(t *testing.T) {
 	t.Parallel()
-	names := func(l *list, stats *api.Stats) (names []string) {
+	names := func(l *list, byStatus map[string]int64) (names []string) {
 		l.Verbs = bulkVerbs()
-		for _, verb := range l.possibleActs(stats, "kim") {
+		for _, verb := range l.possibleActs(byStatus, "kim") {
 			names = append(names, verb.Name)
 		}
 		return names
 	}
 	always := []string{"assign", "tag", "note"}
 	entry := deadletter.Summary{Status: deadletter.Archived}
-	require.Equal(t, append(always, "reopen"), names(&list{Entries: []deadletter.Summary{entry}}, &api.Stats{}))
-	stats := &api.Stats{ByStatus: map[string]int64{"dlq_manual": 4, "dlq_pending": 0}}
-	require.NotContains(t, names(&list{Next: "more"}, stats), "park")
-	require.Contains(t, names(&list{Next: "more"}, stats), "resolve")
+	require.Equal(t, append(always, "reopen"), names(&list{Entries: []deadletter.Summary{entry}}, nil))
+	byStatus := map[string]int64{"dlq_manual": 4, "dlq_pending": 0}
+	require.NotContains(t, names(&list{Next: "more"}, byStatus), "park")
+	require.Contains(t, names(&list{Next: "more"}, byStatus), "resolve")
+	listed := []deadletter.Summary{{Status: deadletter.Pending}}
+	require.Contains(t, names(&list{Next: "more", Entries: listed}, byStatus), "park", "a count may be older than the list")
 	require.Equal(t, []string{"replay", "assign", "tag", "note", "park", "discard", "expire"},
-		names(&list{Next: "more", Query: "status:pending"}, &api.Stats{}))
+		names(&list{Next: "more", Query: "status:pending"}, nil))
+}
+
+// TestList_CountIsALowerBoundUntilKnown shows a count as exact only if the page lists all entries, or if the count is
+// known and not contradicted by the page.
+func TestList_CountIsALowerBoundUntilKnown(t *testing.T) {
+	t.Parallel()
+	count := func(l *list, known *api.Count) api.Count {
+		l.Query, l.Entries = "queue:a ", make([]deadletter.Summary, 25)
+		l.Counts = map[string]*api.Count{"queue:a": known}
+		return *l.count()
+	}
+	require.Equal(t, api.Count{Entries: 25}, count(&list{}, &api.Count{Entries: 7}), "the page lists all")
+	require.Equal(t, api.Count{Entries: 25, AtLeast: true}, count(&list{Next: "more"}, nil))
+	require.Equal(t, api.Count{Entries: 90}, count(&list{Next: "more"}, &api.Count{Entries: 90}))
+	require.Equal(t, api.Count{Entries: 90}, count(&list{First: "first"}, &api.Count{Entries: 90}))
+	for _, old := range []int{0, 24, 25} {
+		require.Equal(t, api.Count{Entries: 25, AtLeast: true}, count(&list{Next: "more"}, &api.Count{Entries: old}))
+	}
+	require.Equal(t, api.Count{Entries: 1000, AtLeast: true},
+		count(&list{Next: "more"}, &api.Count{Entries: 1000, AtLeast: true}))
 }
 
 // TestShares_NameStatuses names the error types of HTTP answers by their status lines.
