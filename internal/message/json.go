@@ -35,75 +35,249 @@ func CheckJSON(raw []byte) error { return check(raw, nil) }
 
 // check does what CheckJSON does. It also calls onKey, if not nil, with each key and its depth.
 func check(raw []byte, onKey func(depth int, key []byte) error) error {
-	if err := wellFormed(raw); err != nil {
-		return err
-	}
-	depth, growth := 0, 0
-	var objects [MaxDepth + 1]keySet
-	keys := make([][]byte, 0, 128) // of the open objects, one after the other
-	for i := 0; i < len(raw); i++ {
-		switch c := raw[i]; {
-		case c == '{' || c == '[':
-			if depth++; depth > MaxDepth {
-				return malformed(pathAt(raw, i), "is nested deeper than %d levels at byte %d", MaxDepth, i)
-			}
-			objects[depth] = keySet{object: c == '{', awaitsKey: c == '{', first: len(keys)}
-		case c == '}' || c == ']':
-			keys = keys[:objects[depth].first]
-			depth--
-		case c == ',':
-			objects[depth].awaitsKey = objects[depth].object
-		case c == '"':
-			end, err := checkString(raw, i+1)
-			if err != nil {
-				return err
-			}
-			if objects[depth].awaitsKey {
-				objects[depth].awaitsKey = false
-				key := unquoted(raw[i : end+1])
-				if objects[depth].has(keys, key) {
-					return malformed(pathAt(raw, i), "has the key %q twice, at byte %d", shortened(key), i)
-				}
-				keys = append(keys, key)
-				if onKey != nil {
-					if err := onKey(depth, key); err != nil {
-						return err
-					}
-				}
-			}
-			i = end
-		case c == '-' || c >= '0' && c <= '9':
-			end, exponent, err := checkNumber(raw, i)
-			if err != nil {
-				return err
-			}
-			if growth += exponent; exponent > 0 && growth > max(maxGrowth*len(raw), minGrowth) {
-				return malformed(pathAt(raw, i), "has numbers up to byte %d that make it more than %d times as long when their "+
-					"exponents are written out", i, maxGrowth)
-			}
-			i = end - 1
-		}
-	}
-	return nil
+	s := scanner{raw: raw, onKey: onKey}
+	return s.document()
 }
 
-// checkNumber returns the end of the number that begins at a byte, and by how many digits at most the
-// number becomes longer when its exponent is written out.
-func checkNumber(raw []byte, at int) (end, exponent int, err error) {
-	end = at + 1
-	for end < len(raw) && strings.IndexByte("+-.eE0123456789", raw[end]) >= 0 {
+// field is a member of an object.
+type field struct {
+	name  []byte // without quotes and escapes
+	value []byte // as in the document
+}
+
+// scanner reads a document once. It checks both the grammar and what CheckJSON excludes.
+type scanner struct {
+	raw    []byte
+	onKey  func(depth int, key []byte) error // may be nil
+	keep   bool                              // whether fields gets the members of the outermost object
+	fields []field
+
+	keys   [][]byte // of the open objects, one after the other
+	growth int      // digits by which the numbers so far may become longer
+}
+
+// errGrammar stands for the error of [wellFormed], which names the place.
+var errGrammar = malformed("", "is not JSON")
+
+func (s *scanner) document() error {
+	if !utf8.Valid(s.raw) {
+		return wellFormed(s.raw)
+	}
+	end, err := s.value(s.skipSpace(0), 0)
+	if err == nil && s.skipSpace(end) < len(s.raw) {
+		err = errGrammar
+	}
+	if err == nil {
+		return nil
+	}
+	if grammar := wellFormed(s.raw); grammar != nil {
+		return grammar
+	}
+	return err
+}
+
+// at returns the byte at an index, or 0 behind the end.
+func (s *scanner) at(i int) byte {
+	if i < len(s.raw) {
+		return s.raw[i]
+	}
+	return 0
+}
+
+func (s *scanner) skipSpace(i int) int {
+	for i < len(s.raw) && (s.raw[i] == ' ' || s.raw[i] == '\n' || s.raw[i] == '\r' || s.raw[i] == '\t') {
+		i++
+	}
+	return i
+}
+
+// value returns the end of the value that begins at i. Its methods do the same for each type of value.
+func (s *scanner) value(i, depth int) (end int, err error) {
+	switch c := s.at(i); {
+	case c == '"':
+		return s.text(i)
+	case c == '{' || c == '[':
+		if depth++; depth > MaxDepth {
+			return 0, malformed(pathAt(s.raw, i), "is nested deeper than %d levels at byte %d", MaxDepth, i)
+		}
+		if c == '{' {
+			return s.object(i, depth)
+		}
+		return s.array(i, depth)
+	case c == '-' || c >= '0' && c <= '9':
+		return s.number(i)
+	}
+	for _, literal := range []string{"true", "false", "null"} {
+		if bytes.HasPrefix(s.raw[min(i, len(s.raw)):], []byte(literal)) {
+			return i + len(literal), nil
+		}
+	}
+	return 0, errGrammar
+}
+
+func (s *scanner) object(i, depth int) (end int, err error) {
+	set := keySet{first: len(s.keys)}
+	i = s.skipSpace(i + 1)
+	if s.at(i) == '}' {
+		return i + 1, nil
+	}
+	for {
+		if s.at(i) != '"' {
+			return 0, errGrammar
+		}
+		end, err := s.text(i)
+		if err != nil {
+			return 0, err
+		}
+		key := unquoted(s.raw[i:end])
+		if set.has(s.keys, key) {
+			return 0, malformed(pathAt(s.raw, i), "has the key %q twice, at byte %d", shortened(key), i)
+		}
+		s.keys = append(s.keys, key)
+		if s.onKey != nil {
+			if err := s.onKey(depth, key); err != nil {
+				return 0, err
+			}
+		}
+		if i = s.skipSpace(end); s.at(i) != ':' {
+			return 0, errGrammar
+		}
+		i = s.skipSpace(i + 1)
+		if end, err = s.value(i, depth); err != nil {
+			return 0, err
+		}
+		if s.keep && depth == 1 {
+			s.fields = append(s.fields, field{key, s.raw[i:end]})
+		}
+		switch i = s.skipSpace(end); s.at(i) {
+		case ',':
+			i = s.skipSpace(i + 1)
+		case '}':
+			s.keys = s.keys[:set.first]
+			return i + 1, nil
+		default:
+			return 0, errGrammar
+		}
+	}
+}
+
+func (s *scanner) array(i, depth int) (end int, err error) {
+	i = s.skipSpace(i + 1)
+	if s.at(i) == ']' {
+		return i + 1, nil
+	}
+	for {
+		if end, err = s.value(i, depth); err != nil {
+			return 0, err
+		}
+		switch i = s.skipSpace(end); s.at(i) {
+		case ',':
+			i = s.skipSpace(i + 1)
+		case ']':
+			return i + 1, nil
+		default:
+			return 0, errGrammar
+		}
+	}
+}
+
+// ordinary has the bytes that stand for themselves in a string. Those above 127 are valid UTF-8.
+var ordinary = func() (table [256]bool) {
+	for c := range table {
+		table[c] = c >= ' ' && c != '"' && c != '\\'
+	}
+	return table
+}()
+
+func (s *scanner) text(i int) (end int, err error) {
+	for i++; i < len(s.raw); {
+		switch c := s.raw[i]; {
+		case ordinary[c]:
+			i++
+		case c == '"':
+			return i + 1, nil
+		case c != '\\':
+			return 0, errGrammar
+		case s.at(i+1) == 'u':
+			if i, err = s.escape(i); err != nil {
+				return 0, err
+			}
+		case strings.IndexByte(`"\/bfnrt`, s.at(i+1)) >= 0:
+			i += 2
+		default:
+			return 0, errGrammar
+		}
+	}
+	return 0, errGrammar
+}
+
+// escape returns the end of a \uXXXX, or of the two of a surrogate pair.
+func (s *scanner) escape(i int) (end int, err error) {
+	switch r := unescape(s.raw[i:]); {
+	case r < 0:
+		return 0, errGrammar
+	case r == 0:
+		return 0, malformed(pathAt(s.raw, i), `has a NUL character (\u0000) at byte %d, which the database cannot store`, i)
+	case r >= 0xDC00 && r <= 0xDFFF:
+		return 0, malformed(pathAt(s.raw, i), `has half a surrogate pair (\u%04x) at byte %d`, r, i)
+	case r >= 0xD800 && r <= 0xDBFF:
+		if low := unescape(s.raw[i+6:]); low < 0xDC00 || low > 0xDFFF {
+			return 0, malformed(pathAt(s.raw, i), `has half a surrogate pair (\u%04x) at byte %d`, r, i)
+		}
+		return i + 12, nil
+	}
+	return i + 6, nil
+}
+
+func (s *scanner) number(i int) (end int, err error) {
+	digits := func(from int) (end int, any bool) {
+		for end = from; s.at(end) >= '0' && s.at(end) <= '9'; {
+			end++
+		}
+		return end, end > from
+	}
+	end = i
+	if s.at(end) == '-' {
 		end++
 	}
+	first := end
+	end, ok := digits(first)
+	ok = ok && (s.raw[first] != '0' || end == first+1)
+	if ok && s.at(end) == '.' {
+		end, ok = digits(end + 1)
+	}
+	if ok && (s.at(end) == 'e' || s.at(end) == 'E') {
+		if end++; s.at(end) == '+' || s.at(end) == '-' {
+			end++
+		}
+		end, ok = digits(end)
+	}
+	if !ok {
+		return 0, errGrammar
+	}
+	exponent, err := checkNumber(s.raw, i, end)
+	if err != nil {
+		return 0, err
+	}
+	if s.growth += exponent; exponent > 0 && s.growth > max(maxGrowth*len(s.raw), minGrowth) {
+		return 0, malformed(pathAt(s.raw, i), "has numbers up to byte %d that make it more than %d times as long when their "+
+			"exponents are written out", i, maxGrowth)
+	}
+	return end, nil
+}
+
+// checkNumber returns by how many digits at most a number becomes longer when its exponent is written out.
+func checkNumber(raw []byte, at, end int) (exponent int, err error) {
 	if e := bytes.IndexAny(raw[at:end], "eE"); e >= 0 {
 		exponent, err = strconv.Atoi(string(raw[at+e+1 : end]))
 		if exponent = max(exponent, -exponent); err != nil || exponent > maxExponent {
-			return 0, 0, malformed(pathAt(raw, at), "has a number at byte %d with an exponent above %d", at, maxExponent)
+			return 0, malformed(pathAt(raw, at), "has a number at byte %d with an exponent above %d", at, maxExponent)
 		}
 	}
 	if end-at > maxExponent {
-		return 0, 0, malformed(pathAt(raw, at), "has a number at byte %d that is longer than %d digits", at, maxExponent)
+		return 0, malformed(pathAt(raw, at), "has a number at byte %d that is longer than %d digits", at, maxExponent)
 	}
-	return end, exponent, nil
+	return exponent, nil
 }
 
 // wellFormed returns an error for invalid UTF-8, and for text that is not JSON.
@@ -133,11 +307,10 @@ func wellFormed(raw []byte) error {
 	return nil
 }
 
-// keySet is the state of an object, or array, that is being read.
+// keySet is the state of an object that is being read.
 type keySet struct {
-	object, awaitsKey bool
-	first             int                 // index of its first key
-	many              map[string]struct{} // its keys, if there are fewKeys or more
+	first int                 // index of its first key
+	many  map[string]struct{} // its keys, if there are fewKeys or more
 }
 
 // has reports whether an object already has a key. keys has the keys of all open objects; those of
@@ -209,34 +382,6 @@ func shortened[T string | []byte](text T) string {
 		return string(text)
 	}
 	return strings.ToValidUTF8(string(text[:most]), "") + "…"
-}
-
-// checkString checks the valid JSON string whose text starts at i, and returns the index of its
-// closing quote.
-func checkString(raw []byte, i int) (int, error) {
-	for raw[i] != '"' {
-		if raw[i] != '\\' {
-			i++
-			continue
-		}
-		if raw[i+1] != 'u' {
-			i += 2
-			continue
-		}
-		switch r := unescape(raw[i:]); {
-		case r == 0:
-			return 0, malformed(pathAt(raw, i), `has a NUL character (\u0000) at byte %d, which the database cannot store`, i)
-		case r >= 0xDC00 && r <= 0xDFFF:
-			return 0, malformed(pathAt(raw, i), `has half a surrogate pair (\u%04x) at byte %d`, r, i)
-		case r >= 0xD800 && r <= 0xDBFF:
-			if low := unescape(raw[i+6:]); low < 0xDC00 || low > 0xDFFF {
-				return 0, malformed(pathAt(raw, i), `has half a surrogate pair (\u%04x) at byte %d`, r, i)
-			}
-			i += 6
-		}
-		i += 6
-	}
-	return i, nil
 }
 
 // unescape returns the code unit of the \uXXXX at the start of raw, or -1 if there is none.

@@ -168,10 +168,11 @@ type wire struct {
 // Parse decodes and checks one message. It returns an [*InvalidError] that names every invalid
 // field or, if the message is malformed, the first place.
 func Parse(raw []byte) (*Message, error) {
-	if err := check(raw, checkKeyCase(1)); err != nil {
+	s := scanner{raw: raw, onKey: checkKeyCase(1), keep: true}
+	if err := s.document(); err != nil {
 		return nil, err
 	}
-	return decode(raw)
+	return decode(raw, s.fields)
 }
 
 // ParseBatch decodes and checks a JSON object {"messages": [...]} of 1 to most messages, each of at
@@ -202,7 +203,11 @@ func ParseBatch(raw []byte, most int, maxBytes int64) ([]*Message, error) {
 				FieldError{Field: at, Message: fmt.Sprintf("is %d bytes long; at most %d", len(item), maxBytes)})
 			continue
 		}
-		msg, err := decode(item)
+		s := scanner{raw: item, keep: true}
+		if err := s.document(); err != nil { // never: the batch is checked
+			return nil, err
+		}
+		msg, err := decode(item, s.fields)
 		if bad, ok := errors.AsType[*InvalidError](err); ok {
 			invalid.Malformed = invalid.Malformed || bad.Malformed
 			for _, f := range bad.Fields {
@@ -226,10 +231,68 @@ func ParseBatch(raw []byte, most int, maxBytes int64) ([]*Message, error) {
 	return messages, nil
 }
 
-func decode(raw []byte) (*Message, error) {
+// fill sets the fields of a message from those of its document. It returns false if strictDecode may find an error
+// in them.
+func (w *wire) fill(fields []field) bool {
+	for _, f := range fields {
+		var into any
+		switch string(f.name) {
+		case "messageId":
+			into = &w.MessageID
+		case "queue":
+			into = &w.Queue
+		case "kind":
+			into = &w.EventKind
+		case "payload":
+			w.Payload = bytes.Clone(f.value)
+			continue
+		case "source":
+			into = &w.Source
+		case "sourceType":
+			into = &w.SourceType
+		case "sourceId":
+			into = &w.SourceID
+		case "sourceName":
+			into = &w.SourceName
+		case "version":
+			into = &w.Version
+		case "subscriberId":
+			into = &w.SubscriberID
+		case "orderingKey":
+			into = &w.OrderingKey
+		case "priority":
+			into = &w.Priority
+		case "tags":
+			into = &w.Tags
+		case "headers":
+			into = &w.Headers
+		case "metadata":
+			w.Metadata = bytes.Clone(f.value)
+			continue
+		case "scheduledAt":
+			into = &w.ScheduledAt
+		case "expiresAt":
+			into = &w.ExpiresAt
+		default:
+			return false
+		}
+		if text, ok := into.(*string); ok && f.value[0] == '"' && bytes.IndexByte(f.value, '\\') < 0 {
+			*text = string(f.value[1 : len(f.value)-1])
+		} else if json.Unmarshal(f.value, into) != nil {
+			return false
+		}
+	}
+	return len(fields) > 0
+}
+
+// decode returns the message of a checked document, of which fields are the outermost fields.
+func decode(raw []byte, fields []field) (*Message, error) {
 	var w wire
-	if err := strictDecode(raw, &w); err != nil {
-		return nil, err
+	if !w.fill(fields) { // fill is faster
+		w = wire{}
+		if err := strictDecode(raw, &w); err != nil {
+			return nil, err
+		}
 	}
 	if w.PayloadText != nil {
 		return nil, malformed("payloadText", "unknown field")
