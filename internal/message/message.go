@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"golang.org/x/net/http/httpguts"
@@ -68,21 +69,64 @@ func (m Message) Exact() Message {
 	return m
 }
 
-// Args returns the message as JSON, as the args of its job. Unlike json.Marshal it does not read through the payload,
-// which [Parse] has checked, and keeps its layout.
+// Args returns the message as JSON, as the args of its job. It is faster than json.Marshal and, unlike it, does not read
+// through the payload, which [Parse] has checked, and keeps its layout.
 func (m Message) Args() (string, error) {
-	payload := m.Payload
-	m.Payload = json.RawMessage("0")
-	raw, err := json.Marshal(m)
-	if err != nil {
-		return "", err
+	out := make([]byte, 0, 256+len(m.Payload)+len(m.PayloadText))
+	out = appendText(append(out, `{"messageId":`...), m.MessageID)
+	out = appendText(append(out, `,"queue":`...), m.Queue)
+	out = append(appendText(append(out, `,"kind":`...), m.EventKind), ',')
+	for _, f := range []struct{ key, value string }{
+		{`"source":`, m.Source},
+		{`"sourceType":`, m.SourceType},
+		{`"sourceId":`, m.SourceID},
+		{`"sourceName":`, m.SourceName},
+		{`"version":`, m.Version},
+		{`"subscriberId":`, m.SubscriberID},
+		{`"orderingKey":`, m.OrderingKey},
+	} {
+		if f.value != "" {
+			out = append(appendText(append(out, f.key...), f.value), ',')
+		}
 	}
-	// Texts in JSON have no unescaped quotes, so the first match is the field.
-	before, after, _ := strings.Cut(string(raw), `"payload":0`)
+	for _, f := range []struct {
+		key     string
+		value   any
+		present bool
+	}{
+		{`"priority":`, m.Priority, m.Priority != 0},
+		{`"tags":`, m.Tags, len(m.Tags) > 0},
+		{`"headers":`, m.Headers, len(m.Headers) > 0},
+		{`"metadata":`, m.Metadata, len(m.Metadata) > 0},
+		{`"scheduledAt":`, m.ScheduledAt, m.ScheduledAt != nil},
+		{`"expiresAt":`, m.ExpiresAt, m.ExpiresAt != nil},
+		{`"payloadText":`, m.PayloadText, m.PayloadText != ""},
+	} {
+		if !f.present {
+			continue
+		}
+		raw, err := json.Marshal(f.value)
+		if err != nil {
+			return "", err
+		}
+		out = append(append(append(out, f.key...), raw...), ',')
+	}
+	payload := m.Payload
 	if len(payload) == 0 {
 		payload = json.RawMessage("null")
 	}
-	return before + `"payload":` + string(payload) + after, nil
+	return string(append(append(append(out, `"payload":`...), payload...), '}')), nil
+}
+
+// appendText appends a text as a JSON string.
+func appendText(out []byte, text string) []byte {
+	for i := range len(text) {
+		if !ordinary[text[i]] || text[i] >= utf8.RuneSelf {
+			raw, _ := json.Marshal(text) // a string can be encoded
+			return append(out, raw...)
+		}
+	}
+	return append(append(append(out, '"'), text...), '"')
 }
 
 // Body returns the body to deliver.
@@ -133,11 +177,34 @@ func malformed(field, format string, args ...any) *InvalidError {
 	return &InvalidError{Malformed: true, Fields: []FieldError{{Field: field, Message: fmt.Sprintf(format, args...)}}}
 }
 
-var (
-	idPattern   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:~@+=-]*$`)
-	kindPattern = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
-	tagPattern  = regexp.MustCompile(`^\w[\w-]+\w$`)
-)
+var tagPattern = regexp.MustCompile(`^\w[\w-]+\w$`)
+
+func isLetterOrDigit(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+}
+
+// isID reports whether a text matches ^[A-Za-z0-9][A-Za-z0-9._:~@+=-]*$. A regular expression takes ten times as long.
+func isID(text string) bool {
+	for i := range len(text) {
+		if c := text[i]; !isLetterOrDigit(c) && (i == 0 || strings.IndexByte("._:~@+=-", c) < 0) {
+			return false
+		}
+	}
+	return text != ""
+}
+
+// isKind reports whether a text matches ^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$.
+func isKind(text string) bool {
+	wasDot := true
+	for i := range len(text) {
+		c := text[i]
+		if !isLetterOrDigit(c) && c != '_' && c != '-' && (c != '.' || wasDot) {
+			return false
+		}
+		wasDot = c == '.'
+	}
+	return !wasDot
+}
 
 // TagProblem returns what is wrong with a tag by River's rules, or "".
 func TagProblem(tag string) string {
@@ -307,7 +374,7 @@ func decode(raw []byte, fields []field) (*Message, error) {
 	case msg.MessageID == "":
 		msg.MessageID = uuid.Must(uuid.NewV7()).String()
 		msg.generatedID = true
-	case len(msg.MessageID) > MaxIDLength || !idPattern.MatchString(msg.MessageID):
+	case len(msg.MessageID) > MaxIDLength || !isID(msg.MessageID):
 		add("messageId", "must be 1 to %d letters, digits and . _ : ~ @ + = -, and start with a letter or digit", MaxIDLength)
 	}
 	if msg.Queue == "" {
@@ -316,7 +383,7 @@ func decode(raw []byte, fields []field) (*Message, error) {
 	switch {
 	case msg.EventKind == "":
 		add("kind", "is required")
-	case len(msg.EventKind) > MaxNameLength || !kindPattern.MatchString(msg.EventKind):
+	case len(msg.EventKind) > MaxNameLength || !isKind(msg.EventKind):
 		add("kind", "must be at most %d letters, digits, _ and -, as words joined by dots, such as payment.captured",
 			MaxNameLength)
 	}

@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -213,4 +215,52 @@ func TestArgs_EqualsMarshaledMessage(t *testing.T) {
 	got, err := message.Message{MessageID: "m"}.Args()
 	require.NoError(t, err)
 	require.JSONEq(t, `{"messageId": "m", "queue": "", "kind": "", "payload": null}`, got)
+}
+
+func TestArgs_HasAllFields(t *testing.T) {
+	t.Parallel()
+	var m message.Message
+	now := time.Now()
+	for i, field := range reflect.Indirect(reflect.ValueOf(&m)).Fields() {
+		if !field.CanSet() {
+			continue
+		}
+		switch value := field.Addr().Interface().(type) {
+		case *string:
+			*value = "a<é" + i.Name
+		case *int:
+			*value = 3
+		case *json.RawMessage:
+			*value = json.RawMessage(`{"a": "` + i.Name + `"}`)
+		case *[]string:
+			*value = []string{"abc"}
+		case *map[string]string:
+			*value = map[string]string{"A": "b"}
+		case **time.Time:
+			*value = &now
+		default:
+			t.Fatalf("%s: unknown type %T", i.Name, value)
+		}
+	}
+	want, err := json.Marshal(m)
+	require.NoError(t, err)
+	got, err := m.Args()
+	require.NoError(t, err)
+	require.JSONEq(t, string(want), got)
+}
+
+func TestParse_ChecksIDsAndKinds(t *testing.T) {
+	t.Parallel()
+	for text, valid := range map[string]struct{ id, kind bool }{
+		"a": {true, true}, "a.b-c_d": {true, true}, "a.b:c~d@e+f=g-h": {true, false}, "-a": {false, true},
+		"a..b": {true, false}, ".a": {false, false}, "a.": {true, false}, "é": {false, false}, "a\\n": {false, false},
+	} {
+		for field, ok := range map[string]bool{"messageId": valid.id, "kind": valid.kind} {
+			fields := map[string]string{"messageId": "m", "kind": "k"}
+			fields[field] = text
+			_, err := message.Parse([]byte(`{"messageId": "` + fields["messageId"] + `", "kind": "` + fields["kind"] +
+				`", "queue": "q", "payload": 1}`))
+			require.Equal(t, ok, err == nil, "%s %q: %v", field, text, err)
+		}
+	}
 }
