@@ -9,8 +9,8 @@ SELECT id, status FROM dlq.dead_letter_queue WHERE event_id = @event_id::text
 -- open dead letters of messages, whose jobs River may have deleted. A message with neither has a job
 -- already. An event_id is empty if dlqd generated the messageId, which no entry can have. The job of an
 -- entry in the inbox usually still exists, and its unique key shows the duplicate. The inbox, which has
--- no index for this query, is read only if it has an entry older than 12 hours, whose job River may
--- have deleted. Jobs are inserted in the order of the arrays, which prevents deadlocks.
+-- no index for this query, is read only with with_inbox. Jobs are inserted in the order of the arrays, which
+-- prevents deadlocks.
 --
 -- It is one statement, so it takes one round trip, and outside of a transaction block it commits by itself.
 -- DO NOTHING, unlike River's DO UPDATE, does not write to the jobs of duplicates.
@@ -26,8 +26,7 @@ WITH messages AS (
     UNION ALL
     SELECT e.event_id, e.id FROM dlq.dead_letter_queue e
     WHERE e.stage = 'inbox' AND e.event_id = ANY (@event_ids::text[]) AND e.event_id <> ''
-      AND EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'inbox'
-          AND o.id < dlq.first_id(now() - interval '12 hours'))
+      AND @with_inbox::boolean
 ), jobs AS (
     INSERT INTO river.river_job (args, created_at, kind, max_attempts, metadata, priority, queue, scheduled_at, state,
         tags, unique_key, unique_states)
@@ -49,6 +48,11 @@ UNION ALL
 -- The last rows notify River's workers of the queues, and stand for no message.
 SELECT 0, '', pg_notify('river.river_insert', n.payload)::text, NULL
 FROM (SELECT unnest(@notifications::text[]) AS payload) n;
+
+-- name: InboxIsOld :one
+-- InboxIsOld returns whether the inbox has an entry older than 12 hours, whose job River may have deleted.
+SELECT EXISTS (SELECT FROM dlq.dead_letter_queue WHERE stage = 'inbox'
+    AND id < dlq.first_id(now() - interval '12 hours'));
 
 -- name: NotifyWorkers :exec
 SELECT pg_notify('river.river_insert', n.payload) FROM (SELECT unnest(@notifications::text[]) AS payload) n;

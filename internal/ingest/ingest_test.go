@@ -279,6 +279,27 @@ func TestSubmit_SameMessageIsDuplicate(t *testing.T) {
 	require.Zero(t, b.jobs())
 }
 
+func TestSubmit_FindsOldEntryInInbox(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	_, err := b.start().Submit(t.Context(), b.message("m1", `1`), ingest.Trace{})
+	require.NoError(t, err)
+	for _, sql := range []string{
+		"UPDATE river_job SET state = 'discarded', finalized_at = now()",
+		"ALTER TABLE dlq.dead_letter_inbox DISABLE TRIGGER USER", // it refuses the next statement
+		"UPDATE dlq.dead_letter_inbox SET id = dlq.first_id(now() - interval '13 hours')",
+		"DELETE FROM river_job",
+	} {
+		_, err := b.pool.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	again, err := b.start().Submit(t.Context(), b.message("m1", `1`), ingest.Trace{})
+	require.NoError(t, err)
+	require.True(t, again.Duplicate)
+	require.NotZero(t, again.EntryID)
+	require.Zero(t, b.jobs())
+}
+
 func TestSubmit_ConcurrentSubmissionsShareInserts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

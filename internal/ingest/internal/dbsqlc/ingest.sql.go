@@ -109,6 +109,19 @@ func (q *Queries) EntriesByEvent(ctx context.Context, eventID string) ([]Entries
 	return items, nil
 }
 
+const InboxIsOld = `-- name: InboxIsOld :one
+SELECT EXISTS (SELECT FROM dlq.dead_letter_queue WHERE stage = 'inbox'
+    AND id < dlq.first_id(now() - interval '12 hours'))
+`
+
+// InboxIsOld returns whether the inbox has an entry older than 12 hours, whose job River may have deleted.
+func (q *Queries) InboxIsOld(ctx context.Context) (bool, error) {
+	row := q.db.QueryRow(ctx, InboxIsOld)
+	var exists bool
+	err := row.Scan(&exists)
+	return exists, err
+}
+
 const InsertMessages = `-- name: InsertMessages :many
 WITH messages AS (
     SELECT unnest($1::text[]) AS event_id, unnest($2::text[]) AS args,
@@ -122,12 +135,11 @@ WITH messages AS (
     UNION ALL
     SELECT e.event_id, e.id FROM dlq.dead_letter_queue e
     WHERE e.stage = 'inbox' AND e.event_id = ANY ($1::text[]) AND e.event_id <> ''
-      AND EXISTS (SELECT FROM dlq.dead_letter_queue o WHERE o.stage = 'inbox'
-          AND o.id < dlq.first_id(now() - interval '12 hours'))
+      AND $11::boolean
 ), jobs AS (
     INSERT INTO river.river_job (args, created_at, kind, max_attempts, metadata, priority, queue, scheduled_at, state,
         tags, unique_key, unique_states)
-    SELECT m.args::jsonb, $11::timestamptz, $12::text, m.max_attempts, m.metadata::jsonb, m.priority, m.queue,
+    SELECT m.args::jsonb, $12::timestamptz, $13::text, m.max_attempts, m.metadata::jsonb, m.priority, m.queue,
         m.scheduled_at, m.state::river.river_job_state, string_to_array(m.tags, ',')::varchar(255)[], m.unique_key,
         -- The messageId is taken as long as River keeps the job, in any state.
         B'11111111'
@@ -143,7 +155,7 @@ UNION ALL
 SELECT 0, '', entries.event_id, entries.id FROM entries
 UNION ALL
 SELECT 0, '', pg_notify('river.river_insert', n.payload)::text, NULL
-FROM (SELECT unnest($13::text[]) AS payload) n
+FROM (SELECT unnest($14::text[]) AS payload) n
 `
 
 type InsertMessagesParams struct {
@@ -157,6 +169,7 @@ type InsertMessagesParams struct {
 	States        []string
 	Tags          []string
 	UniqueKeys    [][]byte
+	WithInbox     bool
 	CreatedAt     time.Time
 	Kind          string
 	Notifications []string
@@ -173,8 +186,8 @@ type InsertMessagesRow struct {
 // open dead letters of messages, whose jobs River may have deleted. A message with neither has a job
 // already. An event_id is empty if dlqd generated the messageId, which no entry can have. The job of an
 // entry in the inbox usually still exists, and its unique key shows the duplicate. The inbox, which has
-// no index for this query, is read only if it has an entry older than 12 hours, whose job River may
-// have deleted. Jobs are inserted in the order of the arrays, which prevents deadlocks.
+// no index for this query, is read only with with_inbox. Jobs are inserted in the order of the arrays, which
+// prevents deadlocks.
 //
 // It is one statement, so it takes one round trip, and outside of a transaction block it commits by itself.
 // DO NOTHING, unlike River's DO UPDATE, does not write to the jobs of duplicates.
@@ -191,6 +204,7 @@ func (q *Queries) InsertMessages(ctx context.Context, arg InsertMessagesParams) 
 		arg.States,
 		arg.Tags,
 		arg.UniqueKeys,
+		arg.WithInbox,
 		arg.CreatedAt,
 		arg.Kind,
 		arg.Notifications,
