@@ -222,8 +222,10 @@ func From(ctx context.Context) *Principal {
 	if p, ok := ctx.Value(principalKey{}).(*Principal); ok {
 		return p
 	}
-	return Unrestricted()
+	return unrestricted
 }
+
+var unrestricted = Unrestricted() // never changed
 
 // Errors of authentication.
 var (

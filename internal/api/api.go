@@ -417,6 +417,8 @@ func (s *service) refuseWhenIdle(api huma.API) func(huma.Context, func(huma.Cont
 // end.
 const maxAgent = 200
 
+var brackets = strings.NewReplacer("(", "[", ")", "]")
+
 // origin returns where a request comes from, for the audit trail.
 func origin(ctx huma.Context) string {
 	host, _, err := net.SplitHostPort(ctx.RemoteAddr())
@@ -426,7 +428,7 @@ func origin(ctx huma.Context) string {
 	agent := ctx.Header("User-Agent")
 	// Replace parentheses, so that a client cannot end the part in parentheses and add text after it.
 	if agent = strings.ToValidUTF8(agent[:min(len(agent), maxAgent)], "?"); agent != "" {
-		agent = " (" + strings.NewReplacer("(", "[", ")", "]").Replace(agent) + ")"
+		agent = " (" + brackets.Replace(agent) + ")"
 	}
 	return "API, from " + host + agent
 }
@@ -498,8 +500,12 @@ func (c readContext) Unwrap() huma.Context { return c.humaContext }
 // commas, which huma expects. It refuses other parameters that are given twice: huma would use the first.
 func joinLists(api huma.API) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
-		lists := listContext{humaContext: ctx, joined: map[string]string{}}
 		url := ctx.URL()
+		if url.RawQuery == "" {
+			next(ctx)
+			return
+		}
+		lists := listContext{humaContext: ctx, joined: map[string]string{}}
 		query := url.Query()
 		for _, p := range ctx.Operation().Parameters {
 			switch values := query[p.Name]; {

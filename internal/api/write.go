@@ -19,18 +19,24 @@ func withWriteTimeout(next http.Handler, timeout time.Duration) http.Handler {
 	})
 }
 
-// timedWriter sets a new deadline for each write, so that the whole response may take any time.
+// timedWriter moves the deadline with the writes, so that the whole response may take any time.
 type timedWriter struct {
 	http.ResponseWriter
 
-	control *http.ResponseController
-	timeout time.Duration
-	begun   bool // part of the response was written
+	control  *http.ResponseController
+	timeout  time.Duration
+	extended time.Time // when the deadline was set
+	begun    bool      // part of the response was written
 }
 
-// extend sets the deadline of the next write. It ignores the error, because recorders of tests have no
-// deadline.
-func (w *timedWriter) extend() { _ = w.control.SetWriteDeadline(time.Now().Add(w.timeout)) }
+// extend sets the deadline of the next write, unless the present one is nearly as late: a short response would set it
+// four times. It ignores the error, because recorders of tests have no deadline.
+func (w *timedWriter) extend() {
+	if now := time.Now(); now.Sub(w.extended) > w.timeout/16 {
+		w.extended = now
+		_ = w.control.SetWriteDeadline(now.Add(w.timeout))
+	}
+}
 
 func (w *timedWriter) WriteHeader(status int) {
 	w.extend()
