@@ -274,7 +274,7 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	api := humago.New(mux, humaConfig)
 	observe := func(ctx huma.Context, next func(huma.Context)) { s.observe(api, ctx, next) }
 	api.UseMiddleware(observe, s.authorize(api), s.refuseWhenIdle(api), refuseUnstorable(api), joinLists(api),
-		s.readBodies(api))
+		s.readBodies(api), s.submitDirectly(api))
 	s.registerMessages(api)
 	s.registerEntries(api)
 	s.registerReview(api)

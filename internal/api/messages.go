@@ -176,8 +176,45 @@ func (s *service) registerMessages(api huma.API) {
 	register(s, api, GetMessage, get, s.getMessage)
 }
 
+type refusedKey struct{}
+
+// submitDirectly answers submit-message without huma's handler, which takes a tenth of the time of a submission. Requests
+// that huma may refuse or answer in another format, and errors, still pass through it.
+func (s *service) submitDirectly(api huma.API) func(huma.Context, func(huma.Context)) {
+	return func(ctx huma.Context, next func(huma.Context)) {
+		read, ok := ctx.(readContext)
+		accept := ctx.Header("Accept")
+		if url := ctx.URL(); !ok || ctx.Operation().OperationID != SubmitMessage.ID || url.RawQuery != "" ||
+			accept != "" && accept != "*/*" && accept != "application/json" ||
+			read.body.Len() == 0 || int64(read.body.Len()) >= s.MaxBodyBytes {
+			next(ctx)
+			return
+		}
+		var out *Accepted
+		err := s.carryOut(ctx.Context(), func(ctx context.Context) (err error) {
+			out, err = s.accept(ctx, read.body.Bytes())
+			return err
+		})
+		if err != nil {
+			next(huma.WithValue(ctx, refusedKey{}, err))
+			return
+		}
+		ctx.SetHeader("Content-Type", "application/json")
+		ctx.SetStatus(out.status())
+		_ = api.Marshal(ctx.BodyWriter(), "application/json", out)
+	}
+}
+
 func (s *service) submit(ctx context.Context, in *SubmitInput) (*Accepted, error) {
-	msg, err := message.Parse(in.RawBody)
+	if err, refused := ctx.Value(refusedKey{}).(error); refused {
+		return nil, err
+	}
+	return s.accept(ctx, in.RawBody)
+}
+
+// accept stores a message.
+func (s *service) accept(ctx context.Context, body []byte) (*Accepted, error) {
+	msg, err := message.Parse(body)
 	if err != nil {
 		return nil, s.rejected(ctx, err, "", "", 1)
 	}
