@@ -835,13 +835,16 @@ BEGIN
         RAISE EXCEPTION 'replay run %: approved for % a second; a greater rate needs a new request', p_run, v_approved
             USING ERRCODE = 'DLQ01', HINT = 'Cancel the run, and request a run of the rest with the greater rate.';
     END IF;
-    UPDATE dlq.replay_runs r SET rate = p_rate, updated_at = now() WHERE r.id = p_run
+    -- A rate that was lowered begins anew, without what destinations answered before.
+    UPDATE dlq.replay_runs r SET rate = p_rate, updated_at = now(), paces = (
+        SELECT jsonb_object_agg(p.key, jsonb_build_object('from', clock_timestamp())) FROM jsonb_each(r.paces) p)
+    WHERE r.id = p_run
         AND r.status IN ('running', 'paused', 'stopped') AND dlq.scope_within(r.scope, dlq.scope());
     IF NOT FOUND THEN
         RAISE EXCEPTION 'replay run %: there is no such run, or it has ended', p_run USING ERRCODE = 'DLQ02';
     END IF;
     -- The place of the next entry was reserved at the old rate.
-    DELETE FROM dlq.paces WHERE name = 'replay:' || p_run;
+    DELETE FROM dlq.paces WHERE name = 'replay:' || p_run OR name LIKE 'replay:' || p_run || ':%';
     PERFORM dlq.record_act('replay run ' || p_run, 'rate changed', p_actor, NULL, jsonb_build_object('rate', p_rate));
 END
 $$;

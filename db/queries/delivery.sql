@@ -129,3 +129,13 @@ FROM dlq.destination_traffic t CROSS JOIN LATERAL unnest(t.deliveries) WITH ORDI
 WHERE t.destination = @destination::text AND t.run_id <> @run::uuid AND t.at >= @since::timestamptz
     AND t.at < @until::timestamptz AND (t.at < @began::timestamptz OR t.at >= @after::timestamptz) AND u.n > 0
 GROUP BY 1;
+
+-- name: DestinationsOfRun :many
+SELECT DISTINCT t.destination FROM dlq.destination_traffic t
+WHERE t.run_id = @run::uuid AND t.at >= @since::timestamptz ORDER BY 1;
+
+-- name: TrafficOfRun :many
+-- TrafficOfRun returns the deliveries of all processes of a run to a destination, in slots that begin at @since or
+-- later.
+SELECT t.at, t.deliveries FROM dlq.destination_traffic t
+WHERE t.destination = @destination::text AND t.run_id = @run::uuid AND t.at >= @since::timestamptz ORDER BY t.at;

@@ -8,6 +8,8 @@ SELECT id FROM dlq.replay_runs WHERE status = 'running' AND NOT (SELECT dlq.is_r
 SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch,
        coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor, r.progressive,
        r.skip_stale, r.skip_superseded, coalesce(r.skips, '{}')::jsonb AS skips, r.for_fix,
+       coalesce(r.paces, '{}')::jsonb AS paces, coalesce(r.destination, '')::text AS destination,
+       coalesce(r.queue, '')::text AS queue,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id
            AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
@@ -52,13 +54,16 @@ LIMIT @most::integer;
 
 -- name: NextOfGroups :many
 -- NextOfGroups returns the next entries of a progressive run: of each group that is going, as many as
--- its step still allows.
+-- its step still allows. @only, if not null, and @other_than are queues of groups; '' is the group of all
+-- others.
 (SELECT e.entry_id FROM dlq.replay_run_groups g CROSS JOIN LATERAL (
      SELECT r.entry_id FROM dlq.replay_run_entries r
      WHERE r.run_id = g.run_id AND r.group_number = g.number AND r.outcome IS NULL AND r.job_id IS NULL
          AND r.behind IS NULL
      ORDER BY r.entry_id LIMIT least(greatest(g.quota - g.sent, 0), @most::integer)) e
  WHERE NOT @newest_first::boolean AND g.run_id = @id AND g.state = 'going'
+     AND coalesce(coalesce(g.queue, '') = ANY (sqlc.narg('only')::text[]), true)
+     AND coalesce(g.queue, '') <> ALL (@other_than::text[])
  ORDER BY e.entry_id LIMIT @most::integer)
 UNION ALL
 (SELECT e.entry_id FROM dlq.replay_run_groups g CROSS JOIN LATERAL (
@@ -67,6 +72,8 @@ UNION ALL
          AND r.behind IS NULL
      ORDER BY r.entry_id DESC LIMIT least(greatest(g.quota - g.sent, 0), @most::integer)) e
  WHERE @newest_first::boolean AND g.run_id = @id AND g.state = 'going'
+     AND coalesce(coalesce(g.queue, '') = ANY (sqlc.narg('only')::text[]), true)
+     AND coalesce(g.queue, '') <> ALL (@other_than::text[])
  ORDER BY e.entry_id DESC LIMIT @most::integer);
 
 -- name: CountSent :exec
@@ -119,7 +126,8 @@ WHERE r.run_id = @run AND r.entry_id = d.id AND r.outcome = 'failed' AND r.error
 -- LockProgressive lets one process at a time decide about the groups of a run; other processes skip
 -- the run.
 SELECT r.id, r.status::text AS status, extract(epoch FROM r.step_deadline)::float8 AS step_deadline,
-    coalesce(r.destination, '')::text AS destination, coalesce(r.queue, '')::text AS queue, r.created_at
+    coalesce(r.destination, '')::text AS destination, coalesce(r.queue, '')::text AS queue, r.created_at,
+    coalesce(r.rate, 0)::float8 AS rate, coalesce(r.paces, '{}')::jsonb AS paces
 FROM dlq.replay_runs r WHERE r.id = @id AND r.unsettled FOR UPDATE OF r SKIP LOCKED;
 
 -- name: TakeOutcomes :many
@@ -156,6 +164,12 @@ WHERE g.run_id = @id AND g.number = @number;
 
 -- name: MoveGroup :exec
 SELECT dlq.replay_group_move(@id::uuid, @number::integer, @move::text, @actor::text, @reason::text);
+
+-- name: SetPace :exec
+-- SetPace writes the pace of a run to a destination, and records the decision.
+WITH paced AS (UPDATE dlq.replay_runs SET paces = coalesce(paces, '{}') || @pace::jsonb WHERE id = @id)
+SELECT dlq.record_act('replay run ' || @id::uuid, @act::text, @actor::text, @reason::text,
+    jsonb_build_object('destination', @destination::text, 'reason', @reason::text));
 
 -- name: SkipEnded :one
 -- SkipEnded skips entries of groups that an operator ended. Those behind an entry of another group
@@ -223,12 +237,13 @@ WITH page AS MATERIALIZED (
 SELECT p.entry_id FROM page p ORDER BY p.entry_id DESC LIMIT 1;
 
 -- name: RunDecisions :many
--- RunDecisions returns the last decisions about groups of a run, the newest first.
+-- RunDecisions returns the last decisions about groups of a run, and about its rate to a destination (group 0), the
+-- newest first.
 SELECT a.at, a.act, a.actor,
     coalesce(dlq.masked_text(nullif(a.note, a.detail ->> 'reason'), dlq.mask(false)), '')::text AS note,
-    (a.detail ->> 'group')::integer AS number, coalesce(a.detail ->> 'reason', '')::text AS reason
+    coalesce((a.detail ->> 'group')::integer, 0)::integer AS number, coalesce(a.detail ->> 'reason', '')::text AS reason
 FROM dlq.acts a
-WHERE a.subject = 'replay run ' || @id::uuid AND a.subject LIKE 'replay run %' AND a.detail ? 'group'
+WHERE a.subject = 'replay run ' || @id::uuid AND a.subject LIKE 'replay run %' AND a.detail ?| '{group,destination}'
 ORDER BY a.at DESC, a.id DESC LIMIT @most::integer;
 
 -- name: SteerReplay :exec

@@ -103,6 +103,7 @@ type Delivered struct {
 	Destination string        // empty if the delivery ended before its destination was known
 	Outcome     string        // OutcomeOK, OutcomeHeld, or the class of the error
 	Available   bool          // whether the destination was available, even if it rejected the message
+	Limited     bool          // whether the destination asked for fewer requests
 	Run         uuid.UUID     // the replay run that sent it; uuid.Nil if none did
 	Waited      time.Duration // from when the job was due until the attempt began
 	Took        time.Duration
@@ -292,6 +293,7 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
 	// that was not sent.
 	unknown := isStopped(ctx) || isUnsent(err)
 	result.Available = isAvailable(err) || unknown
+	result.Limited = isLimited(err, result.Available)
 	if !unknown {
 		permit.Done(ctx, result.Available)
 	}
@@ -373,6 +375,18 @@ func isAvailable(err error) bool {
 	}
 	class := strategy.ClassifyStatus(status)
 	return answered && class != riverdlq.ClassTransient && class != riverdlq.ClassOutage
+}
+
+// isLimited reports whether a destination asked for fewer requests: it answered 429 or RESOURCE_EXHAUSTED, or it was
+// not available and said after which time to try again (Retry-After, RetryInfo).
+func isLimited(err error, available bool) bool {
+	structured, ok := errors.AsType[*riverdlq.Error](err)
+	if !ok {
+		return false
+	}
+	return structured.Context["status"] == http.StatusTooManyRequests ||
+		structured.Context["grpcStatus"] == "RESOURCE_EXHAUSTED" ||
+		structured.Context["retryAfterSeconds"] != nil && !available
 }
 
 // isUnsent reports whether a message was not sent.

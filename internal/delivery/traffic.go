@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
 	"github.com/dlqd/dlqd/internal/postgres"
 )
@@ -36,18 +37,28 @@ const (
 	// trafficLevels is the number of classes of durations: powers of the square root of 2, from 1 ms on. Failures count
 	// in the last class.
 	trafficLevels = 48
+	// trafficLimited is the place of the number of answers that asked for fewer requests. They also count in their
+	// class. Rows of earlier versions do not have it.
+	trafficLimited = trafficLevels
+	// trafficSlower is how many classes of durations are a factor of two.
+	trafficSlower = 2
 )
 
-// Traffic counts deliveries by destination, so that a replay run sees whether it harms other traffic. Each process adds
-// its counts to dlq.destination_traffic, and a comparison reads the counts of all processes.
+// Traffic counts deliveries by destination, so that a replay run sees whether it harms other traffic, or strains the
+// destination. Each process adds its counts to dlq.destination_traffic, and a comparison reads the counts of all
+// processes.
 type Traffic struct {
 	db postgres.DB
 
 	mu  sync.Mutex
-	new map[trafficSlotOf]*trafficLevelsOf // not written yet
+	new map[trafficSlotOf]*trafficCounts // not written yet
 }
 
-type trafficLevelsOf [trafficLevels]int
+// trafficLevelsOf are numbers of deliveries by class, trafficCounts those and trafficLimited.
+type (
+	trafficLevelsOf [trafficLevels]int
+	trafficCounts   [trafficLevels + 1]int
+)
 
 type trafficSlotOf struct {
 	destination string
@@ -57,7 +68,7 @@ type trafficSlotOf struct {
 
 // NewTraffic returns counts that are written to a database.
 func NewTraffic(db postgres.DB) *Traffic {
-	return &Traffic{db: db, new: map[trafficSlotOf]*trafficLevelsOf{}}
+	return &Traffic{db: db, new: map[trafficSlotOf]*trafficCounts{}}
 }
 
 func slotOf(at time.Time) int64 { return at.Unix() / int64(trafficSlot/time.Second) }
@@ -77,9 +88,12 @@ func (t *Traffic) Observe(d *Delivered, at time.Time) {
 	defer t.mu.Unlock()
 	key := trafficSlotOf{d.Destination, d.Run, slotOf(at)}
 	if t.new[key] == nil {
-		t.new[key] = &trafficLevelsOf{}
+		t.new[key] = &trafficCounts{}
 	}
 	t.new[key][level]++
+	if d.Limited {
+		t.new[key][trafficLimited]++
+	}
 }
 
 // Loop returns the loop that writes the counts.
@@ -95,10 +109,10 @@ func (t *Traffic) Loop() *background.Loop {
 // comparison then has fewer deliveries to compare: it finds less, but reports nothing wrong.
 func (t *Traffic) Write(ctx context.Context) error {
 	type row struct {
-		Destination string           `json:"destination"`
-		At          time.Time        `json:"at"`
-		Run         uuid.UUID        `json:"run"`
-		Deliveries  *trafficLevelsOf `json:"deliveries"`
+		Destination string         `json:"destination"`
+		At          time.Time      `json:"at"`
+		Run         uuid.UUID      `json:"run"`
+		Deliveries  *trafficCounts `json:"deliveries"`
 	}
 	t.mu.Lock()
 	rows := make([]row, 0, len(t.new))
@@ -143,17 +157,104 @@ func (t *Traffic) Worse(ctx context.Context, destination string, run uuid.UUID, 
 	if total < trafficLeast || totalBefore < trafficLeast {
 		return "", nil
 	}
-	// Failures are worse than any time, also if more than one in twenty failed before.
-	slow := trafficLevels - 1
-	for slow > 0 && float64(sum(before[slow-1:])) <= trafficShare*float64(totalBefore) {
-		slow--
-	}
+	slow := before.slow()
 	bad, badBefore := sum(during[slow:]), sum(before[slow:])
 	if fisher(bad, total, badBefore, totalBefore) > trafficError {
 		return "", nil
 	}
 	return fmt.Sprintf("%d of %d other deliveries to %s failed or were slower than the 95th percentile of the hour "+
 		"before the run; in that hour, %d of %d", bad, total, destination, badBefore, totalBefore), nil
+}
+
+// slow returns the class from which on deliveries are slower than the 95th percentile. Failures are worse than any
+// time, also if more than one in twenty fails.
+func (l *trafficLevelsOf) slow() int {
+	slow := trafficLevels - 1
+	for slow > 0 && float64(sum(l[slow-1:])) <= trafficShare*float64(sum(l[:])) {
+		slow--
+	}
+	return slow
+}
+
+// Reached returns the destinations that lately had deliveries of a run. It writes the counts of this process first.
+func (t *Traffic) Reached(ctx context.Context, run uuid.UUID, now time.Time) ([]string, error) {
+	if err := t.Write(ctx); err != nil {
+		return nil, err
+	}
+	return dbsqlc.New(t.db).DestinationsOfRun(ctx, dbsqlc.DestinationsOfRunParams{
+		Run: run, Since: now.Add(-trafficDuring),
+	})
+}
+
+// Strain returns how a destination takes the deliveries of a run: those of the slots that begin at a time or later, of
+// the last two minutes. They strain it if an answer asks for fewer requests, or if more than one in twenty fails or
+// takes at least twice the 95th percentile of the hour before the run, and more than in that hour, by Fisher's exact
+// test.
+func (t *Traffic) Strain(ctx context.Context, destination string, run uuid.UUID, began, from, now time.Time) (
+	s breaker.Strain, err error,
+) {
+	if from.Before(now.Add(-trafficDuring)) {
+		from = now.Add(-trafficDuring)
+	}
+	rows, err := dbsqlc.New(t.db).TrafficOfRun(ctx, dbsqlc.TrafficOfRunParams{
+		Destination: destination, Run: run, Since: from,
+	})
+	if err != nil || len(rows) == 0 {
+		return s, err
+	}
+	var during trafficLevelsOf
+	limited := 0
+	for _, row := range rows {
+		for level, n := range row.Deliveries {
+			if level < trafficLevels {
+				during[level] += int(n)
+			} else if level == trafficLimited {
+				limited += int(n)
+			}
+		}
+		if ends := row.At.Add(trafficSlot); !ends.Add(trafficInterval).After(now) { // other processes have written it
+			s.Closed = ends
+		}
+	}
+	total := sum(during[:])
+	s.PerSecond = float64(total) / max(now.Sub(rows[0].At).Seconds(), 1)
+	if limited > 0 {
+		s.Asks = true
+		s.Reason = fmt.Sprintf("%d of %d answers were 429 or had a Retry-After", limited, total)
+		return s, nil
+	}
+	if total < trafficLeast {
+		return s, nil
+	}
+	before, err := t.before(ctx, destination, run, began)
+	if err != nil {
+		return s, err
+	}
+	totalBefore, slow := sum(before[:]), min(before.slow()+trafficSlower, trafficLevels-1)
+	bad, badBefore := sum(during[slow:]), sum(before[slow:])
+	if totalBefore >= trafficLeast && float64(bad) > trafficShare*float64(total) &&
+		fisher(bad, total, badBefore, totalBefore) <= trafficError {
+		s.Reason = fmt.Sprintf("%d of %d deliveries failed or took at least twice the 95th percentile of the hour before "+
+			"the run; in that hour, %d of %d", bad, total, badBefore, totalBefore)
+	}
+	return s, nil
+}
+
+// before returns the deliveries to a destination in the hour before a run.
+func (t *Traffic) before(ctx context.Context, destination string, run uuid.UUID, began time.Time) (
+	before trafficLevelsOf, err error,
+) {
+	until := slotTime(slotOf(began))
+	rows, err := dbsqlc.New(t.db).TrafficOf(ctx, dbsqlc.TrafficOfParams{
+		Destination: destination, Run: run, Since: slotTime(slotOf(began.Add(-trafficBefore))),
+		Began: until, After: until, Until: until,
+	})
+	for _, row := range rows {
+		if level := int(row.Level) - 1; level < trafficLevels {
+			before[level] = int(row.Before)
+		}
+	}
+	return before, err
 }
 
 func sum(counts []int) (total int) {

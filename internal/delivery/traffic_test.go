@@ -7,6 +7,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/delivery"
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
@@ -66,4 +67,68 @@ func TestTraffic_TellsWhetherOtherDeliveriesAreWorse(t *testing.T) {
 			require.Empty(t, got, name)
 		}
 	}
+}
+
+func TestTraffic_TellsWhetherARunStrainsItsDestination(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	run, began := uuid.New(), time.Now().Truncate(time.Minute)
+	now := began.Add(39 * time.Second)
+	for name, c := range map[string]struct {
+		before, badBefore int
+		during, bad       int
+		limited           int
+		took              time.Duration // of the bad ones; 0: they fail
+		reason            string
+	}{
+		"as before": {before: 600, badBefore: 6, during: 300, bad: 3, took: time.Second},
+		"slow": {
+			before: 600, badBefore: 6, during: 300, bad: 30, took: time.Second,
+			reason: "30 of 300 deliveries failed or took at least twice the 95th percentile of the hour before the run; in " +
+				"that hour, 6 of 600",
+		},
+		"failures":           {before: 600, during: 300, bad: 30, reason: "30 of 300 deliveries failed or took"},
+		"hardly slower":      {before: 600, badBefore: 6, during: 300, bad: 100, took: 27 * time.Millisecond},
+		"few are slow":       {before: 600, during: 300, bad: 14, took: time.Second},
+		"few":                {before: 600, during: 29, bad: 29, took: time.Second},
+		"few before":         {before: 29, during: 300, bad: 300, took: time.Second},
+		"failed before, too": {before: 600, badBefore: 300, during: 300, bad: 150},
+		"one is limited":     {during: 20, bad: 1, limited: 1, reason: "1 of 20 answers were 429 or had a Retry-After"},
+	} {
+		processes := []*delivery.Traffic{delivery.NewTraffic(pool), delivery.NewTraffic(pool)}
+		deliver := func(of uuid.UUID, from time.Time, n, bad, limited int) {
+			for i := range n {
+				d := &delivery.Delivered{Destination: name, Run: of, Available: true, Took: 20 * time.Millisecond}
+				if i < bad {
+					d.Available, d.Took, d.Limited = c.took > 0, c.took, i < limited
+				}
+				processes[i%2].Observe(d, from.Add(time.Duration(i%20)*time.Second))
+			}
+		}
+		deliver(uuid.Nil, began.Add(-10*time.Minute), c.before, c.badBefore, 0)
+		deliver(uuid.Nil, began, 100, 100, 100) // others do not count
+		deliver(run, began.Add(10*time.Second), c.during, c.bad, c.limited)
+		require.NoError(t, processes[1].Write(t.Context()))
+		reached, err := processes[0].Reached(t.Context(), run, now)
+		require.NoError(t, err)
+		require.Contains(t, reached, name)
+		strain := func(from time.Time) breaker.Strain {
+			got, err := processes[1].Strain(t.Context(), name, run, began, from, now)
+			require.NoError(t, err)
+			return got
+		}
+		got := strain(time.Time{})
+		require.Equal(t, c.limited > 0, got.Asks, name)
+		if c.reason == "" {
+			require.Empty(t, got.Reason, name)
+		}
+		require.Contains(t, got.Reason, c.reason, name)
+		require.InDelta(t, float64(c.during)/29, got.PerSecond, 0.01, name)
+		require.WithinDuration(t, began.Add(30*time.Second), got.Closed, 0, name)
+		require.Positive(t, strain(began.Add(20*time.Second)).PerSecond, name)
+		require.Zero(t, strain(began.Add(20*time.Second+1)), "slots that begin later: %s", name)
+	}
+	reached, err := delivery.NewTraffic(pool).Reached(t.Context(), uuid.New(), now)
+	require.NoError(t, err)
+	require.Empty(t, reached)
 }

@@ -236,7 +236,13 @@ func (r *Runner) steer(ctx context.Context, id uuid.UUID) (more bool, ended []in
 		if err != nil {
 			return err
 		}
-		moved, err := r.moveGroups(ctx, tx, &run, groups, more)
+		paces := map[string]pace{}
+		if run.Status == "running" {
+			if paces, err = r.adapt(ctx, tx, &run); err != nil {
+				return err
+			}
+		}
+		moved, err := r.moveGroups(ctx, tx, &run, groups, paces, more)
 		if err != nil || hasEnded(&run) || more && !moved {
 			return err
 		}
@@ -325,7 +331,7 @@ func hasEnded(run *dbsqlc.LockProgressiveRow) bool {
 // moveGroups decides about each group, and reports whether any has moved. It sets their new states. If
 // there are more outcomes to count, it decides only about what the next turn would not know.
 func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.LockProgressiveRow,
-	groups []group, more bool,
+	groups []group, paces map[string]pace, more bool,
 ) (moved bool, err error) {
 	watched, deadline := r.watch(run.ID, time.Now()), time.Duration(run.StepDeadline*float64(time.Second))
 	for i := range groups {
@@ -336,9 +342,13 @@ func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.Loc
 		unmet := ""
 		queue := cmp.Or(run.Queue, g.Queue) // "" for the group of all others, whose queues differ
 		if (queue != "" || run.Destination != "") && g.State == groupGoing {
+			destination := destinationOf(r.planner().Policy(), run.Destination, queue)
 			unmet = r.planner().UnmetBy(queue, run.Destination, breakerClosed)
+			if paces[destination].Asks { // the breaker opened because the run is too fast, and its rate was lowered
+				unmet = ""
+			}
 			if unmet == "" {
-				if unmet, err = r.harm(ctx, run, g.LetGoAt, queue, time.Now()); err != nil {
+				if unmet, err = r.harm(ctx, run, g.LetGoAt, destination, time.Now()); err != nil {
 					return moved, err
 				}
 			}
@@ -363,15 +373,11 @@ func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.Loc
 	return moved, nil
 }
 
-// harm returns how other deliveries to the destination of a group have become worse since the run began; "" if they
+// harm returns how other deliveries to a destination have become worse since the run began; "" if they
 // have not. Deliveries from before an operator last let the group go on do not count again.
-func (r *Runner) harm(ctx context.Context, run *dbsqlc.LockProgressiveRow, letGoAt *time.Time, queue string,
+func (r *Runner) harm(ctx context.Context, run *dbsqlc.LockProgressiveRow, letGoAt *time.Time, destination string,
 	now time.Time,
 ) (string, error) {
-	destination := run.Destination
-	if q := r.planner().Policy().Queues[queue]; q != nil {
-		destination = cmp.Or(destination, q.Destination)
-	}
 	if r.Worse == nil || destination == "" {
 		return "", nil
 	}
@@ -394,7 +400,7 @@ func stuck(ctx context.Context, tx transaction, id uuid.UUID, groups []group) (s
 	if !held {
 		return "", nil
 	}
-	next, err := tx.NextOfGroups(ctx, dbsqlc.NextOfGroupsParams{ID: id, Most: 1})
+	next, err := tx.NextOfGroups(ctx, dbsqlc.NextOfGroupsParams{ID: id, OtherThan: []string{}, Most: 1})
 	if err != nil || len(next) > 0 {
 		return "", err
 	}

@@ -508,7 +508,7 @@ type Run struct {
 	// StepDeadline, Groups and Decisions are set for progressive runs; the last two not in lists.
 	StepDeadline float64       `json:"stepDeadline,omitempty" doc:"Seconds without an outcome after which a group is held while redeliveries are under way; absent unless progressive."`
 	Groups       []RunGroup    `json:"groups,omitempty" doc:"Failure groups of a progressive run; absent in lists of runs."`
-	Decisions    []RunDecision `json:"decisions,omitempty" doc:"The last decisions about groups, newest first; absent in lists of runs."`
+	Decisions    []RunDecision `json:"decisions,omitempty" doc:"The last decisions about groups and rates, newest first; absent in lists of runs."`
 }
 
 // RunGroup is a failure group of a progressive run.
@@ -529,10 +529,10 @@ type RunGroup struct {
 	Skipped     int64  `json:"skipped" doc:"Number of skipped entries."`
 }
 
-// RunDecision is a decision about a group of a progressive run.
+// RunDecision is a decision about a group of a progressive run, or about its rate to a destination.
 type RunDecision struct {
 	At     time.Time `json:"at" doc:"Time of the decision."`
-	Group  int32     `json:"group" doc:"Number of the group."`
+	Group  int32     `json:"group" doc:"Number of the group; 0 for a decision about the rate to a destination."`
 	Act    string    `json:"act" doc:"Act in the audit trail." example:"group held"`
 	Actor  string    `json:"actor" doc:"Operator, or the process of dlqd that decided."`
 	Reason string    `json:"reason" doc:"The decision in a sentence, with its figures."`

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/dlqd/dlqd/internal/background"
+	"github.com/dlqd/dlqd/internal/breaker"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/facts"
 	"github.com/dlqd/dlqd/internal/postgres"
@@ -41,12 +42,18 @@ type Runner struct {
 	// Worse, if not nil, returns how deliveries to a destination from a time on, which are not of a run, have become
 	// worse since the run began; "" if they have not, or if it is not known (delivery.Traffic.Worse).
 	Worse func(ctx context.Context, destination string, run uuid.UUID, began, from, now time.Time) (string, error)
+	// Reached and Strain, if not nil, return the destinations that lately had deliveries of a run, and how one of them
+	// takes those from a time on (delivery.Traffic).
+	Reached func(ctx context.Context, run uuid.UUID, now time.Time) ([]string, error)
+	Strain  func(ctx context.Context, destination string, run uuid.UUID, began, from, now time.Time) (
+		breaker.Strain, error)
 
 	store   *deadletter.Store
 	logger  *slog.Logger
 	planner func() *strategy.Planner // of the active policy
 	actor   string                   // of decisions, in the audit trail
 	maySend func(ctx context.Context, tx postgres.DB) (bool, error)
+	now     func() time.Time  // of paces
 	singly  map[uuid.UUID]int // entries left to send one by one, after the database rejected a batch
 
 	watched        map[uuid.UUID]watched // progressive runs
@@ -61,7 +68,7 @@ func NewRunner(store *deadletter.Store, planner func() *strategy.Planner, logger
 ) *Runner {
 	return &Runner{
 		store: store, planner: planner, actor: "worker:" + postgres.ProcessName(), logger: logger, maySend: maySend,
-		singly: map[uuid.UUID]int{}, watched: map[uuid.UUID]watched{}, released: map[groupOf]bool{},
+		now: time.Now, singly: map[uuid.UUID]int{}, watched: map[uuid.UUID]watched{}, released: map[groupOf]bool{},
 		outcomesAtOnce: outcomesAtOnce,
 	}
 }
@@ -177,9 +184,13 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 		}
 		for step := range steps {
 			next := dbsqlc.ReplayNextParams{ID: id, NewestFirst: run.NewestFirst, After: run.Cursor, Most: int32(size)}
-			ids, err := nextEntries(ctx, tx, &run, next)
+			ids, wait, err := r.nextEntries(ctx, tx, &run, next)
 			if err != nil {
 				return err
+			}
+			if len(ids) == 0 && wait > 0 {
+				p = min(p, wait)
+				return nil
 			}
 			if len(ids) == 0 && step == 0 {
 				refused, err = r.sendAlone(ctx, tx, &run, size)
@@ -230,21 +241,19 @@ func (r *Runner) lock(ctx context.Context, tx transaction, id uuid.UUID,
 	return run, err == nil, err
 }
 
-// nextEntries returns the next entries of a run.
-func nextEntries(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
+// nextEntries returns the next entries of a run. wait is that of nextOfGroups.
+func (r *Runner) nextEntries(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
 	next dbsqlc.ReplayNextParams,
-) ([]uuid.UUID, error) {
+) (ids []uuid.UUID, wait time.Duration, err error) {
 	if run.Progressive {
-		return tx.NextOfGroups(ctx, dbsqlc.NextOfGroupsParams{
-			ID: run.ID, NewestFirst: run.NewestFirst, Most: next.Most,
-		})
+		return r.nextOfGroups(ctx, tx, run, int(next.Most))
 	}
-	ids, err := tx.ReplayNext(ctx, next)
+	ids, err = tx.ReplayNext(ctx, next)
 	if err == nil && len(ids) == 0 && run.Cursor != nil {
 		next.After = nil // before the cursor, entries may have waited for another one of their ordering key
 		ids, err = tx.ReplayNext(ctx, next)
 	}
-	return ids, err
+	return ids, 0, err
 }
 
 // sendAlone sends entries whose jobs were rescued twice or more, after all others: one per queue at a time, so only if
@@ -291,7 +300,7 @@ func (r *Runner) capacity(ctx context.Context, tx transaction, run *dbsqlc.LockR
 		}
 	}
 	if run.Rate != nil {
-		step, now := paceStep, time.Now()
+		step, now := paceStep, r.now()
 		slots, err := deadletter.ReservePlaces(ctx, tx, "replay:"+run.ID.String(), *run.Rate, size, now, &step)
 		if err != nil || slots.Granted == 0 {
 			return 0, min(max(slots.First.Sub(now)-step, soon), idle), err

@@ -303,7 +303,7 @@ var ownColumns = map[string]string{
 	"reconcile_looks":     "look cursor_state triggers triggers_before",
 	"replay_run_entries":  "outcome error_class fingerprint was queue taken_by reason version",
 	"replay_run_groups":   "queue fingerprint known state reason",
-	"replay_runs":         "scope queue destination actor origin reason forecast result checkpoint skips figures",
+	"replay_runs":         "scope queue destination actor origin reason forecast result checkpoint skips figures paces",
 	"restored_partitions": "partition_name",
 	"river_job":           "kind queue attempted_by",
 	"reviews":             "actor",

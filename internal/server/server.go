@@ -523,7 +523,7 @@ func (s *Server) startDLQWorker() error {
 	s.loops.Add(s.worker.Loops()...)
 	s.loops.Add(regrouper.Loop())
 	runner := replay.NewRunner(s.store, s.planner.Load, s.logger.With("part", "replay"), s.guard.Load().MaySend)
-	runner.Worse = s.traffic.Worse
+	runner.Worse, runner.Reached, runner.Strain = s.traffic.Worse, s.traffic.Reached, s.traffic.Strain
 	runs := runner.Loop()
 	s.loops.Add(runs)
 	s.wakeRuns = runs.Wake

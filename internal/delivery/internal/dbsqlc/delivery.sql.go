@@ -115,6 +115,36 @@ func (q *Queries) CompleteOrdered(ctx context.Context, arg CompleteOrderedParams
 	return completed, err
 }
 
+const DestinationsOfRun = `-- name: DestinationsOfRun :many
+SELECT DISTINCT t.destination FROM dlq.destination_traffic t
+WHERE t.run_id = $1::uuid AND t.at >= $2::timestamptz ORDER BY 1
+`
+
+type DestinationsOfRunParams struct {
+	Run   uuid.UUID
+	Since time.Time
+}
+
+func (q *Queries) DestinationsOfRun(ctx context.Context, arg DestinationsOfRunParams) ([]string, error) {
+	rows, err := q.db.Query(ctx, DestinationsOfRun, arg.Run, arg.Since)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []string{}
+	for rows.Next() {
+		var destination string
+		if err := rows.Scan(&destination); err != nil {
+			return nil, err
+		}
+		items = append(items, destination)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const EndDelivery = `-- name: EndDelivery :exec
 SELECT dlq.end_delivery($1::uuid, $2::integer, $3::bigint,
     nullif($4::uuid, '00000000-0000-0000-0000-000000000000'))
@@ -607,6 +637,44 @@ func (q *Queries) TrafficOf(ctx context.Context, arg TrafficOfParams) ([]Traffic
 	for rows.Next() {
 		var i TrafficOfRow
 		if err := rows.Scan(&i.Level, &i.Before, &i.During); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const TrafficOfRun = `-- name: TrafficOfRun :many
+SELECT t.at, t.deliveries FROM dlq.destination_traffic t
+WHERE t.destination = $1::text AND t.run_id = $2::uuid AND t.at >= $3::timestamptz ORDER BY t.at
+`
+
+type TrafficOfRunParams struct {
+	Destination string
+	Run         uuid.UUID
+	Since       time.Time
+}
+
+type TrafficOfRunRow struct {
+	At         time.Time
+	Deliveries []int32
+}
+
+// TrafficOfRun returns the deliveries of all processes of a run to a destination, in slots that begin at @since or
+// later.
+func (q *Queries) TrafficOfRun(ctx context.Context, arg TrafficOfRunParams) ([]TrafficOfRunRow, error) {
+	rows, err := q.db.Query(ctx, TrafficOfRun, arg.Destination, arg.Run, arg.Since)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []TrafficOfRunRow{}
+	for rows.Next() {
+		var i TrafficOfRunRow
+		if err := rows.Scan(&i.At, &i.Deliveries); err != nil {
 			return nil, err
 		}
 		items = append(items, i)

@@ -835,7 +835,8 @@ func (q *Queries) LimitStatements(ctx context.Context, timeout string) error {
 
 const LockProgressive = `-- name: LockProgressive :one
 SELECT r.id, r.status::text AS status, extract(epoch FROM r.step_deadline)::float8 AS step_deadline,
-    coalesce(r.destination, '')::text AS destination, coalesce(r.queue, '')::text AS queue, r.created_at
+    coalesce(r.destination, '')::text AS destination, coalesce(r.queue, '')::text AS queue, r.created_at,
+    coalesce(r.rate, 0)::float8 AS rate, coalesce(r.paces, '{}')::jsonb AS paces
 FROM dlq.replay_runs r WHERE r.id = $1 AND r.unsettled FOR UPDATE OF r SKIP LOCKED
 `
 
@@ -846,6 +847,8 @@ type LockProgressiveRow struct {
 	Destination  string
 	Queue        string
 	CreatedAt    time.Time
+	Rate         float64
+	Paces        json.RawMessage
 }
 
 // LockProgressive lets one process at a time decide about the groups of a run; other processes skip
@@ -860,6 +863,8 @@ func (q *Queries) LockProgressive(ctx context.Context, id uuid.UUID) (LockProgre
 		&i.Destination,
 		&i.Queue,
 		&i.CreatedAt,
+		&i.Rate,
+		&i.Paces,
 	)
 	return i, err
 }
@@ -868,6 +873,8 @@ const LockReplay = `-- name: LockReplay :one
 SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch,
        coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor, r.progressive,
        r.skip_stale, r.skip_superseded, coalesce(r.skips, '{}')::jsonb AS skips, r.for_fix,
+       coalesce(r.paces, '{}')::jsonb AS paces, coalesce(r.destination, '')::text AS destination,
+       coalesce(r.queue, '')::text AS queue,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id
            AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
@@ -895,6 +902,9 @@ type LockReplayRow struct {
 	SkipSuperseded bool
 	Skips          json.RawMessage
 	ForFix         bool
+	Paces          json.RawMessage
+	Destination    string
+	Queue          string
 	Ended          int64
 	Failed         int64
 }
@@ -922,6 +932,9 @@ func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, 
 		&i.SkipSuperseded,
 		&i.Skips,
 		&i.ForFix,
+		&i.Paces,
+		&i.Destination,
+		&i.Queue,
 		&i.Ended,
 		&i.Failed,
 	)
@@ -1041,6 +1054,8 @@ const NextOfGroups = `-- name: NextOfGroups :many
          AND r.behind IS NULL
      ORDER BY r.entry_id LIMIT least(greatest(g.quota - g.sent, 0), $1::integer)) e
  WHERE NOT $2::boolean AND g.run_id = $3 AND g.state = 'going'
+     AND coalesce(coalesce(g.queue, '') = ANY ($4::text[]), true)
+     AND coalesce(g.queue, '') <> ALL ($5::text[])
  ORDER BY e.entry_id LIMIT $1::integer)
 UNION ALL
 (SELECT e.entry_id FROM dlq.replay_run_groups g CROSS JOIN LATERAL (
@@ -1049,6 +1064,8 @@ UNION ALL
          AND r.behind IS NULL
      ORDER BY r.entry_id DESC LIMIT least(greatest(g.quota - g.sent, 0), $1::integer)) e
  WHERE $2::boolean AND g.run_id = $3 AND g.state = 'going'
+     AND coalesce(coalesce(g.queue, '') = ANY ($4::text[]), true)
+     AND coalesce(g.queue, '') <> ALL ($5::text[])
  ORDER BY e.entry_id DESC LIMIT $1::integer)
 `
 
@@ -1056,12 +1073,21 @@ type NextOfGroupsParams struct {
 	Most        int32
 	NewestFirst bool
 	ID          uuid.UUID
+	Only        []string
+	OtherThan   []string
 }
 
 // NextOfGroups returns the next entries of a progressive run: of each group that is going, as many as
-// its step still allows.
+// its step still allows. @only, if not null, and @other_than are queues of groups; ” is the group of all
+// others.
 func (q *Queries) NextOfGroups(ctx context.Context, arg NextOfGroupsParams) ([]uuid.UUID, error) {
-	rows, err := q.db.Query(ctx, NextOfGroups, arg.Most, arg.NewestFirst, arg.ID)
+	rows, err := q.db.Query(ctx, NextOfGroups,
+		arg.Most,
+		arg.NewestFirst,
+		arg.ID,
+		arg.Only,
+		arg.OtherThan,
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -1547,9 +1573,9 @@ func (q *Queries) RequestReplay(ctx context.Context, arg RequestReplayParams) (u
 const RunDecisions = `-- name: RunDecisions :many
 SELECT a.at, a.act, a.actor,
     coalesce(dlq.masked_text(nullif(a.note, a.detail ->> 'reason'), dlq.mask(false)), '')::text AS note,
-    (a.detail ->> 'group')::integer AS number, coalesce(a.detail ->> 'reason', '')::text AS reason
+    coalesce((a.detail ->> 'group')::integer, 0)::integer AS number, coalesce(a.detail ->> 'reason', '')::text AS reason
 FROM dlq.acts a
-WHERE a.subject = 'replay run ' || $1::uuid AND a.subject LIKE 'replay run %' AND a.detail ? 'group'
+WHERE a.subject = 'replay run ' || $1::uuid AND a.subject LIKE 'replay run %' AND a.detail ?| '{group,destination}'
 ORDER BY a.at DESC, a.id DESC LIMIT $2::integer
 `
 
@@ -1567,7 +1593,8 @@ type RunDecisionsRow struct {
 	Reason string
 }
 
-// RunDecisions returns the last decisions about groups of a run, the newest first.
+// RunDecisions returns the last decisions about groups of a run, and about its rate to a destination (group 0), the
+// newest first.
 func (q *Queries) RunDecisions(ctx context.Context, arg RunDecisionsParams) ([]RunDecisionsRow, error) {
 	rows, err := q.db.Query(ctx, RunDecisions, arg.ID, arg.Most)
 	if err != nil {
@@ -1936,6 +1963,34 @@ type SetForecastParams struct {
 
 func (q *Queries) SetForecast(ctx context.Context, arg SetForecastParams) error {
 	_, err := q.db.Exec(ctx, SetForecast, arg.Forecast, arg.ID)
+	return err
+}
+
+const SetPace = `-- name: SetPace :exec
+WITH paced AS (UPDATE dlq.replay_runs SET paces = coalesce(paces, '{}') || $6::jsonb WHERE id = $1)
+SELECT dlq.record_act('replay run ' || $1::uuid, $2::text, $3::text, $4::text,
+    jsonb_build_object('destination', $5::text, 'reason', $4::text))
+`
+
+type SetPaceParams struct {
+	ID          uuid.UUID
+	Act         string
+	Actor       string
+	Reason      string
+	Destination string
+	Pace        json.RawMessage
+}
+
+// SetPace writes the pace of a run to a destination, and records the decision.
+func (q *Queries) SetPace(ctx context.Context, arg SetPaceParams) error {
+	_, err := q.db.Exec(ctx, SetPace,
+		arg.ID,
+		arg.Act,
+		arg.Actor,
+		arg.Reason,
+		arg.Destination,
+		arg.Pace,
+	)
 	return err
 }
 
