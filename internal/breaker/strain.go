@@ -6,6 +6,5 @@ import "time"
 type Strain struct {
 	PerSecond float64   // deliveries a second
 	Closed    time.Time // deliveries before this time are all counted; zero if there are none
-	Asks      bool      // whether the destination asked for fewer requests
 	Reason    string    // how the run strains it; "" if it does not, or if it is not known
 }

@@ -22,6 +22,27 @@ func TestIsAvailable_StatusesAboutOneRequest(t *testing.T) {
 	}
 }
 
+func TestIsLimited_ForAnswersThatAskForFewerRequests(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		context map[string]any
+		want    bool
+	}{
+		{map[string]any{"status": 429}, true},
+		{map[string]any{"status": 503, "retryAfterSeconds": 0}, true},
+		{map[string]any{"status": 503}, false},
+		{map[string]any{"status": 423, "retryAfterSeconds": 5}, false}, // about one request
+		{map[string]any{"grpcStatus": "RESOURCE_EXHAUSTED"}, true},
+		{map[string]any{"grpcStatus": "UNAVAILABLE", "retryAfterSeconds": 1}, true},
+		{map[string]any{"grpcStatus": "UNAVAILABLE"}, false},
+	} {
+		err := &riverdlq.Error{Context: test.context}
+		require.Equal(t, test.want, isLimited(err, isAvailable(err)), test.context)
+	}
+	require.False(t, isLimited(nil, true))
+	require.False(t, isLimited(errors.New("other"), false))
+}
+
 // The error of an answer that is not HTTP quotes the answer.
 func TestTransportError_IsMasked(t *testing.T) {
 	t.Parallel()

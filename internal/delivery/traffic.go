@@ -219,7 +219,6 @@ func (t *Traffic) Strain(ctx context.Context, destination string, run uuid.UUID,
 	total := sum(during[:])
 	s.PerSecond = float64(total) / max(now.Sub(rows[0].At).Seconds(), 1)
 	if limited > 0 {
-		s.Asks = true
 		s.Reason = fmt.Sprintf("%d of %d answers were 429 or had a Retry-After", limited, total)
 		return s, nil
 	}

@@ -118,7 +118,6 @@ func TestTraffic_TellsWhetherARunStrainsItsDestination(t *testing.T) {
 			return got
 		}
 		got := strain(time.Time{})
-		require.Equal(t, c.limited > 0, got.Asks, name)
 		if c.reason == "" {
 			require.Empty(t, got.Reason, name)
 		}
@@ -126,7 +125,7 @@ func TestTraffic_TellsWhetherARunStrainsItsDestination(t *testing.T) {
 		require.InDelta(t, float64(c.during)/29, got.PerSecond, 0.01, name)
 		require.WithinDuration(t, began.Add(30*time.Second), got.Closed, 0, name)
 		require.Positive(t, strain(began.Add(20*time.Second)).PerSecond, name)
-		require.Zero(t, strain(began.Add(20*time.Second+1)), "slots that begin later: %s", name)
+		require.Zero(t, strain(began.Add(20*time.Second+time.Millisecond)), "slots that begin later: %s", name)
 	}
 	reached, err := delivery.NewTraffic(pool).Reached(t.Context(), uuid.New(), now)
 	require.NoError(t, err)

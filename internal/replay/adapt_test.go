@@ -195,34 +195,17 @@ func TestProgressive_SlowsOnlyItsDestination(t *testing.T) {
 	require.EqualValues(t, 1, b.groups(run)["REDIRECTED"].Sent)
 }
 
-// A breaker that opens because the run is too fast holds no group while the rate can fall, and the run sends nothing
-// meanwhile.
-func TestProgressive_WaitsForTheBreakerOfAFastRun(t *testing.T) {
+// A breaker that opens holds the groups of its destination, and they go on at a lower rate.
+func TestProgressive_GoesOnSlowerAfterABreaker(t *testing.T) {
 	t.Parallel()
-	for name, asks := range map[string]bool{"asks for fewer": true, "is down": false} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := setup(t)
-			b.failAs(50, "default", "WEAK")
-			run := b.start(replay.Request{All: true, Progressive: true, Rate: 1000})
-			b.turn()
-			require.EqualValues(t, 5, b.groups(run)["WEAK"].Sent)
-			if asks {
-				b.exec(`UPDATE dlq.replay_runs SET paces = '{"default": {"rate": 500, "of": 1000, "asks": true,
-					"from": "2026-11-29T08:00:00Z"}}'`)
-			}
-			b.unmet = "circuit breaker destination:default is open"
-			b.endGroup("completed", "WEAK", 5)
-			b.turn()
-			if !asks {
-				require.Equal(t, "held in the canary: "+b.unmet, b.groups(run)["WEAK"].Reason)
-				return
-			}
-			require.Equal(t, "going", b.groups(run)["WEAK"].State)
-			require.EqualValues(t, 5, b.groups(run)["WEAK"].Sent)
-			b.unmet = ""
-			b.turn()
-			require.Greater(t, b.groups(run)["WEAK"].Sent, int64(5))
-		})
-	}
+	w := newWeak(t, 1000, replay.Request{All: true, Progressive: true, Rate: 200})
+	w.turn(0)
+	w.unmet = "circuit breaker destination:default is open"
+	w.turn(1)
+	require.Equal(t, "held in the canary: "+w.unmet, w.groups(w.run)["WEAK"].Reason)
+	require.Equal(t, []string{"rate lowered"}, w.acts())
+	require.Equal(t, 1, w.count(`SELECT count(*) FROM dlq.replay_runs WHERE paces -> 'default' -> 'rate' = '100'`))
+	w.unmet = ""
+	w.steer(w.run, "go-on")
+	require.EqualValues(t, 6, w.turn(2), "100 a second are 5 in 50 ms")
 }

@@ -35,7 +35,6 @@ const (
 type pace struct {
 	Rate float64   `json:"rate,omitempty"` // entries per second; 0: that of the run
 	Of   float64   `json:"of,omitempty"`   // the rate that it was first lowered from
-	Asks bool      `json:"asks,omitempty"` // whether it was last lowered because the destination asked for it
 	From time.Time `json:"from"`           // deliveries before do not count for the next decision
 }
 
@@ -59,14 +58,13 @@ func (p pace) decide(destination string, most float64, s *breaker.Strain, now ti
 			next.Of = next.Rate
 		}
 		next.Rate = max(next.Rate/paceFall, next.Of/paceLeast)
-		next.Asks = s.Asks && next.Rate > next.Of/paceLeast
 		if next.From = now; next.Rate == p.Rate {
 			return p, "", ""
 		}
 		return next, actLowered, fmt.Sprintf("the rate of %s was lowered from %s %s a second: %s", destination, was,
 			perSecond(next.Rate), s.Reason)
 	case p.Rate > 0 && s.Closed.After(p.From):
-		next.Rate, next.Asks, next.From = p.Rate+p.Of/paceRises, false, s.Closed
+		next.Rate, next.From = p.Rate+p.Of/paceRises, s.Closed
 		shown := next.Rate
 		if most > 0 && next.Rate >= most {
 			next.Rate, shown = 0, most
@@ -82,22 +80,25 @@ func perSecond(rate float64) string {
 	return words.rate(rate)
 }
 
-// adapt lowers and raises the rates of a progressive run by what destinations answered, and returns them.
-func (r *Runner) adapt(ctx context.Context, tx transaction, run *dbsqlc.LockProgressiveRow,
-) (paces map[string]pace, err error) {
-	if paces, err = pacesOf(run.Paces); err != nil || r.Strain == nil {
-		return paces, err
+// adapt lowers and raises the rates of a progressive run by what destinations answered.
+func (r *Runner) adapt(ctx context.Context, tx transaction, run *dbsqlc.LockProgressiveRow) error {
+	if r.Strain == nil {
+		return nil
+	}
+	paces, err := pacesOf(run.Paces)
+	if err != nil {
+		return err
 	}
 	now := r.now()
 	destinations, err := r.Reached(ctx, run.ID, now)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, destination := range destinations {
 		was := paces[destination]
 		strain, err := r.Strain(ctx, destination, run.ID, run.CreatedAt, was.From, now)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if strain.Reason == "" && strain.PerSecond > 0 {
 			strain.Reason = r.planner().UnmetBy("", destination, breakerClosed)
@@ -106,18 +107,17 @@ func (r *Runner) adapt(ctx context.Context, tx transaction, run *dbsqlc.LockProg
 		if act == "" {
 			continue
 		}
-		paces[destination] = next
 		changed, err := json.Marshal(map[string]pace{destination: next})
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if err := tx.SetPace(ctx, dbsqlc.SetPaceParams{
 			ID: run.ID, Pace: changed, Act: act, Actor: r.actor, Destination: destination, Reason: reason,
 		}); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return paces, nil
+	return nil
 }
 
 func pacesOf(raw json.RawMessage) (paces map[string]pace, err error) {
@@ -203,9 +203,6 @@ func (r *Runner) nextOfGroups(ctx context.Context, tx transaction, run *dbsqlc.L
 // placesOf returns how many entries of a part may be sent now or, if none may, after which time to ask again.
 func (r *Runner) placesOf(ctx context.Context, tx transaction, id uuid.UUID, part *part, most int,
 ) (places int, wait time.Duration, err error) {
-	if most == 0 || r.planner().UnmetBy("", part.destination, breakerClosed) != "" {
-		return 0, idle, nil
-	}
 	step, now := paceStep, r.now()
 	slots, err := deadletter.ReservePlaces(ctx, tx, "replay:"+id.String()+":"+part.destination, part.rate, most, now, &step)
 	if err != nil || slots.Granted > 0 {

@@ -14,7 +14,7 @@ func TestPace_Decides(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 29, 8, 0, 7, 0, time.UTC)
 	closed := now.Add(-7 * time.Second)
-	strained := breaker.Strain{PerSecond: 40, Asks: true, Reason: "3 of 400 answers were 429 or had a Retry-After"}
+	strained := breaker.Strain{PerSecond: 40, Reason: "3 of 400 answers were 429 or had a Retry-After"}
 	slower := breaker.Strain{PerSecond: 40, Reason: "9 of 90 deliveries failed"}
 	well := breaker.Strain{PerSecond: 40, Closed: closed}
 	for name, test := range map[string]struct {
@@ -25,7 +25,7 @@ func TestPace_Decides(t *testing.T) {
 		reason string
 	}{
 		"falls to half": {
-			pace{}, 100, strained, pace{Rate: 50, Of: 100, Asks: true, From: now},
+			pace{}, 100, strained, pace{Rate: 50, Of: 100, From: now},
 			"the rate of bank was lowered from 100 to 50 a second: 3 of 400 answers were 429 or had a Retry-After",
 		},
 		"falls again": {
@@ -33,12 +33,12 @@ func TestPace_Decides(t *testing.T) {
 			"the rate of bank was lowered from 50 to 25 a second: 9 of 90 deliveries failed",
 		},
 		"has a least": {
-			pace{Rate: 2, Of: 100, Asks: true}, 100, strained, pace{Rate: 100. / 64, Of: 100, From: now},
+			pace{Rate: 2, Of: 100}, 100, strained, pace{Rate: 100. / 64, Of: 100, From: now},
 			"the rate of bank was lowered from 2 to 1.56 a second",
 		},
 		"does not fall below it": {pace{Rate: 100. / 64, Of: 100}, 100, strained, pace{Rate: 100. / 64, Of: 100}, ""},
 		"rises by a tenth": {
-			pace{Rate: 50, Of: 100, Asks: true}, 100, well, pace{Rate: 60, Of: 100, From: closed},
+			pace{Rate: 50, Of: 100}, 100, well, pace{Rate: 60, Of: 100, From: closed},
 			"the rate of bank was raised from 50 to 60 a second: it took 40 a second",
 		},
 		"rises up to the rate of the run": {
@@ -50,7 +50,7 @@ func TestPace_Decides(t *testing.T) {
 		"is that of the run":         {pace{}, 100, well, pace{}, ""},
 		"has no limit":               {pace{}, 0, well, pace{}, ""},
 		"without a rate, falls to half of what the destination got": {
-			pace{}, 0, strained, pace{Rate: 20, Of: 40, Asks: true, From: now},
+			pace{}, 0, strained, pace{Rate: 20, Of: 40, From: now},
 			"the rate of bank was lowered from no limit to 20 a second",
 		},
 		"without a rate, does not follow a canary": {

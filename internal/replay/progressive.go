@@ -236,13 +236,12 @@ func (r *Runner) steer(ctx context.Context, id uuid.UUID) (more bool, ended []in
 		if err != nil {
 			return err
 		}
-		paces := map[string]pace{}
 		if run.Status == "running" {
-			if paces, err = r.adapt(ctx, tx, &run); err != nil {
+			if err := r.adapt(ctx, tx, &run); err != nil {
 				return err
 			}
 		}
-		moved, err := r.moveGroups(ctx, tx, &run, groups, paces, more)
+		moved, err := r.moveGroups(ctx, tx, &run, groups, more)
 		if err != nil || hasEnded(&run) || more && !moved {
 			return err
 		}
@@ -331,7 +330,7 @@ func hasEnded(run *dbsqlc.LockProgressiveRow) bool {
 // moveGroups decides about each group, and reports whether any has moved. It sets their new states. If
 // there are more outcomes to count, it decides only about what the next turn would not know.
 func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.LockProgressiveRow,
-	groups []group, paces map[string]pace, more bool,
+	groups []group, more bool,
 ) (moved bool, err error) {
 	watched, deadline := r.watch(run.ID, time.Now()), time.Duration(run.StepDeadline*float64(time.Second))
 	for i := range groups {
@@ -344,9 +343,6 @@ func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.Loc
 		if (queue != "" || run.Destination != "") && g.State == groupGoing {
 			destination := destinationOf(r.planner().Policy(), run.Destination, queue)
 			unmet = r.planner().UnmetBy(queue, run.Destination, breakerClosed)
-			if paces[destination].Asks { // the breaker opened because the run is too fast, and its rate was lowered
-				unmet = ""
-			}
 			if unmet == "" {
 				if unmet, err = r.harm(ctx, run, g.LetGoAt, destination, time.Now()); err != nil {
 					return moved, err
