@@ -190,6 +190,39 @@ COMMENT ON FUNCTION dlq.held_by_runs IS
     'Of the given entries, those that failed in a progressive run that has not ended, or that it has not sent yet: '
     'dlqd does not redeliver them automatically.';
 
+-- job_traffic reads a sample: at most 100 jobs, of any kind, of each sixtieth of the period, by River's index on state
+-- and finalized_at. A job that dlqd itself set to completed has not run.
+CREATE OR REPLACE FUNCTION dlq.job_traffic(p_run uuid, p_from timestamptz, p_until timestamptz)
+    RETURNS TABLE (kind text, level integer, jobs bigint)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
+SET row_security = off AS $$
+    SELECT j.kind, j.level, count(*)
+    FROM (
+        SELECT s.kind, CASE WHEN s.failed THEN 48
+            ELSE least(floor(2 * ln(greatest(s.ms, 1)) / ln(2)), 46)::integer + 1 END AS level
+        FROM (SELECT p_from + (p_until - p_from) * (i / 60.0) AS from,
+                     p_from + (p_until - p_from) * ((i + 1) / 60.0) AS until FROM generate_series(0, 59) i) slice
+        CROSS JOIN LATERAL (
+            SELECT u.kind, u.state = 'discarded' AS failed, u.metadata,
+                extract(epoch FROM u.finalized_at - u.attempted_at)::float8 * 1000 AS ms,
+                dlq.is_superseded(u.state::text, u.attempt, u.metadata) AS superseded
+            FROM (
+                (SELECT o.kind, o.state, o.attempt, o.metadata, o.attempted_at, o.finalized_at FROM river.river_job o
+                 WHERE o.state = 'completed' AND o.finalized_at >= slice.from AND o.finalized_at < slice.until
+                 ORDER BY o.finalized_at LIMIT 100)
+                UNION ALL
+                (SELECT o.kind, o.state, o.attempt, o.metadata, o.attempted_at, o.finalized_at FROM river.river_job o
+                 WHERE o.state = 'discarded' AND o.finalized_at >= slice.from AND o.finalized_at < slice.until
+                 ORDER BY o.finalized_at LIMIT 100)) u
+            ORDER BY u.finalized_at LIMIT 100) s
+        WHERE s.ms IS NOT NULL AND NOT s.superseded
+            AND coalesce(s.metadata ->> 'dlq:run_id', '') <> p_run::text) j
+    GROUP BY 1, 2
+$$;
+COMMENT ON FUNCTION dlq.job_traffic IS
+    'A sample of the jobs that completed or failed for good in a period and are not of a replay run, by kind and '
+    'duration: levels as places in destination_traffic.deliveries.';
+
 -- Of two processes that delete the same rows, one waits for no lock.
 CREATE OR REPLACE FUNCTION dlq.add_traffic(p_counts jsonb) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

@@ -139,3 +139,8 @@ WHERE t.run_id = @run::uuid AND t.at >= @since::timestamptz ORDER BY 1;
 -- later.
 SELECT t.at, t.deliveries FROM dlq.destination_traffic t
 WHERE t.destination = @destination::text AND t.run_id = @run::uuid AND t.at >= @since::timestamptz ORDER BY t.at;
+
+-- name: JobTraffic :many
+-- JobTraffic counts jobs of a period that are not of a run, by kind and duration, in a sample.
+SELECT t.kind::text AS kind, t.level::integer AS level, t.jobs::bigint AS jobs
+FROM dlq.job_traffic(@run::uuid, @from_time::timestamptz, @until::timestamptz) t;

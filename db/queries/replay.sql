@@ -76,6 +76,16 @@ UNION ALL
      AND coalesce(g.queue, '') <> ALL (@other_than::text[])
  ORDER BY e.entry_id DESC LIMIT @most::integer);
 
+-- name: KindsToSend :many
+-- KindsToSend returns the kinds of the jobs of applications among the next 100 entries of a group.
+SELECT DISTINCT e.job_kind FROM dlq.dead_letter_queue e
+WHERE e.id = ANY (ARRAY(SELECT r.entry_id FROM dlq.replay_run_entries r
+                        WHERE r.run_id = @id AND r.group_number = @number::integer AND r.outcome IS NULL
+                            AND r.job_id IS NULL AND r.behind IS NULL
+                        ORDER BY r.entry_id LIMIT 100))
+    AND e.stage IN ('inbox', 'open', 'failed') AND e.job_kind <> 'dlqd_message'
+ORDER BY 1;
+
 -- name: CountSent :exec
 -- CountSent adds to the groups of a progressive run those of the given entries that were just sent.
 UPDATE dlq.replay_run_groups g SET sent = g.sent + s.sent,

@@ -1,9 +1,11 @@
 package delivery
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"sync"
 	"time"
@@ -52,6 +54,20 @@ type Traffic struct {
 
 	mu  sync.Mutex
 	new map[trafficSlotOf]*trafficCounts // not written yet
+
+	jobsMu sync.Mutex
+	jobs   map[jobTrafficOf]*jobTraffic
+}
+
+// jobTraffic is a sample of jobs by kind: of the hour before a run, and of the time during the run.
+type jobTraffic struct {
+	read           time.Time
+	before, during map[string]*trafficLevelsOf
+}
+
+type jobTrafficOf struct {
+	run  uuid.UUID
+	from time.Time
 }
 
 // trafficLevelsOf are numbers of deliveries by class, trafficCounts those and trafficLimited.
@@ -68,7 +84,7 @@ type trafficSlotOf struct {
 
 // NewTraffic returns counts that are written to a database.
 func NewTraffic(db postgres.DB) *Traffic {
-	return &Traffic{db: db, new: map[trafficSlotOf]*trafficCounts{}}
+	return &Traffic{db: db, new: map[trafficSlotOf]*trafficCounts{}, jobs: map[jobTrafficOf]*jobTraffic{}}
 }
 
 func slotOf(at time.Time) int64 { return at.Unix() / int64(trafficSlot/time.Second) }
@@ -133,19 +149,16 @@ func (t *Traffic) Write(ctx context.Context) error {
 
 // Worse returns how the deliveries to a destination that are not of a run have become worse since it began, compared
 // with the hour before: a greater share fails, or is slower than the 95th percentile of that hour, by Fisher's exact
-// test. It looks at those from a time on. It returns "" if they have not, or if there are too few to tell.
+// test. It looks at those from a time on. worse is "" if they have not; unknown says that there are too few to tell.
 func (t *Traffic) Worse(ctx context.Context, destination string, run uuid.UUID, began, from, now time.Time) (
-	string, error,
+	worse, unknown string, err error,
 ) {
-	if from.Before(now.Add(-trafficDuring)) {
-		from = now.Add(-trafficDuring)
-	}
 	rows, err := dbsqlc.New(t.db).TrafficOf(ctx, dbsqlc.TrafficOfParams{
 		Destination: destination, Run: run, Since: slotTime(slotOf(began.Add(-trafficBefore))),
-		Began: slotTime(slotOf(began)), After: slotTime(slotOf(from) + 1), Until: slotTime(slotOf(now) + 1),
+		Began: slotTime(slotOf(began)), After: slotTime(slotOf(duringFrom(from, now)) + 1), Until: slotTime(slotOf(now) + 1),
 	})
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	var before, during trafficLevelsOf
 	for _, row := range rows {
@@ -153,17 +166,79 @@ func (t *Traffic) Worse(ctx context.Context, destination string, run uuid.UUID, 
 			before[level], during[level] = int(row.Before), int(row.During)
 		}
 	}
+	worse, unknown = compare(&before, &during, "other deliveries to "+destination)
+	return worse, unknown, nil
+}
+
+// JobsWorse is [Traffic.Worse] for the jobs of a kind, in a sample of those that River still keeps: completed jobs by
+// duration, and jobs that failed for good. The sample during the run is up to ten seconds old.
+func (t *Traffic) JobsWorse(ctx context.Context, kind string, run uuid.UUID, began, from, now time.Time) (
+	worse, unknown string, err error,
+) {
+	t.jobsMu.Lock()
+	defer t.jobsMu.Unlock()
+	key := jobTrafficOf{run, from}
+	jobs := t.jobs[key]
+	if jobs == nil || now.Sub(jobs.read) >= trafficSlot {
+		fresh := jobTraffic{read: now}
+		if jobs != nil {
+			fresh.before = jobs.before
+		} else if fresh.before, err = t.readJobs(ctx, run, began.Add(-trafficBefore), began); err != nil {
+			return "", "", err
+		}
+		if fresh.during, err = t.readJobs(ctx, run, duringFrom(from, now), now); err != nil {
+			return "", "", err
+		}
+		maps.DeleteFunc(t.jobs, func(_ jobTrafficOf, j *jobTraffic) bool { return now.Sub(j.read) > trafficDuring })
+		jobs = &fresh
+		t.jobs[key] = jobs
+	}
+	before, during := jobs.before[kind], jobs.during[kind]
+	worse, unknown = compare(cmp.Or(before, &trafficLevelsOf{}), cmp.Or(during, &trafficLevelsOf{}),
+		"other jobs of kind "+kind+" (sampled)")
+	return worse, unknown, nil
+}
+
+// readJobs returns a sample of the jobs of a period that are not of a run, by kind.
+func (t *Traffic) readJobs(ctx context.Context, run uuid.UUID, from, until time.Time) (
+	map[string]*trafficLevelsOf, error,
+) {
+	rows, err := dbsqlc.New(t.db).JobTraffic(ctx, dbsqlc.JobTrafficParams{Run: run, FromTime: from, Until: until})
+	if err != nil {
+		return nil, err
+	}
+	kinds := map[string]*trafficLevelsOf{}
+	for _, row := range rows {
+		if kinds[row.Kind] == nil {
+			kinds[row.Kind] = &trafficLevelsOf{}
+		}
+		kinds[row.Kind][row.Level-1] = int(row.Jobs)
+	}
+	return kinds, nil
+}
+
+// duringFrom returns the time from which a comparison looks at what happened during a run.
+func duringFrom(from, now time.Time) time.Time {
+	if last := now.Add(-trafficDuring); from.Before(last) {
+		return last
+	}
+	return from
+}
+
+// compare returns how the others of a run are worse during the run than before it, or that it is unknown.
+func compare(before, during *trafficLevelsOf, others string) (worse, unknown string) {
 	total, totalBefore := sum(during[:]), sum(before[:])
 	if total < trafficLeast || totalBefore < trafficLeast {
-		return "", nil
+		return "", fmt.Sprintf("not known whether %s are worse: %d since, %d in the hour before the run, at least %d of each "+
+			"needed", others, total, totalBefore, trafficLeast)
 	}
 	slow := before.slow()
 	bad, badBefore := sum(during[slow:]), sum(before[slow:])
 	if fisher(bad, total, badBefore, totalBefore) > trafficError {
-		return "", nil
+		return "", ""
 	}
-	return fmt.Sprintf("%d of %d other deliveries to %s failed or were slower than the 95th percentile of the hour "+
-		"before the run; in that hour, %d of %d", bad, total, destination, badBefore, totalBefore), nil
+	return fmt.Sprintf("%d of %d %s failed or were slower than the 95th percentile of the hour "+
+		"before the run; in that hour, %d of %d", bad, total, others, badBefore, totalBefore), ""
 }
 
 // slow returns the class from which on deliveries are slower than the 95th percentile. Failures are worse than any

@@ -1,6 +1,7 @@
 package delivery_test
 
 import (
+	"cmp"
 	"testing"
 	"time"
 
@@ -59,12 +60,14 @@ func TestTraffic_TellsWhetherOtherDeliveriesAreWorse(t *testing.T) {
 		}
 		for _, traffic := range processes {
 			require.NoError(t, traffic.Write(t.Context()), "nothing new")
-			got, err := traffic.Worse(t.Context(), name, run, began, began, now)
+			got, unknown, err := traffic.Worse(t.Context(), name, run, began, began, now)
 			require.NoError(t, err)
 			require.Equal(t, c.worse, got != "", "%s: %s", name, got)
-			got, err = traffic.Worse(t.Context(), "other", run, began, began, now)
+			require.Equal(t, c.before < 30 || c.during < 30 || c.of, unknown != "", "%s: %s", name, unknown)
+			got, unknown, err = traffic.Worse(t.Context(), "other", run, began, began, now)
 			require.NoError(t, err)
 			require.Empty(t, got, name)
+			require.NotEmpty(t, unknown, name)
 		}
 	}
 }
@@ -130,4 +133,83 @@ func TestTraffic_TellsWhetherARunStrainsItsDestination(t *testing.T) {
 	reached, err := delivery.NewTraffic(pool).Reached(t.Context(), uuid.New(), now)
 	require.NoError(t, err)
 	require.Empty(t, reached)
+}
+
+func TestTraffic_TellsWhetherOtherJobsOfTheKindAreWorse(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	run, began := uuid.New(), time.Now().Add(-2*time.Minute).Truncate(time.Second)
+	now := began.Add(100 * time.Second)
+	// end ends n jobs of a kind, one a second from a time on. The first bad ones are slow, or fail for good.
+	end := func(kind, metadata string, from time.Time, n, bad int, badState string) {
+		_, err := pool.Exec(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, metadata,
+				attempted_at, finalized_at)
+			SELECT $1, '{}', 'default', 1, 1, CASE WHEN i <= $5 THEN $6 ELSE 'completed' END::river_job_state, $2,
+				$3::timestamptz + i * interval '1 s' - CASE WHEN i <= $5 AND $6 = 'completed' THEN interval '5 s'
+					ELSE interval '20 ms' END, $3::timestamptz + i * interval '1 s'
+			FROM generate_series(1, $4::integer) i`, kind, metadata, from, n, bad, badState)
+		require.NoError(t, err)
+	}
+	for name, c := range map[string]struct {
+		before, badBefore, during, bad int
+		state, metadata                string // of jobs during the run
+		worse, unknown                 string
+	}{
+		"as before": {before: 600, badBefore: 6, during: 90, bad: 1},
+		"slow": {
+			before: 600, badBefore: 6, during: 90, bad: 20,
+			worse: "20 of 90 other jobs of kind slow (sampled) failed or were slower than the 95th percentile of the hour " +
+				"before the run; in that hour, 6 of 600",
+		},
+		"failed": {
+			before: 600, badBefore: 6, during: 90, bad: 20, state: "discarded",
+			worse: "20 of 90 other jobs of kind failed (sampled) failed or were slower than the 95th percentile of the hour " +
+				"before the run; in that hour, 6 of 600",
+		},
+		"few others": {
+			before: 600, during: 29, bad: 29,
+			unknown: "not known whether other jobs of kind few others (sampled) are worse: 29 since, 600 in the hour before " +
+				"the run, at least 30 of each needed",
+		},
+		"few before": {
+			during: 90, bad: 90, unknown: "not known whether other jobs of kind few before (sampled) are worse: 90 since, 0 in " +
+				"the hour before the run, at least 30 of each needed",
+		},
+		"of the run itself": {
+			before: 600, during: 90, bad: 90, metadata: `{"dlq:run_id": "` + run.String() + `"}`,
+			unknown: "not known whether other jobs of kind of the run itself (sampled) are worse: 0 since, 600 in the hour " +
+				"before the run, at least 30 of each needed",
+		},
+		"completed by dlqd": {
+			before: 600, during: 90, bad: 90, metadata: `{"dlq:done": {"attempt": 1}}`,
+			unknown: "not known whether other jobs of kind completed by dlqd (sampled) are worse: 0 since, 600 in the hour " +
+				"before the run, at least 30 of each needed",
+		},
+	} {
+		end(name, "{}", began.Add(-10*time.Minute-time.Second), c.before, c.badBefore, "completed")
+		end(name, cmp.Or(c.metadata, "{}"), began, c.during, c.bad, cmp.Or(c.state, "completed"))
+		worse, unknown, err := delivery.NewTraffic(pool).JobsWorse(t.Context(), name, run, began, began, now)
+		require.NoError(t, err)
+		require.Equal(t, c.worse, worse, name)
+		require.Equal(t, c.unknown, unknown, name)
+		_, err = pool.Exec(t.Context(), "DELETE FROM river_job")
+		require.NoError(t, err)
+	}
+
+	// Of a run that sends much, and of other kinds, the sample is bounded. The answer is read again after ten seconds.
+	end("much", "{}", began.Add(-10*time.Minute-time.Second), 600, 6, "completed")
+	for range 3 {
+		end("other", `{"dlq:run_id": "`+run.String()+`"}`, began, 90, 0, "completed")
+	}
+	traffic := delivery.NewTraffic(pool)
+	worse, _, err := traffic.JobsWorse(t.Context(), "much", run, began, began, now)
+	require.NoError(t, err)
+	require.Empty(t, worse)
+	end("much", "{}", began, 90, 50, "completed")
+	worse, _, err = traffic.JobsWorse(t.Context(), "much", run, began, began, now.Add(9*time.Second))
+	require.NoError(t, err)
+	require.Empty(t, worse)
+	worse, _, err = traffic.JobsWorse(t.Context(), "much", run, began, began, now.Add(10*time.Second))
+	require.NoError(t, err)
+	require.NotEmpty(t, worse)
 }

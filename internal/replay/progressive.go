@@ -338,18 +338,22 @@ func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.Loc
 		if more && len(g.unknown) == 0 && g.stop == nil {
 			continue
 		}
-		unmet := ""
+		unmet, unknown := "", ""
 		queue := cmp.Or(run.Queue, g.Queue) // "" for the group of all others, whose queues differ
-		if (queue != "" || run.Destination != "") && g.State == groupGoing {
-			destination := destinationOf(r.planner().Policy(), run.Destination, queue)
-			unmet = r.planner().UnmetBy(queue, run.Destination, breakerClosed)
+		if g.State == groupGoing {
+			if queue != "" || run.Destination != "" {
+				unmet = r.planner().UnmetBy(queue, run.Destination, breakerClosed)
+			}
 			if unmet == "" {
-				if unmet, err = r.harm(ctx, run, g.LetGoAt, destination, time.Now()); err != nil {
+				if unmet, unknown, err = r.harm(ctx, tx, run, g, queue, time.Now()); err != nil {
 					return moved, err
 				}
 			}
 		}
 		move, reason := g.decide(watched, deadline, unmet)
+		if move == moveNext && unknown != "" {
+			reason += "; " + unknown
+		}
 		if move == "" || hasEnded(run) && move != moveDone {
 			continue
 		}
@@ -369,19 +373,32 @@ func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.Loc
 	return moved, nil
 }
 
-// harm returns how other deliveries to a destination have become worse since the run began; "" if they
-// have not. Deliveries from before an operator last let the group go on do not count again.
-func (r *Runner) harm(ctx context.Context, run *dbsqlc.LockProgressiveRow, letGoAt *time.Time, destination string,
+// harm returns how other deliveries to the destination of a group, or other jobs of the kinds that it sends next, have
+// become worse since the run began; "" if they have not. unknown says of what that is not known. What ended before an
+// operator last let the group go on does not count again.
+func (r *Runner) harm(ctx context.Context, tx transaction, run *dbsqlc.LockProgressiveRow, g *group, queue string,
 	now time.Time,
-) (string, error) {
-	if r.Worse == nil || destination == "" {
-		return "", nil
-	}
+) (worse, unknown string, err error) {
 	from := run.CreatedAt
-	if letGoAt != nil {
-		from = *letGoAt
+	if g.LetGoAt != nil {
+		from = *g.LetGoAt
 	}
-	return r.Worse(ctx, destination, run.ID, run.CreatedAt, from, now)
+	destination := destinationOf(r.planner().Policy(), run.Destination, queue)
+	if r.Worse != nil && destination != "" {
+		worse, unknown, err = r.Worse(ctx, destination, run.ID, run.CreatedAt, from, now)
+	}
+	if r.JobsWorse == nil || worse != "" || err != nil {
+		return worse, unknown, err
+	}
+	kinds, err := tx.KindsToSend(ctx, dbsqlc.KindsToSendParams{ID: run.ID, Number: g.Number})
+	for _, kind := range kinds {
+		var also string
+		if worse, also, err = r.JobsWorse(ctx, kind, run.ID, run.CreatedAt, from, now); worse != "" || err != nil {
+			break
+		}
+		unknown = cmp.Or(unknown, also)
+	}
+	return worse, unknown, err
 }
 
 // stuck returns why a run cannot send anything until an operator decides; otherwise "".

@@ -40,8 +40,10 @@ const (
 // a batch of a run.
 type Runner struct {
 	// Worse, if not nil, returns how deliveries to a destination from a time on, which are not of a run, have become
-	// worse since the run began; "" if they have not, or if it is not known (delivery.Traffic.Worse).
-	Worse func(ctx context.Context, destination string, run uuid.UUID, began, from, now time.Time) (string, error)
+	// worse since the run began; "" if they have not. unknown says why it is not known (delivery.Traffic.Worse).
+	// JobsWorse does the same for the jobs of a kind.
+	Worse, JobsWorse func(ctx context.Context, name string, run uuid.UUID, began, from, now time.Time) (
+		worse, unknown string, err error)
 	// Reached and Strain, if not nil, return the destinations that lately had deliveries of a run, and how one of them
 	// takes those from a time on (delivery.Traffic).
 	Reached func(ctx context.Context, run uuid.UUID, now time.Time) ([]string, error)

@@ -278,7 +278,7 @@ func TestProgressive_HoldsWhileOthersAreHarmed(t *testing.T) {
 	const worse = "12 of 40 other deliveries to default failed"
 	var seen time.Time // when a process saw the failures
 	b.runner.Worse = func(_ context.Context, destination string, run uuid.UUID, began, from, now time.Time) (
-		string, error,
+		string, string, error,
 	) {
 		asked, since = append(asked, destination), append(since, from)
 		require.NotEqual(t, uuid.Nil, run)
@@ -287,9 +287,9 @@ func TestProgressive_HoldsWhileOthersAreHarmed(t *testing.T) {
 			seen = now
 		}
 		if from.After(seen) {
-			return "", nil
+			return "", "not known", nil
 		}
-		return worse, nil
+		return worse, "", nil
 	}
 	b.failAs(20, "default", "GROUP")
 	run := b.start(replay.Request{All: true, Progressive: true})
@@ -306,6 +306,33 @@ func TestProgressive_HoldsWhileOthersAreHarmed(t *testing.T) {
 	b.turn()
 	require.Equal(t, "going", b.groups(run)["GROUP"].State)
 	require.True(t, since[len(since)-1].After(since[0]))
+}
+
+// Jobs of applications have no destination: a group is held while other jobs of the kinds that it sends next are worse
+// than before the run. If that is not known, the group goes on, and the decision says so.
+func TestProgressive_HoldsWhileOtherJobsAreHarmed(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	answers := map[string][2]string{
+		"refund":           {"12 of 40 other jobs of kind refund failed", ""},
+		"payment.captured": {"", "not known whether other jobs are worse"},
+	}
+	b.runner.JobsWorse = func(_ context.Context, kind string, _ uuid.UUID, _, _, _ time.Time) (string, string, error) {
+		require.Contains(t, answers, kind)
+		return answers[kind][0], answers[kind][1], nil
+	}
+	b.failAs(20, "a", "HARMS")
+	b.exec("UPDATE dlq.dead_letter_queue SET job_kind = 'refund', kind = 'refund'")
+	b.failAs(20, "a", "UNKNOWN")
+	run := b.start(replay.Request{All: true, Progressive: true})
+	b.turn()
+	require.Equal(t, "held", b.groups(run)["HARMS"].State)
+	require.Equal(t, "held in the canary: 12 of 40 other jobs of kind refund failed", b.groups(run)["HARMS"].Reason)
+	b.endGroup("completed", "UNKNOWN", 5)
+	b.turn()
+	group := b.groups(run)["UNKNOWN"]
+	require.Equal(t, "going", group.State)
+	require.Contains(t, group.Reason, "at least +2.94; not known whether other jobs are worse")
 }
 
 // Followers of an ordering key wait for their predecessor, also if that is in another group.

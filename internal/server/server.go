@@ -523,7 +523,8 @@ func (s *Server) startDLQWorker() error {
 	s.loops.Add(s.worker.Loops()...)
 	s.loops.Add(regrouper.Loop())
 	runner := replay.NewRunner(s.store, s.planner.Load, s.logger.With("part", "replay"), s.guard.Load().MaySend)
-	runner.Worse, runner.Reached, runner.Strain = s.traffic.Worse, s.traffic.Reached, s.traffic.Strain
+	runner.Worse, runner.JobsWorse = s.traffic.Worse, s.traffic.JobsWorse
+	runner.Reached, runner.Strain = s.traffic.Reached, s.traffic.Strain
 	runs := runner.Loop()
 	s.loops.Add(runs)
 	s.wakeRuns = runs.Wake

@@ -178,6 +178,44 @@ func (q *Queries) ForgetOrdered(ctx context.Context) (int32, error) {
 	return forgotten, err
 }
 
+const JobTraffic = `-- name: JobTraffic :many
+SELECT t.kind::text AS kind, t.level::integer AS level, t.jobs::bigint AS jobs
+FROM dlq.job_traffic($1::uuid, $2::timestamptz, $3::timestamptz) t
+`
+
+type JobTrafficParams struct {
+	Run      uuid.UUID
+	FromTime time.Time
+	Until    time.Time
+}
+
+type JobTrafficRow struct {
+	Kind  string
+	Level int32
+	Jobs  int64
+}
+
+// JobTraffic counts jobs of a period that are not of a run, by kind and duration, in a sample.
+func (q *Queries) JobTraffic(ctx context.Context, arg JobTrafficParams) ([]JobTrafficRow, error) {
+	rows, err := q.db.Query(ctx, JobTraffic, arg.Run, arg.FromTime, arg.Until)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []JobTrafficRow{}
+	for rows.Next() {
+		var i JobTrafficRow
+		if err := rows.Scan(&i.Kind, &i.Level, &i.Jobs); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const ListJobs = `-- name: ListJobs :many
 SELECT l.id::bigint AS id, l.at::timestamptz AS at, l.visible::boolean AS visible
 FROM dlq.list_jobs($1::text, $2::text, $3::integer, $4::timestamptz,

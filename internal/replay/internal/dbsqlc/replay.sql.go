@@ -779,6 +779,42 @@ func (q *Queries) IsMasked(ctx context.Context) (bool, error) {
 	return masked, err
 }
 
+const KindsToSend = `-- name: KindsToSend :many
+SELECT DISTINCT e.job_kind FROM dlq.dead_letter_queue e
+WHERE e.id = ANY (ARRAY(SELECT r.entry_id FROM dlq.replay_run_entries r
+                        WHERE r.run_id = $1 AND r.group_number = $2::integer AND r.outcome IS NULL
+                            AND r.job_id IS NULL AND r.behind IS NULL
+                        ORDER BY r.entry_id LIMIT 100))
+    AND e.stage IN ('inbox', 'open', 'failed') AND e.job_kind <> 'dlqd_message'
+ORDER BY 1
+`
+
+type KindsToSendParams struct {
+	ID     uuid.UUID
+	Number int32
+}
+
+// KindsToSend returns the kinds of the jobs of applications among the next 100 entries of a group.
+func (q *Queries) KindsToSend(ctx context.Context, arg KindsToSendParams) ([]string, error) {
+	rows, err := q.db.Query(ctx, KindsToSend, arg.ID, arg.Number)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []string{}
+	for rows.Next() {
+		var job_kind string
+		if err := rows.Scan(&job_kind); err != nil {
+			return nil, err
+		}
+		items = append(items, job_kind)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const LastHour = `-- name: LastHour :many
 SELECT f.queue, sum(f.redelivered)::bigint AS redelivered, sum(f.failures)::bigint AS failures
 FROM dlq.rollup_flow f
