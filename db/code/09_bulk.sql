@@ -518,6 +518,40 @@ COMMENT ON FUNCTION dlq.skip_defaults IS
     'What a replay run skips because the policy says so (skipStale and skipSuperseded of queues and kinds), where its '
     'request says nothing (null); null for nothing.';
 
+-- Runs and requests are shown to callers with a scope as they are stored, so they name no other queue.
+CREATE OR REPLACE FUNCTION dlq.applying_skips(p_skips jsonb, p_queues text[], p_kinds text[]) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+RETURN CASE WHEN dlq.scope() IS NULL THEN p_skips ELSE (
+    SELECT jsonb_object_agg(s.key, CASE WHEN q.queues IS NULL THEN '{}' ELSE jsonb_build_object('queues', q.queues) END
+        || CASE WHEN k.kinds IS NULL THEN '{}' ELSE jsonb_build_object('kinds', k.kinds) END)
+    FROM jsonb_each(p_skips) s
+    CROSS JOIN LATERAL (SELECT jsonb_agg(n ORDER BY n) AS queues
+                        FROM jsonb_array_elements_text(coalesce(s.value -> 'queues', '[]')) n
+                        WHERE n = ANY (p_queues)) q
+    CROSS JOIN LATERAL (SELECT jsonb_object_agg(n.key, n.value) AS kinds, bool_or(n.value = 'true') AS any_on
+                        FROM jsonb_each(coalesce(s.value -> 'kinds', '{}')) n
+                        WHERE EXISTS (SELECT FROM unnest(p_kinds) o (kind)
+                                      WHERE o.kind LIKE ANY (dlq.like_patterns(jsonb_build_array(n.key))))) k
+    WHERE q.queues IS NOT NULL OR k.any_on) END;
+COMMENT ON FUNCTION dlq.applying_skips IS
+    'What of some skips (dlq.skip_defaults) applies to entries of these queues and kinds, if the caller has a scope; '
+    'otherwise all of it.';
+
+CREATE OR REPLACE FUNCTION dlq.skips_of(p_skips jsonb, p_filter jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_skips jsonb := p_skips;
+BEGIN
+    IF p_skips IS NOT NULL AND dlq.scope() IS NOT NULL THEN
+        EXECUTE 'SELECT dlq.applying_skips($2, array_agg(DISTINCT e.queue), array_agg(DISTINCT coalesce(e.kind, '''')))
+                 FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(p_filter)
+        INTO v_skips USING p_filter, p_skips;
+    END IF;
+    RETURN v_skips;
+END
+$$;
+COMMENT ON FUNCTION dlq.skips_of IS 'dlq.applying_skips for the entries that match a filter.';
+
 CREATE OR REPLACE FUNCTION dlq.replay_start(p_filter jsonb, p_actor text DEFAULT session_user, p_note text DEFAULT NULL,
     p_all boolean DEFAULT false,
     p_newest_first boolean DEFAULT false, p_batch_size integer DEFAULT 100, p_rate float8 DEFAULT NULL,
@@ -624,7 +658,8 @@ BEGIN
     VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue,
         p_destination, p_force, p_stop_at, p_stop_of, p_note, dlq.actor(p_actor), v_total,
         dlq.origin(dlq.actor(p_actor), p_actor), dlq.scope(), p_checkpoint, p_progressive, p_step_deadline,
-        coalesce(p_skip_stale, false), coalesce(p_skip_superseded, false), v_skips, true, dlq.approved());
+        coalesce(p_skip_stale, false), coalesce(p_skip_superseded, false), dlq.skips_of(v_skips, v_filter), true,
+        dlq.approved());
     IF p_progressive THEN
         PERFORM dlq.replay_plan(v_id, v_groups);
     END IF;

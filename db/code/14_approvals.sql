@@ -273,7 +273,8 @@ BEGIN
         v_by_queue := jsonb_build_object(v_job.queue, 1);
     END IF;
     IF p_operation = 'replay' THEN
-        v_skips := dlq.skip_defaults((p_request ->> 'skipStale')::boolean, (p_request ->> 'skipSuperseded')::boolean);
+        v_skips := dlq.skips_of(dlq.skip_defaults((p_request ->> 'skipStale')::boolean,
+            (p_request ->> 'skipSuperseded')::boolean), v_filter);
     END IF;
     -- An equal request that waits is returned instead of a second one, which would find nothing left to do
     -- once the first is carried out. Two transactions at the same time may still create two requests.

@@ -575,8 +575,10 @@ SELECT dlq.set_fix(@queue::text, @fingerprint::text, sqlc.narg('run')::uuid,
 SELECT dlq.fix_runs(@id::uuid)::boolean AS runs;
 
 -- name: SkipDefaults :one
--- SkipDefaults returns what a run skips by the policy: only the choices that its request leaves open.
-SELECT coalesce(dlq.skip_defaults(sqlc.narg('stale')::boolean, sqlc.narg('superseded')::boolean), '{}')::jsonb AS skips;
+-- SkipDefaults returns what a run skips by the policy: only the choices that its request leaves open, and for a caller
+-- with a scope only those that apply to the given queues and kinds.
+SELECT coalesce(dlq.applying_skips(dlq.skip_defaults(sqlc.narg('stale')::boolean, sqlc.narg('superseded')::boolean),
+    @queues::text[], @kinds::text[]), '{}')::jsonb AS skips;
 
 -- name: SetForFix :exec
 UPDATE dlq.replay_runs SET for_fix = true WHERE id = @id;

@@ -40,12 +40,6 @@ func (s Scope) HasQueue(name string) bool {
 		func(part Part) bool { return all(part.Kinds) && matches(part.Queues, name) })
 }
 
-// NamesKind reports whether the scope is limited to kinds of which pattern is one. A nil Scope names every kind.
-func (s Scope) NamesKind(pattern string) bool {
-	return s == nil || slices.ContainsFunc(s,
-		func(part Part) bool { return !all(part.Kinds) && matches(part.Kinds, pattern) })
-}
-
 // Limit returns a context whose database statements are limited to the scope.
 func Limit(ctx context.Context, scope Scope) (context.Context, error) {
 	if scope == nil {

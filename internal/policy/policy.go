@@ -581,30 +581,6 @@ func (s *Skip) Text() string {
 	return strings.Join(parts, "; ")
 }
 
-// Within returns what of the skips a caller who is limited to the scope may see: the queues of the scope, the kinds
-// that it names, and the pattern of all kinds.
-func (s Skips) Within(scope access.Scope) Skips {
-	return Skips{Stale: s.Stale.within(scope), Superseded: s.Superseded.within(scope)}
-}
-
-func (s *Skip) within(scope access.Scope) *Skip {
-	if s == nil || scope == nil {
-		return s
-	}
-	seen := &Skip{}
-	for _, queue := range s.Queues {
-		if scope.HasQueue(queue) {
-			seen.Queues = append(seen.Queues, queue)
-		}
-	}
-	for pattern, is := range s.Kinds {
-		if pattern == "*" || scope.NamesKind(pattern) {
-			seen.setKind(pattern, is)
-		}
-	}
-	return seen.ifAny()
-}
-
 func (s *Skip) setKind(pattern string, is *bool) {
 	if s.Kinds == nil {
 		s.Kinds = map[string]*bool{}

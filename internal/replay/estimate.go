@@ -5,14 +5,15 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"gonum.org/v1/gonum/mathext"
 
-	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
 )
 
@@ -165,18 +166,25 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 		stale:      in.SkipStale != nil && *in.SkipStale,
 		superseded: in.SkipSuperseded != nil && *in.SkipSuperseded,
 	}
-	raw, err := tx.SkipDefaults(ctx, dbsqlc.SkipDefaultsParams{Stale: in.SkipStale, Superseded: in.SkipSuperseded})
+	places, err := placesOf(ctx, tx, ids)
+	if err != nil {
+		return nil, err
+	}
+	queues, kinds := map[string]bool{}, map[string]bool{}
+	for _, place := range places {
+		queues[place.queue], kinds[place.kind] = true, true
+	}
+	raw, err := tx.SkipDefaults(ctx, dbsqlc.SkipDefaultsParams{
+		Stale: in.SkipStale, Superseded: in.SkipSuperseded,
+		Queues: slices.Collect(maps.Keys(queues)), Kinds: slices.Collect(maps.Keys(kinds)),
+	})
 	if err != nil {
 		return nil, err
 	}
 	if err := json.Unmarshal(raw, &skips.Skips); err != nil {
 		return nil, err
 	}
-	p.Skips = skips.Within(access.ScopeOf(ctx))
-	places, err := placesOf(ctx, tx, ids)
-	if err != nil {
-		return nil, err
-	}
+	p.Skips = skips.Skips
 	outOfDate, err := stale(ctx, tx.Queries, r.Planner().Policy(), ids, time.Now())
 	if err != nil {
 		return nil, err

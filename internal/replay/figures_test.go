@@ -117,25 +117,32 @@ queues:
 kinds:
   kept.*: {skipStale: false, skipSuperseded: true}
 `)
-	b.failOld("old", "price")
+	b.failOld("old", "price", "kept.price")
 	b.failOld("secret", "price")
 	limited, err := access.Limit(t.Context(), access.Scope{{Queues: []string{"old"}}})
 	require.NoError(t, err)
 	preview, err := b.replayer.Preview(limited, withDefaults(replay.Request{All: true}))
 	require.NoError(t, err)
-	require.Equal(t, policy.Skips{Stale: &policy.Skip{Queues: []string{"old"}}}, preview.Skips)
-	require.Contains(t, preview.Notes(replay.PlainWords()), "the policy skips work that is out of date, of queues old")
+	require.Equal(t, policy.Skips{
+		Stale:      &policy.Skip{Queues: []string{"old"}, Kinds: map[string]*bool{"kept.*": new(false)}},
+		Superseded: &policy.Skip{Kinds: map[string]*bool{"kept.*": new(true)}},
+	}, preview.Skips, "the kind is one of the entries")
+	require.Contains(t, preview.Notes(replay.PlainWords()),
+		"the policy skips work that is out of date, of queues old; not kinds kept.*")
+	ofKind, err := access.Limit(t.Context(), access.Scope{{Kinds: []string{"price"}}})
+	require.NoError(t, err)
+	other, err := b.replayer.Preview(ofKind, withDefaults(replay.Request{All: true}))
+	require.NoError(t, err)
+	require.Nil(t, other.Skips.Stale.Kinds, "no entry that the caller sees is of that kind")
+	require.Equal(t, []string{"secret"}, other.Skips.Superseded.Queues)
 	run, err := b.replayer.Start(limited, withDefaults(replay.Request{All: true}))
 	require.NoError(t, err)
 	require.Equal(t, preview.Skips, run.Skips)
-	require.Equal(t, []string{"old", "secret"}, b.get(run).Skips.Stale.Queues, "the run has those of the policy")
+	require.Zero(t, b.count("SELECT count(*) FROM dlq.replay_runs r WHERE r.skips::text LIKE '%secret%'"),
+		"a role with a scope reads the column")
 	b.runOnce()
 	require.EqualValues(t, 1, b.get(run).Skipped)
-	limited, err = access.Limit(t.Context(), access.Scope{{Kinds: []string{"kept*"}}})
-	require.NoError(t, err)
-	preview, err = b.replayer.Preview(limited, withDefaults(replay.Request{All: true}))
-	require.NoError(t, err)
-	require.Equal(t, policy.Skips{Superseded: &policy.Skip{Kinds: map[string]*bool{"kept.*": new(true)}}}, preview.Skips)
+	require.EqualValues(t, 1, b.get(run).Replayed)
 }
 
 func TestPreview_SaysWhoHasTheEntries(t *testing.T) {

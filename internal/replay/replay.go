@@ -21,7 +21,6 @@ import (
 	"github.com/google/uuid"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
@@ -731,7 +730,6 @@ func (r *Replayer) runs(ctx context.Context, ids []uuid.UUID) ([]*Run, error) {
 		if runs[i], err = runOf(row); err != nil {
 			return nil, err
 		}
-		runs[i].Skips = runs[i].Skips.Within(access.ScopeOf(ctx))
 		r.outcomes.store(runs[i])
 	}
 	return runs, nil

@@ -2057,17 +2057,26 @@ func (q *Queries) Settle(ctx context.Context, id uuid.UUID) error {
 }
 
 const SkipDefaults = `-- name: SkipDefaults :one
-SELECT coalesce(dlq.skip_defaults($1::boolean, $2::boolean), '{}')::jsonb AS skips
+SELECT coalesce(dlq.applying_skips(dlq.skip_defaults($1::boolean, $2::boolean),
+    $3::text[], $4::text[]), '{}')::jsonb AS skips
 `
 
 type SkipDefaultsParams struct {
 	Stale      *bool
 	Superseded *bool
+	Queues     []string
+	Kinds      []string
 }
 
-// SkipDefaults returns what a run skips by the policy: only the choices that its request leaves open.
+// SkipDefaults returns what a run skips by the policy: only the choices that its request leaves open, and for a caller
+// with a scope only those that apply to the given queues and kinds.
 func (q *Queries) SkipDefaults(ctx context.Context, arg SkipDefaultsParams) (json.RawMessage, error) {
-	row := q.db.QueryRow(ctx, SkipDefaults, arg.Stale, arg.Superseded)
+	row := q.db.QueryRow(ctx, SkipDefaults,
+		arg.Stale,
+		arg.Superseded,
+		arg.Queues,
+		arg.Kinds,
+	)
 	var skips json.RawMessage
 	err := row.Scan(&skips)
 	return skips, err
