@@ -54,12 +54,12 @@ func TestPreview_PrintsWhatToExpect(t *testing.T) {
 		},
 	}))
 	for _, line := range []string{
-		"12: ran for more than 5s before they failed: they may have done something\n",
+		"12 of 25 ran for more than 5s before the failure, and may have done something\n",
 		"about 17 of 22 (12 to 21, 80 % interval) will recover, as far as earlier replay runs",
 		"c0ffee in a: 7 of 9 recovered since 2026-11-21 10:00 UTC, 0 of 30 before; of 22, about 17 (12 to 21) will\n",
-		"3: never tried: no earlier replay run has outcomes of their failure groups\n",
+		"no earlier replay run has outcomes of the failure groups of 3: they were never tried\n",
 		"no worker seems to know kind sync: inferred from 3 of 4 last attempts, with the latest of them\n",
-		"a, to destination psp: 25, at most 12.5 per second; in the last hour, 0 redelivered and 7 failed\n",
+		"queue a of destination psp gets 25, at most 12.5 per second; in the last hour, 0 were redelivered and 7 failed\n",
 	} {
 		require.Contains(t, out.String(), line)
 	}

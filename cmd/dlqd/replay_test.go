@@ -97,7 +97,7 @@ func TestReplay_Commands(t *testing.T) {
 	require.Contains(t, out, "7 dead letters would be replayed")
 	require.Regexp(t, `error type +PRICE_MISSING +7`, out)
 	require.Contains(t, out, "  add /price: 100\n", "the change is shown")
-	require.Contains(t, out, "0: out of date (--skip-stale skips them)\n0: done by a later job")
+	require.Contains(t, out, "0 of 7 are out of date (--skip-stale skips them)\n0 of 7 have been done by a later job")
 	one := regexp.MustCompile(`[0-9a-f-]{36}`).FindString(out)
 	out = ok(t, "replay", api, one, "--payload", `{"article": "A-82", "price": 9007199254740993}`, "--dry-run")
 	require.Contains(t, out, "1 dead letters would be replayed")

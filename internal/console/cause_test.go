@@ -227,17 +227,19 @@ func TestNotes_AreInThePagesWords(t *testing.T) {
 	}
 	words := (&request{Request: r}).replayWords()
 	require.Equal(t, []string{
-		"4\u202f200: had reached stage 12345 done",
+		"4\u202f200 of 6\u202f000 had reached stage 12345 done",
 		"no worker seems to know kind " + fingerprint + ": inferred from 1\u202f000 of 1\u202f000 last attempts, with the latest " +
 			"of them",
 		"group 01234567…234567 in 2026-11-28 10:05 UTC: 5 of 6\u202f000 recovered since 28 Nov 19:05 JST; of 6\u202f000, about " +
 			"0 (0 to 0) will",
-		"1\u202f000: never tried: no earlier replay run has outcomes of their failure groups",
-		"10000: 6\u202f000, at most 2\u202f000 per second; in the last hour, 1\u202f000 redelivered and 0 failed",
+		"no earlier replay run has outcomes of the failure groups of 1\u202f000: they were never tried",
+		"queue 10000 gets 6\u202f000, at most 2\u202f000 per second; in the last hour, 1\u202f000 were redelivered and 0 " +
+			"failed",
 	}, estimates(p, words))
 	words.Unlimited = true
 	notes := p.Notes(words)
-	require.Equal(t, "10000: 6\u202f000; in the last hour, 1\u202f000 redelivered and 0 failed", notes[len(notes)-1])
+	require.Equal(t, "queue 10000 gets 6\u202f000; in the last hour, 1\u202f000 were redelivered and 0 failed",
+		notes[len(notes)-1])
 }
 
 // TestCaptureLimit_IsADuration checks how the System page shows the limit of capture, an interval of Postgres.

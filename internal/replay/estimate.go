@@ -76,43 +76,49 @@ type Estimate struct {
 // Exact reports whether every one of total entries was looked at.
 func (e Estimate) Exact(total int64) bool { return e.Sampled >= total }
 
-// estimateWords are what estimates count, in words.
+// estimateWords are what is true of the entries that estimates count.
 var estimateWords = map[string]string{
-	estimateStale:      "out of date",
-	estimateSuperseded: "done by a later job",
-	estimateNotKnown:   "perhaps done by a later job: no index of River answers",
-	estimateOtherRun:   "also in another replay run, which skips them once this one has sent them",
-	estimatePatchFails: "skipped, because the patch does not apply",
+	estimateStale:      "are out of date",
+	estimateSuperseded: "have been done by a later job",
+	estimateNotKnown:   "may have been done by a later job: no index of River answers",
+	estimateOtherRun:   "are also in another replay run, which skips what this run has sent",
+	estimatePatchFails: "will be skipped, because the patch does not apply",
 	estimateRanLong: "ran for more than " + longAttempt.String() +
-		" before they failed: they may have done something",
-	estimateRanUnknown:                 "it is not known how long the last attempt ran",
-	estimateRepeated:                   "attempted more than once",
-	estimateStepsDone:                  "completed a step of their resumable jobs",
-	estimateAnswered:                   "answered by the receiver, with an error",
-	estimateNoAnswer:                   "no answer came from the receiver: it may have done the work",
-	estimateGoes:                       "go",
-	estimateSkipped + reasonStale:      "skipped, because their work is out of date",
-	estimateSkipped + reasonSuperseded: "skipped, because a later job has done their work",
-	estimateSkipped + reasonHeld: "skipped, because an operator has them, or dlqd does not redeliver them " +
-		"automatically",
-	estimateLiveJob:  "skipped unless forced, because another job has their unique key",
-	estimateBehind:   "behind another message of their ordering key: they go only after its success",
-	estimateAssigned: "assigned to an operator; they go all the same",
-	estimateParked:   "parked by an operator; they go all the same",
-	estimateInReview: "in review by an operator; they go all the same",
+		" before the failure, and may have done something",
+	estimateRanUnknown:                 "ran for an unknown time before the failure",
+	estimateRepeated:                   "were attempted more than once",
+	estimateStepsDone:                  "completed a step of a resumable job",
+	estimateAnswered:                   "were answered by the receiver, with an error",
+	estimateNoAnswer:                   "got no answer from the receiver, which may have done the work",
+	estimateGoes:                       "will be sent",
+	estimateSkipped + reasonStale:      "will be skipped, because the work is out of date",
+	estimateSkipped + reasonSuperseded: "will be skipped, because a later job has done the work",
+	estimateSkipped + reasonHeld: "will be skipped, because an operator has the dead letter, or dlqd does not redeliver " +
+		"it automatically",
+	estimateLiveJob:  "will be skipped unless forced, because another job has the unique key",
+	estimateBehind:   "will wait for the success of an earlier message of the ordering key",
+	estimateAssigned: "are assigned to an operator; this does not hold them",
+	estimateParked:   "were parked by an operator; this does not hold them",
+	estimateInReview: "are in review by an operator; this does not hold them",
 }
 
-// Text describes the estimate, of total entries.
+// Text describes the estimate, of total entries, in a sentence.
 func (e Estimate) Text(w Words, total int64) string {
-	of := estimateWords[e.What]
+	words := estimateWords[e.What]
 	if e.What == estimateStage {
-		of = "had reached stage " + e.Stage
+		words = "had reached stage " + e.Stage
+	}
+	if e.Entries == 1 {
+		verb, rest, _ := strings.Cut(words, " ")
+		if singular := map[string]string{"are": "is", "were": "was", "have": "has"}[verb]; singular != "" {
+			words = singular + " " + strings.Replace(rest, "hold them", "hold it", 1)
+		}
 	}
 	if e.Exact(total) {
-		return fmt.Sprintf("%s: %s", w.Number(e.Entries), of)
+		return fmt.Sprintf("%s of %s %s", w.Number(e.Entries), w.Number(total), words)
 	}
-	return fmt.Sprintf("about %s (%s to %s): %s; estimated from %s at random", w.Number(e.Entries), w.Number(e.Low),
-		w.Number(e.High), of, w.Number(e.Sampled))
+	return fmt.Sprintf("about %s (%s to %s) of %s %s; estimated from %s at random", w.Number(e.Entries), w.Number(e.Low),
+		w.Number(e.High), w.Number(total), words, w.Number(e.Sampled))
 }
 
 // estimate returns how many of total entries are like hits of sampled ones.

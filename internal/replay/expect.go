@@ -92,7 +92,7 @@ func (e *Expectation) Texts(w Words) []string {
 	}
 	if e.Untried > 0 {
 		texts = append(texts,
-			w.Number(e.Untried)+": never tried: no earlier replay run has outcomes of their failure groups")
+			"no earlier replay run has outcomes of the failure groups of "+w.Number(e.Untried)+": they were never tried")
 	}
 	return texts
 }

@@ -497,8 +497,8 @@ func TestPreview_SaysHowFarTheWorkCame(t *testing.T) {
 		}
 	}
 	require.Subset(t, texts, []string{
-		"2: had reached stage charged", "2: answered by the receiver, with an error",
-		"1: no answer came from the receiver: it may have done the work",
+		"2 of 6 had reached stage charged", "2 of 6 were answered by the receiver, with an error",
+		"1 of 6 got no answer from the receiver, which may have done the work",
 	})
 	require.NotContains(t, fmt.Sprint(texts), "4111", "a text that is no name of a stage")
 }

@@ -30,15 +30,15 @@ type Load struct {
 
 // Text describes the load.
 func (l *Load) Text(w Words) string {
-	where, rate := l.Queue, ""
+	where, rate := "queue "+l.Queue, ""
 	if l.Destination != "" {
-		where += ", to destination " + l.Destination
+		where += " of destination " + l.Destination
 	}
 	if !w.Unlimited {
 		rate = fmt.Sprintf(", at most %s per second", w.rate(slices.Max(l.PerSecond)))
 	}
-	return fmt.Sprintf("%s: %s%s; in the last hour, %s redelivered and %s failed", where, w.Number(l.Entries), rate,
-		w.Number(l.Redelivered), w.Number(l.Failures))
+	return fmt.Sprintf("%s gets %s%s; in the last hour, %s were redelivered and %s failed", where, w.Number(l.Entries),
+		rate, w.Number(l.Redelivered), w.Number(l.Failures))
 }
 
 // Words formats the values in the texts of a preview, for their reader.

@@ -306,9 +306,13 @@ func TestPreview_EstimatesWhatNeedNotGo(t *testing.T) {
 	}, preview.Estimates)
 	require.Equal(t, "needs a second person for more than 2 dead letters", preview.Approval)
 	words := replay.PlainWords()
-	require.Equal(t, "3: skipped, because the patch does not apply", preview.Estimates[5].Text(words, preview.Total))
+	require.Equal(t, "3 of 4 will be skipped, because the patch does not apply", preview.Estimates[5].Text(words, preview.Total))
 	require.Contains(t, replay.Estimate{What: "stale", Entries: 420, Low: 345, High: 506, Sampled: 1000}.Text(words, 4200),
-		"about 420 (345 to 506): out of date")
+		"about 420 (345 to 506) of 4200 are out of date; estimated from 1000 at random")
+	require.Equal(t, "1 of 4 is also in another replay run, which skips what this run has sent",
+		preview.Estimates[3].Text(words, preview.Total))
+	require.Equal(t, "1 of 2 is assigned to an operator; this does not hold it",
+		replay.Estimate{What: "assigned", Entries: 1, Sampled: 2}.Text(words, 2))
 }
 
 // With a patch, the preview reads 100 payloads, and counts only these entries as going or not.
@@ -433,7 +437,7 @@ func TestPreview_SaysWhatRanBefore(t *testing.T) {
 		{What: "repeated", Entries: 2, Low: 2, High: 2, Sampled: 4},
 		{What: "steps_done", Entries: 1, Low: 1, High: 1, Sampled: 4},
 	}, preview.Estimates[3:])
-	require.Equal(t, "2: ran for more than 5s before they failed: they may have done something",
+	require.Equal(t, "2 of 4 ran for more than 5s before the failure, and may have done something",
 		preview.Estimates[3].Text(replay.PlainWords(), preview.Total))
 
 	// A redelivery that fails is the last attempt then.
@@ -465,7 +469,7 @@ func TestPreview_SaysWhatToExpect(t *testing.T) {
 	preview, err := b.replayer.Preview(t.Context(), request)
 	require.NoError(t, err)
 	require.Equal(t, &replay.Expectation{Untried: 9}, preview.Expect)
-	require.Equal(t, []string{"9: never tried: no earlier replay run has outcomes of their failure groups"},
+	require.Equal(t, []string{"no earlier replay run has outcomes of the failure groups of 9: they were never tried"},
 		preview.Expect.Texts(replay.PlainWords()))
 
 	b.start(*request)
@@ -537,7 +541,7 @@ func TestPreview_SaysTheLoad(t *testing.T) {
 		{Queue: "b", Entries: 15, PerSecond: []float64{0, 0, 4, 8, 8, 8, 8, 8, 8, 8}, Failures: 15},
 		{Queue: "a", Entries: 5, PerSecond: []float64{8, 8, 4, 0, 0, 0, 0, 0, 0, 0}, Failures: 5},
 	}, preview.Load)
-	require.Equal(t, "b: 15, at most 8 per second; in the last hour, 0 redelivered and 15 failed",
+	require.Equal(t, "queue b gets 15, at most 8 per second; in the last hour, 0 were redelivered and 15 failed",
 		preview.Load[0].Text(replay.PlainWords()))
 
 	preview, err = b.replayer.Preview(t.Context(), withDefaults(replay.Request{

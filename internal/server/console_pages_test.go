@@ -416,7 +416,7 @@ func TestConsole_OperatorPages(t *testing.T) {
 		has(t, page, "Select dead letters to replay")
 		_, page = b.browse(kim, "/replays/new?q=queue:mail")
 		has(t, page, "<h1>Replay 4 dead letters</h1>")
-		has(t, page, "4: never tried: no earlier replay run has outcomes of their failure groups")
+		has(t, page, "no earlier replay run has outcomes of the failure groups of 4: they were never tried")
 		has(t, page, `<input type="hidden" name="q" value="queue:mail">`)
 		status, page := b.browse(kim, "/replays/new?q=nonsense:x")
 		require.Equal(t, http.StatusUnprocessableEntity, status)
