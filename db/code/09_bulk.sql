@@ -368,39 +368,59 @@ $$;
 COMMENT ON FUNCTION dlq.chooses_all IS
     'Whether a filter matches every entry: it is empty, or none of its fields excludes one.';
 
--- count_groups reads the matching entries once. Each gets a random place from 0 to 1, and the sample are
--- those with the smallest ones. Entry number n of the pass is a candidate only if its place is below about
--- 2 * p_sample / n: later entries have smaller places with the same probability, so that the candidates are
--- few, and the sample is random.
+-- Each matching entry gets a random place from 0 to 1, and the sample are those with the smallest ones. Only
+-- candidates are collected:
+--   - If dead_letter_open_groups has all columns of the filter, those with a place below the share that gives four
+--     samples of all entries. If they are too few, because the filter selects few entries, a second pass samples.
+--   - Otherwise one pass has to do. Entry number n of it is a candidate only if its place is below about
+--     2 * p_sample / n: later entries have smaller places with the same probability. Numbering a million entries takes as
+--     long as the rest of the pass.
 --
--- Without a filter on a column outside of dead_letter_open_groups, the pass reads that index alone; ages are
--- those of ids for that reason. Bitmap scans would read the rows, and a sort would write a temporary file. A filter
--- with another field may need them, to combine indexes. With the default work_mem, a million entries would be
--- aggregated through temporary files, because the planner expects a tenth of them as groups.
+-- Without a filter on another column the pass reads that index alone; ages are those of ids for that reason. Bitmap
+-- scans would read the rows, and a sort would write a temporary file. A filter with another field may need them, to
+-- combine indexes. With the default work_mem, a million entries would be aggregated through temporary files, because
+-- the planner expects a tenth of them as groups.
 CREATE OR REPLACE FUNCTION dlq.count_groups(p_filter jsonb, p_sample integer DEFAULT 0)
 RETURNS TABLE (queue text, fingerprint text, error_type text, age text, entries bigint, sample uuid[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_incremental_sort = off
 SET work_mem = '64MB' AS $$
+DECLARE
+    v_number constant text := CASE
+        WHEN p_filter - '{queue,fingerprint,status,errorType,errorClass,after,before}'::text[] = '{}' THEN '1'
+        ELSE 'row_number() OVER ()' END;
+    v_below  float8 := 2 * p_sample + 20; -- of place * number
+    v_from   constant text := ' FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(p_filter)
+        || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))';
+    v_cell   constant text := 'e.queue, coalesce(e.fingerprint, '''') AS fingerprint,
+        coalesce(e.error_type, '''') AS error_type,
+        CASE WHEN e.id >= $3 THEN 1 WHEN e.id >= $4 THEN 2 WHEN e.id >= $5 THEN 3 ELSE 4 END AS age, e.id, ';
 BEGIN
     IF p_filter - '{queue,status,errorType,errorClass,after,before}'::text[] <> '{}' THEN
         PERFORM set_config('enable_bitmapscan', 'on', true); -- until the function ends
     END IF;
+    IF v_number = '1' THEN
+        SELECT 4 * p_sample / greatest(sum(c.reltuples), 1) INTO v_below
+        FROM pg_partition_tree('dlq.dead_letter_queue') t JOIN pg_class c ON c.oid = t.relid
+        WHERE t.isleaf AND c.relname ~ '^dead_letter_(open|failed)';
+    END IF;
     RETURN QUERY EXECUTE
         'WITH cells AS MATERIALIZED (
              SELECT c.queue, c.fingerprint, c.error_type, c.age, count(*) AS entries,
-                 array_agg(c.id) FILTER (WHERE c.place * c.number < 2 * $2 + 20) AS ids,
-                 array_agg(c.place) FILTER (WHERE c.place * c.number < 2 * $2 + 20) AS places
-             FROM (SELECT e.queue, coalesce(e.fingerprint, '''') AS fingerprint,
-                       coalesce(e.error_type, '''') AS error_type,
-                       CASE WHEN e.id >= $3 THEN 1 WHEN e.id >= $4 THEN 2 WHEN e.id >= $5 THEN 3 ELSE 4 END AS age,
-                       e.id, random() AS place, row_number() OVER () AS number
-                   FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(p_filter)
-        || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))) c
+                 array_agg(c.id) FILTER (WHERE c.place * c.number < $6) AS ids,
+                 array_agg(c.place) FILTER (WHERE c.place * c.number < $6) AS places
+             FROM (SELECT ' || v_cell || 'random() AS place, ' || v_number || ' AS number' || v_from || ' OFFSET 0) c
              GROUP BY 1, 2, 3, 4
+         ), enough AS MATERIALIZED (
+             SELECT coalesce(sum(cardinality(c.ids)), 0) >= least(sum(c.entries), $2) AS is FROM cells c
          ), sampled AS MATERIALIZED (
-             SELECT c.queue, c.fingerprint, c.error_type, c.age, s.id
-             FROM cells c CROSS JOIN LATERAL unnest(c.ids, c.places) s (id, place) ORDER BY s.place LIMIT $2
+             (SELECT c.queue, c.fingerprint, c.error_type, c.age, s.id
+              FROM cells c CROSS JOIN LATERAL unnest(c.ids, c.places) s (id, place)
+              WHERE (SELECT n.is FROM enough n) ORDER BY s.place LIMIT $2)
+             UNION ALL
+             (SELECT c.queue, c.fingerprint, c.error_type, c.age, c.id
+              FROM (SELECT ' || v_cell || 'random() AS place' || v_from || ' AND NOT (SELECT n.is FROM enough n) OFFSET 0) c
+              ORDER BY c.place LIMIT $2)
          )
          SELECT c.queue, c.fingerprint, c.error_type,
              (ARRAY[''under 1 hour'', ''1 hour to 1 day'', ''1 to 7 days'', ''over 7 days''])[c.age], c.entries,
@@ -409,7 +429,7 @@ BEGIN
                                  FROM sampled s GROUP BY 1, 2, 3, 4) s USING (queue, fingerprint, error_type, age)
          ORDER BY 5 DESC, 1, 2, 3, 4'
         USING p_filter, p_sample, dlq.first_id(now() - interval '1 hour'), dlq.first_id(now() - interval '1 day'),
-            dlq.first_id(now() - interval '7 days');
+            dlq.first_id(now() - interval '7 days'), v_below;
 EXCEPTION WHEN data_exception THEN
     RAISE EXCEPTION 'filter: %', SQLERRM USING ERRCODE = 'DLQ04';
 END
