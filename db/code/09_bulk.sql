@@ -373,8 +373,8 @@ COMMENT ON FUNCTION dlq.chooses_all IS
 --   - If dead_letter_open_groups has all columns of the filter, those with a place below the share that gives four
 --     samples of all entries. If they are too few, because the filter selects few entries, a second pass samples.
 --   - Otherwise one pass has to do. Entry number n of it is a candidate only if its place is below about
---     2 * p_sample / n: later entries have smaller places with the same probability. Numbering a million entries takes as
---     long as the rest of the pass.
+--     2 * p_sample / n: later entries have smaller places with the same probability. Numbering a million entries takes
+--     as long as the rest of the pass.
 --
 -- Without a filter on another column the pass reads that index alone; ages are those of ids for that reason. Bitmap
 -- scans would read the rows, and a sort would write a temporary file. A filter with another field may need them, to
@@ -419,7 +419,8 @@ BEGIN
               WHERE (SELECT n.is FROM enough n) ORDER BY s.place LIMIT $2)
              UNION ALL
              (SELECT c.queue, c.fingerprint, c.error_type, c.age, c.id
-              FROM (SELECT ' || v_cell || 'random() AS place' || v_from || ' AND NOT (SELECT n.is FROM enough n) OFFSET 0) c
+              FROM (SELECT ' || v_cell || 'random() AS place' || v_from || '
+                        AND NOT (SELECT n.is FROM enough n) OFFSET 0) c
               ORDER BY c.place LIMIT $2)
          )
          SELECT c.queue, c.fingerprint, c.error_type,

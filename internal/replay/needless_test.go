@@ -306,7 +306,8 @@ func TestPreview_EstimatesWhatNeedNotGo(t *testing.T) {
 	}, preview.Estimates)
 	require.Equal(t, "needs a second person for more than 2 dead letters", preview.Approval)
 	words := replay.PlainWords()
-	require.Equal(t, "3 of 4 will be skipped, because the patch does not apply", preview.Estimates[5].Text(words, preview.Total))
+	require.Equal(t, "3 of 4 will be skipped, because the patch does not apply",
+		preview.Estimates[5].Text(words, preview.Total))
 	require.Contains(t, replay.Estimate{What: "stale", Entries: 420, Low: 345, High: 506, Sampled: 1000}.Text(words, 4200),
 		"about 420 (345 to 506) of 4200 are out of date; estimated from 1000 at random")
 	require.Equal(t, "1 of 4 is also in another replay run, which skips what this run has sent",
