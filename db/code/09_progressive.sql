@@ -223,6 +223,13 @@ COMMENT ON FUNCTION dlq.job_traffic IS
     'A sample of the jobs that completed or failed for good in a period and are not of a replay run, by kind and '
     'duration: levels as places in destination_traffic.deliveries.';
 
+CREATE OR REPLACE FUNCTION dlq.is_progressive(p_run uuid) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = p_run AND r.progressive
+        AND r.status IN ('running', 'paused', 'stopped'))
+$$;
+COMMENT ON FUNCTION dlq.is_progressive IS 'Whether a replay run is progressive and has not ended.';
+
 -- Of two processes that delete the same rows, one waits for no lock.
 CREATE OR REPLACE FUNCTION dlq.add_traffic(p_counts jsonb) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

@@ -144,3 +144,6 @@ WHERE t.destination = @destination::text AND t.run_id = @run::uuid AND t.at >= @
 -- JobTraffic counts jobs of a period that are not of a run, by kind and duration, in a sample.
 SELECT t.kind::text AS kind, t.level::integer AS level, t.jobs::bigint AS jobs
 FROM dlq.job_traffic(@run::uuid, @from_time::timestamptz, @until::timestamptz) t;
+
+-- name: IsProgressive :one
+SELECT dlq.is_progressive(@run::uuid)::boolean AS progressive;

@@ -62,6 +62,9 @@ const (
 	// jitterShare is the largest share by which a backoff or a hold time differs from its nominal
 	// length.
 	jitterShare = 0.2
+	// maxPostponed limits how often a redelivery is made again because its destination asks for fewer requests: with
+	// the default backoff, for a quarter of an hour, after which a progressive run is held for want of outcomes.
+	maxPostponed = 10
 	// LogicalFailureKey is the key of a job's metadata that records a logical failure.
 	LogicalFailureKey = "dlq:logical_failure"
 )
@@ -186,16 +189,35 @@ func (w *Worker) Timeout(job *river.Job[Args]) time.Duration {
 // Retry-After, the longer of the two: a Retry-After of zero or in the past must not use up all
 // attempts at once.
 func (w *Worker) NextRetry(job *river.Job[Args]) time.Time {
+	return time.Now().Add(w.retryDelay(job, job.Attempt))
+}
+
+// retryDelay returns the delay after a failed attempt, counted from 1.
+func (w *Worker) retryDelay(job *river.Job[Args], attempt int) time.Duration {
 	p := w.config.Planner().Policy()
 	backoff := p.Defaults.Backoff
 	if q := p.Queues[job.Queue]; q != nil {
 		backoff = q.Backoff
 	}
-	delay := Backoff(backoff, job.Attempt, mathrand.Float64())
+	delay := Backoff(backoff, attempt, mathrand.Float64())
 	if job.Args.retryAfter != nil {
 		delay = max(delay, min(*job.Args.retryAfter, maxRetryAfter))
 	}
-	return time.Now().Add(delay)
+	return delay
+}
+
+// isPostponed reports whether a redelivery whose destination asked for fewer requests is made again later, instead of
+// failing: a progressive run, which then sends less, does not count it as an outcome.
+func (w *Worker) isPostponed(ctx context.Context, job *river.Job[Args], meta *metadata) bool {
+	if meta.RunID == nil || meta.Snoozes >= maxPostponed {
+		return false
+	}
+	progressive, err := dbsqlc.New(w.config.DB).IsProgressive(ctx, *meta.RunID)
+	if err != nil {
+		w.config.Logger.WarnContext(ctx, "a redelivery failed, because it is not known whether its replay run is progressive",
+			"queue", job.Queue, "job", job.ID, "run", *meta.RunID, "error", err)
+	}
+	return progressive
 }
 
 // Backoff returns the delay before the next attempt, varied by up to 20 %. An exponential backoff
@@ -298,7 +320,11 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
 		permit.Done(ctx, result.Available)
 	}
 	if err != nil {
-		return w.classify(planner, job, err)
+		outcome, failure := w.classify(planner, job, err)
+		if result.Limited && w.isPostponed(ctx, job, meta) {
+			return outcome, river.JobSnooze(w.retryDelay(job, meta.Snoozes+1))
+		}
+		return outcome, failure
 	}
 	if ordered {
 		return OutcomeOK, w.completeOrdered(ctx, job)

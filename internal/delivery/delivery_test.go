@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
@@ -322,6 +323,48 @@ func TestDeliver_WaitsForRetryAfter(t *testing.T) {
 		})
 		job := setup(t, url, "backoff: {delay: 10s}").deliver("", rivertype.JobStateRetryable)
 		require.WithinDuration(t, time.Now().Add(15*time.Minute), job.ScheduledAt, time.Minute)
+	}
+}
+
+// A redelivery of a progressive run is made again later if its destination asks for fewer requests; any other fails.
+func TestDeliver_PostponesWhatAProgressiveRunSendsTooFast(t *testing.T) {
+	t.Parallel()
+	url := answering(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Dlqd-Run-Id") != "" {
+			w.Header().Set("Retry-After", "900")
+			w.WriteHeader(http.StatusTooManyRequests)
+		}
+	})
+	b := setup(t, url, "backoff: {delay: 10s}")
+	job := b.deliver("", rivertype.JobStateCompleted)
+	require.Equal(t, delivery.OutcomeOK, <-b.outcomes)
+	for _, test := range []struct {
+		progressive bool
+		status      string
+		snoozes     int
+		state       string
+	}{
+		{true, "running", 0, "scheduled"},
+		{true, "running", 9, "scheduled"},
+		{true, "running", 10, "discarded"},
+		{true, "cancelled", 0, "discarded"},
+		{false, "running", 0, "discarded"},
+	} {
+		run := uuid.New()
+		_, err := b.pool.Exec(t.Context(), `INSERT INTO dlq.replay_runs (id, filter, actor, total, status, progressive)
+			VALUES ($1, '{}', 'kim', 1, $2::dlq.replay_status, $3)`, run, test.status, test.progressive)
+		require.NoError(t, err)
+		var id int64
+		require.NoError(t, b.pool.QueryRow(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, metadata)
+			SELECT kind, args, queue, 1, jsonb_build_object('dlq:run_id', $2::uuid, 'snoozes', $3::int) FROM river_job
+			WHERE id = $1 RETURNING id`, job.ID, run, test.snoozes).Scan(&id))
+		require.Equal(t, "rate_limited", <-b.outcomes)
+		require.Eventually(t, func() bool {
+			var state string
+			err := b.pool.QueryRow(t.Context(), `SELECT state FROM river_job WHERE id = $1
+				AND (state <> 'scheduled' OR scheduled_at > now() + interval '14 minutes')`, id).Scan(&state)
+			return err == nil && state == test.state
+		}, time.Minute, 10*time.Millisecond, "%+v", test)
 	}
 }
 

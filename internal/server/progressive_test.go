@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -145,4 +146,66 @@ func TestProgressive_FiveGroupsAtARealReceiver(t *testing.T) {
 	}
 	_, out, _ = b.call("GET", "/api/dlq/audit?text=4+of+5+recovered", "")
 	require.Contains(t, fmt.Sprint(out), "group held", "the decision is in the trail")
+}
+
+// A receiver that answers 429 to more than it takes slows a progressive run, and each message still arrives once.
+func TestProgressive_SlowsForARealReceiver(t *testing.T) {
+	t.Parallel()
+	const takes = 3 // requests a second
+	var mu sync.Mutex
+	isFixed, isWell, second, inSecond, refused, arrived := false, false, int64(0), 0, 0, map[string]int{}
+	receiver := func(w http.ResponseWriter, in *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		if now := time.Now().Unix(); now != second {
+			second, inSecond = now, 0
+		}
+		switch inSecond++; {
+		case !isFixed:
+			w.Header().Set("X-Error-Class", "business")
+			w.WriteHeader(http.StatusUnprocessableEntity)
+		case !isWell && inSecond > takes:
+			refused++
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(http.StatusTooManyRequests)
+		default:
+			arrived[in.Header.Get("Webhook-Id")]++
+		}
+	}
+	set := func(which *bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		*which = true
+	}
+	b := setup(t, options{receiver: receiver})
+	for i := range 60 {
+		status, out, _ := b.call("POST", "/api/messages",
+			fmt.Sprintf(`{"messageId": "m-%d", "queue": "default", "kind": "order", "payload": 1}`, i))
+		require.Equal(t, http.StatusAccepted, status, out)
+	}
+	b.awaitCount(60, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND fingerprint IS NOT NULL")
+	set(&isFixed)
+	status, out, _ := b.call("POST", "/api/dlq/replay",
+		`{"filter": {"queue": ["default"]}, "progressive": true, "rate": 1000}`)
+	require.Equal(t, http.StatusAccepted, status, out)
+	run := out["run"].(map[string]any)["id"].(string)
+	b.awaitCount(1, "SELECT least(count(*), 1) FROM dlq.acts WHERE act = 'rate lowered'")
+	set(&isWell)
+	b.awaitCount(1, "SELECT count(*) FROM dlq.replay_runs WHERE status = 'completed'")
+	_, out, _ = b.call("GET", "/api/dlq/replays/"+run, "")
+	require.InDelta(t, 60, out["succeeded"], 0)
+	require.Contains(t, fmt.Sprint(out["decisions"]), "the rate of default was lowered from 1000 to 500 a second")
+	answer, err := http.Get(b.base + "/replays/" + run)
+	require.NoError(t, err)
+	defer func() { _ = answer.Body.Close() }()
+	page, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+	require.Contains(t, string(page), "the rate of default was lowered from 1000 to 500 a second")
+	mu.Lock()
+	defer mu.Unlock()
+	require.Positive(t, refused)
+	require.Len(t, arrived, 60)
+	for message, n := range arrived {
+		require.Equal(t, 1, n, message)
+	}
 }

@@ -178,6 +178,17 @@ func (q *Queries) ForgetOrdered(ctx context.Context) (int32, error) {
 	return forgotten, err
 }
 
+const IsProgressive = `-- name: IsProgressive :one
+SELECT dlq.is_progressive($1::uuid)::boolean AS progressive
+`
+
+func (q *Queries) IsProgressive(ctx context.Context, run uuid.UUID) (bool, error) {
+	row := q.db.QueryRow(ctx, IsProgressive, run)
+	var progressive bool
+	err := row.Scan(&progressive)
+	return progressive, err
+}
+
 const JobTraffic = `-- name: JobTraffic :many
 SELECT t.kind::text AS kind, t.level::integer AS level, t.jobs::bigint AS jobs
 FROM dlq.job_traffic($1::uuid, $2::timestamptz, $3::timestamptz) t
