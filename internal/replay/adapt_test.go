@@ -14,7 +14,8 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
-// weak is a run, by two processes, of messages to a receiver that answers 429 to what is too much. Time passes in turns.
+// weak is a run, by two processes, of messages to a receiver that answers 429 to what is too much. Time passes in
+// turns.
 type weak struct {
 	*bundle
 
@@ -148,7 +149,7 @@ func TestProgressive_DoesNotSlowAWellDestination(t *testing.T) {
 	require.Equal(t, 1, w.count("SELECT count(*) FROM dlq.replay_runs WHERE paces IS NULL"))
 }
 
-// A run that is all at once sends at its rate, whatever the destination answers.
+// A run that is all at once sends at its rate, also if the destination answers 429.
 func TestRun_DoesNotAdaptAllAtOnce(t *testing.T) {
 	t.Parallel()
 	w := newWeak(t, 7, replay.Request{All: true, Rate: 200})

@@ -44,9 +44,10 @@ const (
 	actRaised  = "rate raised"
 )
 
-// decide returns the pace of a run to a destination after the deliveries of s, the act and its reason; no act if it does
-// not change. most is the rate of the run; 0 without one.
-func (p pace) decide(destination string, most float64, s *breaker.Strain, now time.Time) (next pace, act, reason string) {
+// decide returns the pace of a run to a destination after the deliveries of s, the act and its reason; no act if it
+// does not change. most is the rate of the run; 0 without one.
+func (p pace) decide(destination string, most float64, s *breaker.Strain, now time.Time,
+) (next pace, act, reason string) {
 	next = p
 	switch {
 	case s.Reason != "":
@@ -69,8 +70,8 @@ func (p pace) decide(destination string, most float64, s *breaker.Strain, now ti
 		if most > 0 && next.Rate >= most {
 			next.Rate, shown = 0, most
 		}
-		return next, actRaised, fmt.Sprintf("the rate of %s was raised from %s to %s a second: it took %s a second", destination,
-			perSecond(p.Rate), perSecond(shown), perSecond(s.PerSecond))
+		return next, actRaised, fmt.Sprintf("the rate of %s was raised from %s to %s a second: it took %s a second",
+			destination, perSecond(p.Rate), perSecond(shown), perSecond(s.PerSecond))
 	}
 	return p, "", ""
 }
@@ -158,7 +159,8 @@ func (r *Runner) parts(run *dbsqlc.LockReplayRow) (parts []part, err error) {
 	return parts, nil
 }
 
-// destinationOf returns the destination to which all redeliveries of a run, or those of a queue, go; "" if there is none.
+// destinationOf returns the destination to which all redeliveries of a run, or those of a queue, go; "" if there is
+// none.
 func destinationOf(p *policy.Policy, destination, queue string) string {
 	if q := p.Queues[queue]; q != nil && destination == "" {
 		return q.Destination
@@ -166,8 +168,8 @@ func destinationOf(p *policy.Policy, destination, queue string) string {
 	return destination
 }
 
-// nextOfGroups returns the next entries of a progressive run: those of each part that its rate allows, then others. wait
-// is the time until a part that may not be sent now is tried again; 0 if there is none.
+// nextOfGroups returns the next entries of a progressive run: those of each part that its rate allows, then others.
+// wait is the time until a part that may not be sent now is tried again; 0 if there is none.
 func (r *Runner) nextOfGroups(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, most int,
 ) (ids []uuid.UUID, wait time.Duration, err error) {
 	parts, err := r.parts(run)
@@ -204,7 +206,8 @@ func (r *Runner) nextOfGroups(ctx context.Context, tx transaction, run *dbsqlc.L
 func (r *Runner) placesOf(ctx context.Context, tx transaction, id uuid.UUID, part *part, most int,
 ) (places int, wait time.Duration, err error) {
 	step, now := paceStep, r.now()
-	slots, err := deadletter.ReservePlaces(ctx, tx, "replay:"+id.String()+":"+part.destination, part.rate, most, now, &step)
+	name := "replay:" + id.String() + ":" + part.destination
+	slots, err := deadletter.ReservePlaces(ctx, tx, name, part.rate, most, now, &step)
 	if err != nil || slots.Granted > 0 {
 		return slots.Granted, 0, err
 	}

@@ -69,7 +69,7 @@ func TestPace_Decides(t *testing.T) {
 	}
 }
 
-// Whatever a destination answers, a run sends at most at its rate, and at least at a 64th of it.
+// A run sends at most at its rate, and at least at a 64th of it.
 func TestPace_KeepsWithinTheRateOfTheRun(t *testing.T) {
 	t.Parallel()
 	now, p := time.Now(), pace{}
