@@ -158,7 +158,7 @@ func TestList_OffersWhatStatesAllow(t *testing.T) {
 	require.NotContains(t, names(&list{Next: "more"}, byStatus), "park")
 	require.Contains(t, names(&list{Next: "more"}, byStatus), "resolve")
 	listed := []deadletter.Summary{{Status: deadletter.Pending}}
-	require.Contains(t, names(&list{Next: "more", Entries: listed}, byStatus), "park", "a count may be older than the list")
+	require.Contains(t, names(&list{Next: "more", Entries: listed}, byStatus), "park", "a count may be old")
 	require.Equal(t, []string{"replay", "assign", "tag", "note", "park", "discard", "expire"},
 		names(&list{Next: "more", Query: "status:pending"}, nil))
 }

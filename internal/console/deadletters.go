@@ -239,7 +239,7 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 		return err
 	}}
 	var stats api.Stats
-	if live { // nobody waits for it
+	if live { // no viewer waits for it
 		requests = append(requests, readIfAllowed(in, api.GetStats, api.None{}, &stats))
 	} else {
 		requests = append(requests, func() error {

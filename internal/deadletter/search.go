@@ -119,19 +119,20 @@ func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int,
 		}
 	}
 	n = 0
-	at, err := s.searchSlices(ctx, Page{Filter: f}, deadline, func(slice Page, parts []Part, until time.Time) (bool, error) {
+	count := func(slice Page, parts []Part, until time.Time) (bool, error) {
 		counted, err := s.countParts(ctx, slice, condition, parts, most-n, until)
 		if err == nil {
 			n += counted
 		}
 		return n > most, err
-	}, firstSliceTimeout)
+	}
+	at, err := s.searchSlices(ctx, Page{Filter: f}, deadline, count, firstSliceTimeout)
 	return min(n, most), n > most || at != uuid.Nil, err
 }
 
-// countParts counts the entries of a page in some parts, up to one more than most. On an error, it returns those that it
-// has counted. The first entries of a part get a statement of their own: a deadline that ends the count of the others
-// does not lose them.
+// countParts counts the entries of a page in some parts, up to one more than most. On an error, it returns those that
+// it has counted. The first entries of a part get a statement of their own: a deadline that ends the count of the
+// others does not lose them.
 func (s *Store) countParts(ctx context.Context, p Page, condition string, parts []Part, most int,
 	until time.Time,
 ) (n int, err error) {

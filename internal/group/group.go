@@ -184,7 +184,9 @@ const sharedEntries = 200
 
 // Latest returns a group's last entries that are open, or were closed within 30 days, and the sources, hosts and
 // versions of the last 200 of them.
-func (s *Store) Latest(ctx context.Context, g *Group, most int) (entries []deadletter.Summary, shares []Share, err error) {
+func (s *Store) Latest(ctx context.Context, g *Group, most int) (
+	entries []deadletter.Summary, shares []Share, err error,
+) {
 	ids, err := s.queries().LastEntries(ctx, dbsqlc.LastEntriesParams{
 		Queue: g.Queue, Fingerprint: g.Fingerprint, Most: sharedEntries,
 	})
