@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/dlqd/dlqd/internal/access"
+	"github.com/dlqd/dlqd/internal/analytics"
 	"github.com/dlqd/dlqd/internal/api"
 	"github.com/dlqd/dlqd/internal/policy"
 )
@@ -92,18 +93,18 @@ func (c *Console) policyPage(in *request) (*policyPage, *view, error) {
 		}
 	}
 	midnight := in.today()
-	rules, _, err := callIfAllowed(in, api.GetRules,
-		api.OverInput{Over: strconv.Itoa(int(in.now.Sub(midnight).Minutes())+1) + "m"})
-	if err != nil {
+	var rules api.Report[analytics.RuleCount]
+	var health api.Health
+	if err := inParallel(
+		readIfAllowed(in, api.GetRules,
+			api.OverInput{Over: strconv.Itoa(int(in.now.Sub(midnight).Minutes())+1) + "m"}, &rules),
+		readIfAllowed(in, api.GetHealth, api.None{}, &health),
+	); err != nil {
 		return nil, nil, err
 	}
 	p.Today = map[string]int64{}
 	for _, r := range rules.Rows {
 		p.Today[r.Rule], p.TodayMore = r.Entries, r.More
-	}
-	health, _, err := callIfAllowed(in, api.GetHealth, api.None{})
-	if err != nil {
-		return nil, nil, err
 	}
 	for _, part := range health.Parts {
 		if part.Name == "policy" && !part.OK {
