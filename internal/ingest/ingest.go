@@ -79,6 +79,9 @@ var (
 	ErrUncertain = errors.New("the database did not answer; send the message again with the same messageId")
 )
 
+// argsSeparator separates the args in the statement InsertMessages. JSON cannot contain it.
+const argsSeparator = "\x1e"
+
 // errChangedKey means that a trigger of the application changed a job's unique key. The job may be committed, and a
 // repeated insert would store another one.
 var errChangedKey = errors.New("the job has another unique key than its message")
@@ -422,7 +425,10 @@ func (i *Ingester) job(ctx context.Context, msg *message.Message, trace Trace) (
 		stored = stored.Exact()
 	}
 	var err error
-	if out.args, err = stored.Args(); err != nil {
+	if out.args, err = stored.Args(); err == nil && strings.Contains(out.args, argsSeparator) {
+		err = errors.New("it is not JSON")
+	}
+	if err != nil {
 		return job{}, 0, &RefusedError{MessageID: msg.MessageID, Reason: err.Error()}
 	}
 	return out, len(stored.Payload) + len(stored.PayloadText), nil
@@ -602,9 +608,16 @@ func (i *Ingester) storeOnce(ctx context.Context, queries *dbsqlc.Queries, group
 	outcomes []outcome, noticed *notices,
 ) (entries map[int]uuid.UUID, missing []int, err error) {
 	now := time.Now().UTC() // this program's clock, as in River's client
-	params := dbsqlc.InsertMessagesParams{CreatedAt: now, Kind: message.JobKind, Notifications: []string{}}
-	index := make(map[string]int, len(indexes)) // index in group, by unique key
-	byID := make(map[string]int, len(indexes))
+	count := len(indexes)
+	params := dbsqlc.InsertMessagesParams{
+		CreatedAt: now, Kind: message.JobKind, Notifications: []string{},
+		EventIds: make([]string, 0, count), MaxAttempts: make([]int16, 0, count), Metadata: make([]string, 0, count),
+		Priorities: make([]int16, 0, count), Queues: make([]string, 0, count), ScheduledAt: make([]time.Time, 0, count),
+		States: make([]string, 0, count), Tags: make([]string, 0, count), UniqueKeys: make([][]byte, 0, count),
+	}
+	args := make([]string, 0, count)
+	index := make(map[string]int, count) // index in group, by unique key
+	byID := make(map[string]int, count)
 	var due []string // queues of jobs that can be worked now
 	for _, n := range indexes {
 		msg, job := group[n].message, group[n].job
@@ -621,7 +634,7 @@ func (i *Ingester) storeOnce(ctx context.Context, queries *dbsqlc.Queries, group
 			due = append(due, msg.Queue)
 		}
 		params.EventIds = append(params.EventIds, id)
-		params.Args = append(params.Args, job.args)
+		args = append(args, job.args)
 		params.MaxAttempts = append(params.MaxAttempts, job.maxAttempts)
 		params.Metadata = append(params.Metadata, job.metadata)
 		params.Priorities = append(params.Priorities, job.priority)
@@ -639,6 +652,7 @@ func (i *Ingester) storeOnce(ctx context.Context, queries *dbsqlc.Queries, group
 			noticed.held = append(noticed.held, queue)
 		}
 	}
+	params.Args = strings.Join(args, argsSeparator)
 	if params.WithInbox, err = i.readsInbox(ctx, queries); err != nil {
 		return nil, nil, err
 	}

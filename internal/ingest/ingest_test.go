@@ -221,6 +221,16 @@ func TestSubmit_DroppedJobIsNotAccepted(t *testing.T) {
 	require.Zero(t, b.jobs())
 }
 
+func TestSubmit_RefusesSeparatorOfArgs(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	msg := b.message("m1", `1`)
+	msg.Payload = json.RawMessage("\"a\x1eb\"") // message.Parse refuses it
+	_, err := b.start().Submit(t.Context(), msg, ingest.Trace{})
+	var refused *ingest.RefusedError
+	require.ErrorAs(t, err, &refused)
+}
+
 func TestSubmit_KeepsScheduledAt(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -72,21 +72,22 @@ func (m Message) Exact() Message {
 // Args returns the message as JSON, as the args of its job. It is faster than json.Marshal and, unlike it, does not read
 // through the payload, which [Parse] has checked, and keeps its layout.
 func (m Message) Args() (string, error) {
-	out := make([]byte, 0, 256+len(m.Payload)+len(m.PayloadText))
-	out = appendText(append(out, `{"messageId":`...), m.MessageID)
-	out = appendText(append(out, `,"queue":`...), m.Queue)
-	out = append(appendText(append(out, `,"kind":`...), m.EventKind), ',')
+	var out strings.Builder
+	out.Grow(256 + len(m.Payload) + len(m.PayloadText))
+	writeText(&out, `{"messageId":`, m.MessageID)
+	writeText(&out, `,"queue":`, m.Queue)
+	writeText(&out, `,"kind":`, m.EventKind)
 	for _, f := range []struct{ key, value string }{
-		{`"source":`, m.Source},
-		{`"sourceType":`, m.SourceType},
-		{`"sourceId":`, m.SourceID},
-		{`"sourceName":`, m.SourceName},
-		{`"version":`, m.Version},
-		{`"subscriberId":`, m.SubscriberID},
-		{`"orderingKey":`, m.OrderingKey},
+		{`,"source":`, m.Source},
+		{`,"sourceType":`, m.SourceType},
+		{`,"sourceId":`, m.SourceID},
+		{`,"sourceName":`, m.SourceName},
+		{`,"version":`, m.Version},
+		{`,"subscriberId":`, m.SubscriberID},
+		{`,"orderingKey":`, m.OrderingKey},
 	} {
 		if f.value != "" {
-			out = append(appendText(append(out, f.key...), f.value), ',')
+			writeText(&out, f.key, f.value)
 		}
 	}
 	for _, f := range []struct {
@@ -94,13 +95,13 @@ func (m Message) Args() (string, error) {
 		value   any
 		present bool
 	}{
-		{`"priority":`, m.Priority, m.Priority != 0},
-		{`"tags":`, m.Tags, len(m.Tags) > 0},
-		{`"headers":`, m.Headers, len(m.Headers) > 0},
-		{`"metadata":`, m.Metadata, len(m.Metadata) > 0},
-		{`"scheduledAt":`, m.ScheduledAt, m.ScheduledAt != nil},
-		{`"expiresAt":`, m.ExpiresAt, m.ExpiresAt != nil},
-		{`"payloadText":`, m.PayloadText, m.PayloadText != ""},
+		{`,"priority":`, m.Priority, m.Priority != 0},
+		{`,"tags":`, m.Tags, len(m.Tags) > 0},
+		{`,"headers":`, m.Headers, len(m.Headers) > 0},
+		{`,"metadata":`, m.Metadata, len(m.Metadata) > 0},
+		{`,"scheduledAt":`, m.ScheduledAt, m.ScheduledAt != nil},
+		{`,"expiresAt":`, m.ExpiresAt, m.ExpiresAt != nil},
+		{`,"payloadText":`, m.PayloadText, m.PayloadText != ""},
 	} {
 		if !f.present {
 			continue
@@ -109,24 +110,31 @@ func (m Message) Args() (string, error) {
 		if err != nil {
 			return "", err
 		}
-		out = append(append(append(out, f.key...), raw...), ',')
+		out.WriteString(f.key)
+		out.Write(raw)
 	}
-	payload := m.Payload
-	if len(payload) == 0 {
-		payload = json.RawMessage("null")
+	out.WriteString(`,"payload":`)
+	if len(m.Payload) == 0 {
+		out.WriteString("null")
 	}
-	return string(append(append(append(out, `"payload":`...), payload...), '}')), nil
+	out.Write(m.Payload)
+	out.WriteByte('}')
+	return out.String(), nil
 }
 
-// appendText appends a text as a JSON string.
-func appendText(out []byte, text string) []byte {
+// writeText writes a key as it is and a text as a JSON string.
+func writeText(out *strings.Builder, key, text string) {
+	out.WriteString(key)
 	for i := range len(text) {
 		if !ordinary[text[i]] || text[i] >= utf8.RuneSelf {
 			raw, _ := json.Marshal(text) // a string can be encoded
-			return append(out, raw...)
+			out.Write(raw)
+			return
 		}
 	}
-	return append(append(append(out, '"'), text...), '"')
+	out.WriteByte('"')
+	out.WriteString(text)
+	out.WriteByte('"')
 }
 
 // Body returns the body to deliver.
@@ -235,7 +243,9 @@ type wire struct {
 // Parse decodes and checks one message. It returns an [*InvalidError] that names every invalid
 // field or, if the message is malformed, the first place.
 func Parse(raw []byte) (*Message, error) {
-	s := scanner{raw: raw, onKey: checkKeyCase(1), keep: true}
+	s := scanner{
+		raw: raw, onKey: checkKeyCase(1), keep: true, fields: make([]field, 0, 16), keys: make([][]byte, 0, 32),
+	}
 	if err := s.document(); err != nil {
 		return nil, err
 	}

@@ -124,7 +124,8 @@ func (q *Queries) InboxIsOld(ctx context.Context) (bool, error) {
 
 const InsertMessages = `-- name: InsertMessages :many
 WITH messages AS (
-    SELECT unnest($1::text[]) AS event_id, unnest($2::text[]) AS args,
+    -- Of an array of large texts, pgx copies each text about five times; JSON has no character 30 (RFC 7464).
+    SELECT unnest($1::text[]) AS event_id, unnest(string_to_array($2::text, chr(30))) AS args,
         unnest($3::smallint[]) AS max_attempts, unnest($4::text[]) AS metadata,
         unnest($5::smallint[]) AS priority, unnest($6::text[]) AS queue,
         unnest($7::timestamptz[]) AS scheduled_at, unnest($8::text[]) AS state,
@@ -160,7 +161,7 @@ FROM (SELECT unnest($14::text[]) AS payload) n
 
 type InsertMessagesParams struct {
 	EventIds      []string
-	Args          []string
+	Args          string
 	MaxAttempts   []int16
 	Metadata      []string
 	Priorities    []int16
