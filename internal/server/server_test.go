@@ -363,6 +363,39 @@ func TestEntries_ListPagesAndFilters(t *testing.T) {
 	}
 }
 
+func TestSubmit_AnswersAlikeInBothHandlers(t *testing.T) {
+	t.Parallel()
+	b := sharedServer(t)
+	id := uuid.NewString()
+	b.submit(id)
+	b.awaitMessage(id, "completed")
+	body := fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "order.placed", "payload": {"n": 1}}`, id)
+	for _, body := range []string{
+		body, strings.Replace(body, `"n": 1`, `"n": 2`, 1), strings.Replace(body, "default", "nowhere", 1), "{", "",
+	} {
+		type answer struct {
+			status int
+			header http.Header
+			body   string
+		}
+		answers := map[string]answer{}
+		for _, accept := range []string{"*/*", "application/json;q=0.9"} { // huma's handler answers the second
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, b.base+"/api/messages",
+				strings.NewReader(body))
+			require.NoError(t, err)
+			request.Header.Set("Accept", accept)
+			response, err := http.DefaultClient.Do(request)
+			require.NoError(t, err)
+			raw, err := io.ReadAll(response.Body)
+			_ = response.Body.Close()
+			require.NoError(t, err)
+			response.Header.Del("Date")
+			answers[accept] = answer{response.StatusCode, response.Header, string(raw)}
+		}
+		require.Equal(t, answers["application/json;q=0.9"], answers["*/*"], body)
+	}
+}
+
 func TestSubmit_InvalidInputStoresNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.MaxBodyBytes = 10_000 }})
