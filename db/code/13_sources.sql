@@ -25,17 +25,30 @@ COMMENT ON COLUMN dlq.record.value IS 'Value of the record; null for a null or a
 COMMENT ON COLUMN dlq.record.header_keys IS 'Keys of the headers, in order.';
 COMMENT ON COLUMN dlq.record.header_values IS 'Values of the headers, in the order of the keys.';
 
--- append_records stores a batch and moves the position in one transaction. Of readers of the same partition, the row
+-- store_records stores a batch and moves the position in one transaction. Of readers of the same partition, the row
 -- of the position lets one at a time pass, and only at the position.
-CREATE OR REPLACE FUNCTION dlq.append_records(p_source text, p_queue text, p_cluster text, p_topic text,
+--
+-- The arrays have an element for each record, as columns: one JSON object a record costs the database half as much
+-- again. An unknown text, id or hash is empty, an unknown number -1. Headers are texts of bytea[].
+CREATE OR REPLACE FUNCTION dlq.store_records(p_source text, p_queue text, p_cluster text, p_topic text,
     p_topic_id uuid, p_partition integer, p_first bigint, p_next bigint, p_start boolean, p_lost boolean,
-    p_ordered boolean, p_records jsonb[], p_keys bytea[], p_values bytea[],
+    p_ordered boolean, p_offsets bigint[], p_ats timestamptz[], p_failed_ats timestamptz[], p_delivery_ids text[],
+    p_kinds text[], p_ordering_keys text[], p_events jsonb[], p_errors text[], p_histories jsonb[],
+    p_attempts integer[], p_metadata jsonb[], p_groups text[], p_nodes text[], p_original_topics text[],
+    p_original_topic_ids text[], p_original_partitions integer[], p_original_offsets bigint[], p_forms text[],
+    p_sizes bigint[], p_sha256s bytea[], p_contents bytea[], p_header_keys text[], p_header_values text[],
+    p_keys bytea[], p_values bytea[],
     OUT accepted boolean, OUT next bigint, OUT entries integer, OUT returned integer, OUT skipped integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-    v_position bigint;
-    v_until    bigint; -- records below were read before the position was moved back
-    v_above    bigint; -- records that were not
+    v_position   bigint;
+    v_until      bigint; -- records below were read before the position was moved back
+    v_count      constant integer := cardinality(p_offsets);
+    v_above      integer := v_count; -- records that were not, and are stored
+    v_jobs       bigint[];
+    v_skipped    boolean[]; -- null if no record is skipped
+    v_entries    uuid[]; -- of records that dlqd had published; null if there are none
+    v_deliveries bigint[]; -- their jobs
 BEGIN
     IF p_start THEN
         INSERT INTO dlq.source_positions (cluster, topic_id, partition, topic, source, queue, first_offset, next_offset)
@@ -52,63 +65,89 @@ BEGIN
     IF NOT accepted THEN
         RETURN;
     END IF;
-    WITH read AS MATERIALIZED (
-        SELECT r.*, u.key, u.value, u.place,
-            concat_ws(' ', p_cluster, r.message_id, p_topic_id, extract(epoch FROM r.at)) AS came
-        FROM unnest(p_records, p_keys, p_values) WITH ORDINALITY u (record, key, value, place)
-        CROSS JOIN LATERAL jsonb_to_record(u.record) AS r ("offset" bigint, at timestamptz, failed_at timestamptz,
-            delivery_id uuid, message_id text, kind text, ordering_key text, event jsonb, error text, errors jsonb,
-            attempts integer, metadata jsonb, consumer_group text, node text, original_topic text,
-            original_topic_id uuid, original_partition integer, original_offset bigint, form text, size bigint,
-            sha256 text, content text, headers jsonb)
-    ), taken AS MATERIALIZED (
-        -- Not in a join, which could call it once for equal records (Memoize). Most records are no delivery: a call
-        -- costs more than looking for one.
-        SELECT l.*, CASE WHEN l.delivery_id IS NOT NULL
-                OR EXISTS (SELECT FROM dlq.source_deliveries d WHERE d.queue = p_queue
-                    AND d.content = decode(l.content, 'hex') AND d.content IS NOT NULL AND d.settled_at IS NULL)
+    -- Most batches have no record that was stored before, and none that dlqd published.
+    IF p_first < greatest(v_position, v_until)
+       OR EXISTS (SELECT FROM unnest(p_delivery_ids) d WHERE d <> '')
+       OR EXISTS (SELECT FROM dlq.source_deliveries d WHERE d.queue = p_queue AND d.content = ANY (p_contents)
+            AND d.content IS NOT NULL AND d.settled_at IS NULL)
+       OR EXISTS (SELECT FROM unnest(p_original_topics, p_original_partitions, p_original_offsets)
+                o (topic, partition, "offset")
+            -- LIMIT: with a join, Postgres may read all deliveries.
+            CROSS JOIN LATERAL (SELECT FROM dlq.source_deliveries d WHERE d.cluster = p_cluster
+                AND d.topic = o.topic AND d.partition = o.partition AND d."offset" = o."offset"
+                AND d."offset" IS NOT NULL LIMIT 1) d
+            WHERE o."offset" >= 0) THEN
+        SELECT array_agg(t.skip ORDER BY t.place), array_agg(t.delivery[1]::uuid ORDER BY t.place),
+            array_agg(t.delivery[2]::bigint ORDER BY t.place),
+            count(*) FILTER (WHERE NOT t.skip AND t."offset" >= v_until)
+        INTO v_skipped, v_entries, v_deliveries, v_above
+        FROM (
+            -- Not in a join, which could call it once for equal records (Memoize). Most records are no delivery: a call
+            -- costs more than looking for one.
+            SELECT n.place, n."offset", n.skip, CASE WHEN NOT n.skip AND (n.delivery_id IS NOT NULL
+                OR EXISTS (SELECT FROM dlq.source_deliveries d WHERE d.queue = p_queue AND d.content = n.content
+                    AND d.content IS NOT NULL AND d.settled_at IS NULL)
                 OR EXISTS (SELECT FROM dlq.source_deliveries d WHERE d.cluster = p_cluster
-                    AND d.topic = l.original_topic AND d.partition = l.original_partition
-                    AND d."offset" = l.original_offset AND d."offset" IS NOT NULL)
-            THEN (SELECT ARRAY[t.entry_id::text, t.job_id::text] FROM dlq.take_delivery(p_queue, p_cluster, l.came,
-                l.delivery_id, l.original_topic, l.original_partition, l.original_offset, l.consumer_group,
-                decode(l.content, 'hex'), l.original_topic_id) t) END AS delivery
-        FROM read l WHERE l."offset" >= v_position
-            AND NOT (l.delivery_id IS NOT NULL AND EXISTS (SELECT FROM dlq.feed_records f WHERE f.id = l.delivery_id
-                AND f.cluster = p_cluster AND f.topic = p_topic) AND jsonb_array_length(l.headers) = 4) -- not a copy
-            AND (l."offset" >= v_until OR NOT dlq.is_stored(
-            p_cluster, p_topic_id, l.message_id, l.at, decode(l.sha256, 'hex'), l.came, l.delivery_id, p_queue))
-        ORDER BY l.place
-    ), made AS MATERIALIZED (
-        SELECT -nextval('dlq.record_ids') AS job, n.delivery[1]::uuid AS entry_id, n.delivery[2]::bigint AS job_id,
-            n.*,
-            least(greatest(n.failed_at, '1970-01-01Z'), now()) AS ended_at,
-            ROW (p_cluster, p_topic, p_topic_id, p_partition, n."offset", n.at, n.consumer_group, n.node,
-                n.original_topic, n.original_partition, n.original_offset, n.form, n.size,
-                decode(n.sha256, 'hex'), n.key, n.value,
-                ARRAY(SELECT decode(h.pair ->> 0, 'base64') FROM jsonb_array_elements(n.headers) WITH ORDINALITY
-                    h (pair, place) ORDER BY h.place),
-                ARRAY(SELECT decode(h.pair ->> 1, 'base64') FROM jsonb_array_elements(n.headers) WITH ORDINALITY
-                    h (pair, place) ORDER BY h.place))::dlq.record AS record
-        FROM taken n ORDER BY n.place
-    ), rows AS MATERIALIZED (
-        SELECT m.job, m.entry_id, m.job_id, m.place, m.ordering_key,
-            dlq.entry_id(m.job, m.ended_at) AS id, left(m.message_id, 255) AS event_id, m.ended_at, left(m.kind, 255)
-                AS kind, m.event, m.error, m.errors, m.attempts, m.metadata, m.record
-        FROM made m
+                    AND d.topic = n.original_topic AND d.partition = n.original_partition
+                    AND d."offset" = n.original_offset AND d."offset" IS NOT NULL))
+                THEN (SELECT ARRAY[t.entry_id::text, t.job_id::text] FROM dlq.take_delivery(p_queue, p_cluster, n.came,
+                    n.delivery_id, n.original_topic, n.original_partition, n.original_offset, n.consumer_group,
+                    n.content, n.original_topic_id) t) END AS delivery
+            FROM (
+                SELECT r.*, r."offset" < v_position
+                    OR r.delivery_id IS NOT NULL AND EXISTS (SELECT FROM dlq.feed_records f WHERE f.id = r.delivery_id
+                        AND f.cluster = p_cluster AND f.topic = p_topic) AND cardinality(r.headers) = 4 -- not a copy
+                    OR r."offset" < v_until AND dlq.is_stored(p_cluster, p_topic_id, r.message_id, r.at, r.sha256,
+                        r.came, r.delivery_id, p_queue) AS skip
+                FROM (
+                    SELECT u.place, u."offset", u.at, nullif(u.delivery_id, '')::uuid AS delivery_id,
+                        nullif(u.consumer_group, '') AS consumer_group, nullif(u.original_topic, '') AS original_topic,
+                        nullif(u.original_topic_id, '')::uuid AS original_topic_id,
+                        nullif(u.original_partition, -1) AS original_partition,
+                        nullif(u.original_offset, -1) AS original_offset, nullif(u.sha256, '') AS sha256, u.content,
+                        u.headers::bytea[] AS headers, concat(p_topic, '/', p_partition, '/', u."offset") AS message_id,
+                        concat(p_cluster, ' ', p_topic, '/', p_partition, '/', u."offset", ' ', p_topic_id, ' ',
+                            extract(epoch FROM u.at)) AS came
+                    FROM unnest(p_offsets, p_ats, p_delivery_ids, p_groups, p_original_topics, p_original_topic_ids,
+                        p_original_partitions, p_original_offsets, p_sha256s, p_contents, p_header_keys)
+                        WITH ORDINALITY u ("offset", at, delivery_id, consumer_group, original_topic,
+                            original_topic_id, original_partition, original_offset, sha256, content, headers, place)
+                ) r
+                ORDER BY r.place OFFSET 0
+            ) n
+        ) t;
+    END IF;
+    v_jobs := ARRAY(SELECT -nextval('dlq.record_ids') FROM generate_series(1, v_count));
+    -- Each statement reads the arrays itself: to store what they have in common costs more.
+    WITH rows AS NOT MATERIALIZED (
+        SELECT u.*, least(greatest(u.failed_at, '1970-01-01Z'), now()) AS ended_at,
+            left(concat(p_topic, '/', p_partition, '/', u."offset"), 255) AS event_id,
+            left(nullif(u.key_text, ''), 255) AS ordering_key,
+            ROW (p_cluster, p_topic, p_topic_id, p_partition, u."offset", u.at, nullif(u.consumer_group, ''),
+                nullif(u.node, ''), nullif(u.original_topic, ''), nullif(u.original_partition, -1),
+                nullif(u.original_offset, -1), u.form, nullif(u.size, -1), nullif(u.sha256, ''), u.key, u.value,
+                u.header_keys::bytea[], u.header_values::bytea[])::dlq.record AS record
+        FROM unnest(v_jobs, v_skipped, v_entries, v_deliveries, p_offsets, p_ats, p_failed_ats, p_kinds,
+            p_ordering_keys, p_events, p_errors, p_histories, p_attempts, p_metadata, p_groups, p_nodes,
+            p_original_topics, p_original_partitions, p_original_offsets, p_forms, p_sizes, p_sha256s, p_header_keys,
+            p_header_values, p_keys, p_values)
+            WITH ORDINALITY u (job, skip, entry_id, job_id, "offset", at, failed_at, kind, key_text, event, error, errors,
+                attempts, metadata, consumer_group, node, original_topic, original_partition, original_offset, form,
+                size, sha256, header_keys, header_values, key, value, place)
+        WHERE u.skip IS NOT TRUE
     ), inserted AS (
         INSERT INTO dlq.dead_letter_inbox
             (id, event_id, river_job_id, job_created_at, queue, kind, job_kind, source, ordering_key, priority,
              original_event, error_message, retry_history, retry_count, max_retries, metadata, next_retry_at,
              captured_by, first_failed_at, last_failed_at, record)
-        SELECT r.id, r.event_id, r.job, r.ended_at, p_queue, r.kind, 'dlqd_message', p_source,
-            left(r.ordering_key, 255), 1, r.event, r.error, r.errors, r.attempts, greatest(r.attempts, 2), r.metadata,
-            now(), 'source', r.ended_at, r.ended_at, r.record
-        FROM rows r WHERE r.entry_id IS NULL ORDER BY r.place
+        SELECT dlq.entry_id(r.job, r.ended_at), r.event_id, r.job, r.ended_at, p_queue, left(r.kind, 255),
+            'dlqd_message', p_source, r.ordering_key, 1, r.event, r.error, r.errors, r.attempts,
+            greatest(r.attempts, 2), r.metadata, now(), 'source', r.ended_at, r.ended_at, r.record
+        FROM rows r WHERE r.entry_id IS NULL
         RETURNING 1
     ), ordered AS (
         INSERT INTO dlq.ordered_jobs (queue, ordering_key, job_id, job_created_at)
-        SELECT p_queue, left(r.ordering_key, 255), r.job, r.ended_at FROM rows r
+        SELECT p_queue, r.ordering_key, r.job, r.ended_at FROM rows r
         WHERE p_ordered AND r.entry_id IS NULL AND r.ordering_key IS NOT NULL ORDER BY r.place
     ), came_back AS (
         -- The fact has all that an entry needs, because the entry may be deleted before the fact is applied.
@@ -116,19 +155,17 @@ BEGIN
         SELECT r.job, r.ended_at, 'returned', r.entry_id, jsonb_build_object('state', 'discarded', 'attempt',
             r.attempts, 'finalized_at', r.ended_at, 'errors', r.errors, 'metadata', r.metadata, 'redelivery', r.job_id,
             'ordered', p_ordered,
-            'row', jsonb_build_object('id', r.id, 'event_id', r.event_id, 'river_job_id', r.job, 'job_created_at',
-                r.ended_at, 'queue', p_queue, 'kind', r.kind, 'job_kind', 'dlqd_message', 'source', p_source,
-                'ordering_key', left(r.ordering_key, 255), 'original_event', r.event, 'error_message', r.error,
-                'retry_history', r.errors, 'retry_count', r.attempts, 'max_retries', greatest(r.attempts, 2),
-                'metadata', r.metadata, 'first_failed_at', r.ended_at, 'last_failed_at', r.ended_at, 'record',
-                to_jsonb(r.record)))
-        FROM rows r WHERE r.entry_id IS NOT NULL ORDER BY r.place
+            'row', jsonb_build_object('id', dlq.entry_id(r.job, r.ended_at), 'event_id', r.event_id, 'river_job_id',
+                r.job, 'job_created_at', r.ended_at, 'queue', p_queue, 'kind', left(r.kind, 255), 'job_kind',
+                'dlqd_message', 'source', p_source, 'ordering_key', r.ordering_key, 'original_event', r.event,
+                'error_message', r.error, 'retry_history', r.errors, 'retry_count', r.attempts, 'max_retries',
+                greatest(r.attempts, 2), 'metadata', r.metadata, 'first_failed_at', r.ended_at, 'last_failed_at',
+                r.ended_at, 'record', to_jsonb(r.record)))
+        FROM rows r WHERE v_entries IS NOT NULL AND r.entry_id IS NOT NULL ORDER BY r.place
         RETURNING 1
     )
-    SELECT (SELECT count(*) FROM inserted), (SELECT count(*) FROM came_back),
-        (SELECT count(*) FROM made m WHERE m."offset" >= v_until)
-    INTO entries, returned, v_above;
-    skipped := cardinality(p_records) - entries - returned;
+    SELECT (SELECT count(*) FROM inserted), (SELECT count(*) FROM came_back) INTO entries, returned;
+    skipped := v_count - entries - returned;
     IF p_next > v_position THEN
         next := p_next;
         v_until := greatest(v_until, v_position);
@@ -145,12 +182,55 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.append_records IS
+COMMENT ON FUNCTION dlq.store_records IS
     'Stores a batch of records of a partition, from offset p_first to the one before p_next, and moves the position. '
     'Not accepted if the batch begins above the position (next), or if there is none (next is null) and p_start is '
     'false. Records below the position are skipped, and so are those that were stored before the position was moved '
-    'back, and those that a feed of dlqd published to the topic. A record that dlqd had published for an entry of the queue that still exists (dlq.take_delivery) becomes a '
-    'fact "returned" of that entry; each of the others becomes an entry in the inbox.';
+    'back, and those that a feed of dlqd published to the topic. A record that dlqd had published for an entry of the '
+    'queue that still exists (dlq.take_delivery) becomes a fact "returned" of that entry; each of the others becomes '
+    'an entry in the inbox.';
+
+CREATE OR REPLACE FUNCTION dlq.append_records(p_source text, p_queue text, p_cluster text, p_topic text,
+    p_topic_id uuid, p_partition integer, p_first bigint, p_next bigint, p_start boolean, p_lost boolean,
+    p_ordered boolean, p_records jsonb[], p_keys bytea[], p_values bytea[],
+    OUT accepted boolean, OUT next bigint, OUT entries integer, OUT returned integer, OUT skipped integer)
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT s.* FROM (
+        SELECT array_agg(r."offset" ORDER BY u.place) AS offsets, array_agg(r.at ORDER BY u.place) AS ats,
+            array_agg(r.failed_at ORDER BY u.place) AS failed_ats,
+            array_agg(coalesce(r.delivery_id, '') ORDER BY u.place) AS delivery_ids,
+            array_agg(r.kind ORDER BY u.place) AS kinds,
+            array_agg(coalesce(r.ordering_key, '') ORDER BY u.place) AS ordering_keys,
+            array_agg(r.event ORDER BY u.place) AS events, array_agg(r.error ORDER BY u.place) AS errors,
+            array_agg(r.errors ORDER BY u.place) AS histories, array_agg(r.attempts ORDER BY u.place) AS attempts,
+            array_agg(r.metadata ORDER BY u.place) AS metadata,
+            array_agg(coalesce(r.consumer_group, '') ORDER BY u.place) AS groups,
+            array_agg(coalesce(r.node, '') ORDER BY u.place) AS nodes,
+            array_agg(coalesce(r.original_topic, '') ORDER BY u.place) AS original_topics,
+            array_agg(coalesce(r.original_topic_id, '') ORDER BY u.place) AS original_topic_ids,
+            array_agg(coalesce(r.original_partition, -1) ORDER BY u.place) AS original_partitions,
+            array_agg(coalesce(r.original_offset, -1) ORDER BY u.place) AS original_offsets,
+            array_agg(r.form ORDER BY u.place) AS forms, array_agg(coalesce(r.size, -1) ORDER BY u.place) AS sizes,
+            array_agg(coalesce(decode(r.sha256, 'hex'), '') ORDER BY u.place) AS sha256s,
+            array_agg(decode(r.content, 'hex') ORDER BY u.place) AS contents,
+            array_agg(ARRAY(SELECT decode(h.pair ->> 0, 'base64') FROM jsonb_array_elements(r.headers) WITH ORDINALITY
+                h (pair, place) ORDER BY h.place)::text ORDER BY u.place) AS header_keys,
+            array_agg(ARRAY(SELECT decode(h.pair ->> 1, 'base64') FROM jsonb_array_elements(r.headers) WITH ORDINALITY
+                h (pair, place) ORDER BY h.place)::text ORDER BY u.place) AS header_values
+        FROM unnest(p_records) WITH ORDINALITY u (record, place)
+        CROSS JOIN LATERAL jsonb_to_record(u.record) AS r ("offset" bigint, at timestamptz, failed_at timestamptz,
+            delivery_id text, kind text, ordering_key text, event jsonb, error text, errors jsonb, attempts integer,
+            metadata jsonb, consumer_group text, node text, original_topic text, original_topic_id text,
+            original_partition integer, original_offset bigint, form text, size bigint, sha256 text, content text,
+            headers jsonb)
+    ) b
+    CROSS JOIN LATERAL dlq.store_records(p_source, p_queue, p_cluster, p_topic, p_topic_id, p_partition, p_first,
+        p_next, p_start, p_lost, p_ordered, coalesce(b.offsets, '{}'), b.ats, b.failed_ats, b.delivery_ids, b.kinds,
+        b.ordering_keys, b.events, b.errors, b.histories, b.attempts, b.metadata, b.groups, b.nodes,
+        b.original_topics, b.original_topic_ids, b.original_partitions, b.original_offsets, b.forms, b.sizes,
+        b.sha256s, b.contents, b.header_keys, b.header_values, p_keys, p_values) s
+$$;
+COMMENT ON FUNCTION dlq.append_records IS 'dlq.store_records for a process of an older release.';
 
 -- take_delivery is volatile, so that of two equal records in one batch the second does not get the delivery of the
 -- first.

@@ -6,9 +6,14 @@ WHERE cluster = @cluster AND topic_id = @topic_id AND partition = @partition;
 -- Append stores a batch. Next is -1 if there is no position.
 SELECT a.accepted::boolean AS accepted, coalesce(a.next, -1)::bigint AS next, a.entries::integer AS entries,
     a.returned::integer AS returned, a.skipped::integer AS skipped
-FROM dlq.append_records(@source::text, @queue::text, @cluster::text, @topic::text, @topic_id::uuid,
+FROM dlq.store_records(@source::text, @queue::text, @cluster::text, @topic::text, @topic_id::uuid,
     @partition::integer, @first_offset::bigint, @next_offset::bigint, @is_start::boolean, @is_lost::boolean,
-    @is_ordered::boolean, @records::jsonb[], @keys::bytea[], @values::bytea[]) a;
+    @is_ordered::boolean, @offsets::bigint[], @ats::timestamptz[], @failed_ats::timestamptz[], @delivery_ids::text[],
+    @kinds::text[], @ordering_keys::text[], @events::jsonb[], @errors::text[], @histories::jsonb[],
+    @attempts::integer[], @metadata::jsonb[], @groups::text[], @nodes::text[], @original_topics::text[],
+    @original_topic_ids::text[], @original_partitions::integer[], @original_offsets::bigint[], @forms::text[],
+    @sizes::bigint[], @sha256s::bytea[], @contents::bytea[], @header_keys::text[], @header_values::text[],
+    @keys::bytea[], @values::bytea[]) a;
 
 -- name: ReportProgress :exec
 SELECT dlq.report_progress(@source::text, @cluster::text, @queue::text, @topics::text[], @partitions::integer[],

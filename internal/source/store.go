@@ -137,18 +137,12 @@ func (s *Store) append(ctx context.Context, p *policy.Policy, source *policy.Top
 		Source: source.Name, Queue: source.Queue, Cluster: batch.Cluster, Topic: batch.Topic, TopicID: batch.TopicID,
 		Partition: batch.Partition.Partition, FirstOffset: batch.First, NextOffset: batch.Next,
 		IsStart: batch.Start, IsLost: batch.Lost, IsOrdered: p.Queues[source.Queue].Ordering,
-		Records: make([]json.RawMessage, len(batch.Records)), Keys: make([][]byte, len(batch.Records)),
-		Values: make([][]byte, len(batch.Records)),
 	}
+	makeColumns(&params, len(batch.Records))
 	for i := range batch.Records {
 		r := &batch.Records[i]
-		raw, err := describe(source, batch, r, plain)
-		if err != nil {
+		if err := describe(&params, i, source, batch, r, plain); err != nil {
 			return Stored{}, fmt.Errorf("%s/%d at offset %d: %w", batch.Topic, batch.Partition.Partition, r.Offset, err)
-		}
-		params.Records[i], params.Keys[i] = raw, r.Key
-		if len(r.Value) <= source.MaxRecordBytes {
-			params.Values[i] = r.Value
 		}
 	}
 	row, err := dbsqlc.New(s.DB).Append(ctx, params)
@@ -165,55 +159,63 @@ func (s *Store) append(ctx context.Context, p *policy.Policy, source *policy.Top
 	}, nil
 }
 
-// stored is what dlq.append_records reads of a record, besides its key and value.
-type stored struct {
-	Offset            int64           `json:"offset"`
-	At                time.Time       `json:"at"`
-	FailedAt          time.Time       `json:"failed_at"`
-	DeliveryID        *uuid.UUID      `json:"delivery_id"`
-	MessageID         string          `json:"message_id"`
-	Kind              string          `json:"kind"`
-	OrderingKey       *string         `json:"ordering_key"`
-	Event             json.RawMessage `json:"event"`
-	Error             string          `json:"error"`
-	Errors            []attemptError  `json:"errors"`
-	Attempts          int             `json:"attempts"`
-	Metadata          json.RawMessage `json:"metadata"`
-	Group             *string         `json:"consumer_group"`
-	Node              *string         `json:"node"`
-	OriginalTopic     *string         `json:"original_topic"`
-	OriginalTopicID   *uuid.UUID      `json:"original_topic_id"`
-	OriginalPartition *int32          `json:"original_partition"`
-	OriginalOffset    *int64          `json:"original_offset"`
-	Form              string          `json:"form"`
-	Size              *int            `json:"size"`
-	SHA256            *string         `json:"sha256"`
-	Content           string          `json:"content"` // hex
-	Headers           [][2][]byte     `json:"headers"` // base64
+// makeColumns makes the columns of a batch, with an element for each record.
+func makeColumns(p *dbsqlc.AppendParams, records int) {
+	p.Offsets, p.Ats, p.FailedAts = make([]int64, records), make([]time.Time, records), make([]time.Time, records)
+	p.DeliveryIds, p.Kinds, p.OrderingKeys = make([]string, records), make([]string, records), make([]string, records)
+	p.Events, p.Errors = make([]json.RawMessage, records), make([]string, records)
+	p.Histories, p.Attempts = make([]json.RawMessage, records), make([]int32, records)
+	p.Metadata, p.Groups, p.Nodes = make([]json.RawMessage, records), make([]string, records), make([]string, records)
+	p.OriginalTopics, p.OriginalTopicIds = make([]string, records), make([]string, records)
+	p.OriginalPartitions, p.OriginalOffsets = make([]int32, records), make([]int64, records)
+	p.Forms, p.Sizes = make([]string, records), make([]int64, records)
+	p.Sha256s, p.Contents = make([][]byte, records), make([][]byte, records)
+	p.HeaderKeys, p.HeaderValues = make([]string, records), make([]string, records)
+	p.Keys, p.Values = make([][]byte, records), make([][]byte, records)
 }
 
 // attemptError is an error of an attempt in River's form.
 type attemptError struct {
 	At      time.Time `json:"at"`
-	Attempt int       `json:"attempt"`
+	Attempt int32     `json:"attempt"`
 	Error   string    `json:"error"`
 	Trace   string    `json:"trace"`
 }
 
 // report is a structured error as riverdlq.Record writes it to a job's metadata.
 type report struct {
-	Attempt int             `json:"attempt"`
-	Type    string          `json:"type,omitempty"`
-	Code    string          `json:"code,omitempty"`
-	Class   riverdlq.Class  `json:"class,omitempty"`
-	Title   string          `json:"title,omitempty"`
-	Message string          `json:"message"`
-	Context json.RawMessage `json:"context"`
+	Attempt int32          `json:"attempt"`
+	Type    string         `json:"type,omitempty"`
+	Code    string         `json:"code,omitempty"`
+	Class   riverdlq.Class `json:"class,omitempty"`
+	Title   string         `json:"title,omitempty"`
+	Message string         `json:"message"`
+	Context map[string]any `json:"context"`
 }
 
-// describe returns a record in the form of dlq.append_records. Plain leaves out all texts that the
-// record brought along.
-func describe(source *policy.TopicSource, batch *Batch, r *Record, plain bool) (json.RawMessage, error) {
+// reported is the metadata of an entry.
+type reported struct {
+	Error report `json:"dlq:error"` // riverdlq.MetadataKey
+}
+
+// recordPlace is the place of a record in the context of its error.
+type recordPlace struct {
+	Cluster           string `json:"cluster"`
+	Topic             string `json:"topic"`
+	Partition         int32  `json:"partition"`
+	Offset            int64  `json:"offset"`
+	Time              string `json:"time"`
+	Form              string `json:"form"`
+	Group             string `json:"group,omitempty"`
+	Node              string `json:"node,omitempty"`
+	OriginalTopic     string `json:"originalTopic,omitempty"`
+	OriginalPartition *int32 `json:"originalPartition,omitempty"`
+	OriginalOffset    *int64 `json:"originalOffset,omitempty"`
+}
+
+// describe sets the elements at i of the columns of dlq.store_records. Plain leaves out all texts that the record
+// brought along.
+func describe(p *dbsqlc.AppendParams, i int, source *policy.TopicSource, batch *Batch, r *Record, plain bool) error {
 	f := &r.Failure
 	if plain {
 		f = &Failure{
@@ -226,61 +228,73 @@ func describe(source *policy.TopicSource, batch *Batch, r *Record, plain bool) (
 		failedAt = r.Time
 	}
 	failedAt = storableTime(failedAt)
+	at := storableTime(r.Time)
 	form, payload := r.payload(source.MaxRecordBytes, plain)
-	d := stored{
-		Offset: r.Offset, At: storableTime(r.Time), FailedAt: failedAt, Form: form,
-		MessageID: fmt.Sprintf("%s/%d/%d", batch.Topic, batch.Partition.Partition, r.Offset),
-		Kind:      storable(source.KindOf(batch.Topic, f.Original.Topic)),
-		Group:     known(cmp.Or(f.Group, source.GroupOf(batch.Topic))), Node: known(f.Node),
-		OriginalTopic: known(f.Original.Topic),
-		Attempts:      min(len(f.Attempts), maxAttempts) + 1,
-		Headers:       make([][2][]byte, len(r.Headers)),
-		Content:       hex.EncodeToString(Content(r.Key, r.Value)),
+	place := recordPlace{
+		Cluster: batch.Cluster, Topic: batch.Topic, Partition: batch.Partition.Partition, Offset: r.Offset,
+		Time: at.UTC().Format(time.RFC3339Nano), Form: form,
+		Group: storable(cmp.Or(f.Group, source.GroupOf(batch.Topic))), Node: storable(f.Node),
+		OriginalTopic: storable(f.Original.Topic),
 	}
+	p.Offsets[i], p.Forms[i] = r.Offset, form
+	p.Ats[i], p.FailedAts[i] = at.Round(time.Microsecond), failedAt.Round(time.Microsecond) // pgx would cut the rest off
+	p.Kinds[i] = storable(source.KindOf(batch.Topic, f.Original.Topic))
+	p.Groups[i], p.Nodes[i], p.OriginalTopics[i] = place.Group, place.Node, place.OriginalTopic
+	p.Keys[i], p.OrderingKeys[i] = r.Key, orderingKey(r.Key)
+	p.Sizes[i], p.Sha256s[i] = Unknown, []byte{}
+	p.OriginalPartitions[i], p.OriginalOffsets[i] = Unknown, Unknown
+	if f.Original.Topic != "" {
+		if f.Original.TopicID != uuid.Nil {
+			p.OriginalTopicIds[i] = f.Original.TopicID.String()
+		}
+		if f.Original.Partition >= 0 {
+			p.OriginalPartitions[i], place.OriginalPartition = f.Original.Partition, &f.Original.Partition
+		}
+		if f.Original.Offset >= 0 {
+			p.OriginalOffsets[i], place.OriginalOffset = f.Original.Offset, &f.Original.Offset
+		}
+	}
+	sum := sha256.Sum256(r.Value)
+	p.Contents[i] = content(r.Key, r.Value, sum)
 	if r.Value != nil {
-		size, sum := len(r.Value), sha256.Sum256(r.Value)
-		hash := hex.EncodeToString(sum[:])
-		d.Size, d.SHA256 = &size, &hash
+		p.Sizes[i], p.Sha256s[i] = int64(len(r.Value)), sum[:]
 	}
-	if f.Original.Topic != "" && f.Original.TopicID != uuid.Nil {
-		d.OriginalTopicID = &f.Original.TopicID
+	if len(r.Value) <= source.MaxRecordBytes {
+		p.Values[i] = r.Value
 	}
-	if f.Original.Topic != "" && f.Original.Partition >= 0 {
-		d.OriginalPartition = &f.Original.Partition
-	}
-	if f.Original.Topic != "" && f.Original.Offset >= 0 {
-		d.OriginalOffset = &f.Original.Offset
-	}
-	d.OrderingKey = orderingKey(r.Key)
 	event := message.Message{
-		MessageID: d.MessageID, Queue: source.Queue, EventKind: d.Kind, Payload: payload, Source: source.Name,
+		MessageID: fmt.Sprintf("%s/%d/%d", batch.Topic, batch.Partition.Partition, r.Offset), Queue: source.Queue,
+		EventKind: p.Kinds[i], Payload: payload, Source: source.Name, OrderingKey: p.OrderingKeys[i],
 		Headers: map[string]string{},
 	}
-	if d.OrderingKey != nil {
-		event.OrderingKey = *d.OrderingKey
-	}
-	for i, h := range r.Headers {
-		d.Headers[i] = [2][]byte{[]byte(h.Key), h.Value}
+	keys, values := []byte{'{'}, []byte{'{'}
+	for _, h := range r.Headers {
+		keys, values = appendBytea(keys, []byte(h.Key)), appendBytea(values, h.Value)
 		if h.Value != nil && isText(h.Value) && len(h.Value) <= message.MaxHeaderBytes && isText([]byte(h.Key)) && !plain {
 			event.Headers[h.Key] = string(h.Value)
 		}
 		if h.Key == HeaderDelivery {
 			if id, err := uuid.ParseBytes(h.Value); err == nil {
-				d.DeliveryID = &id
+				p.DeliveryIds[i] = id.String()
 			}
 		}
 	}
+	p.HeaderKeys[i], p.HeaderValues[i] = string(append(keys, '}')), string(append(values, '}'))
 	args, err := event.Args()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	d.Event = json.RawMessage(args)
-	for i, a := range f.Attempts[max(len(f.Attempts)-maxAttempts, 0):] {
+	p.Events[i] = json.RawMessage(args)
+	earlier := f.Attempts[max(len(f.Attempts)-maxAttempts, 0):]
+	p.Attempts[i] = int32(len(earlier)) + 1
+	history := make([]attemptError, 0, p.Attempts[i])
+	for _, a := range earlier {
 		at := a.At
 		if at.IsZero() { // the envelope does not say it; it was not after the last attempt
 			at = failedAt
 		}
-		d.Errors = append(d.Errors, attemptError{storableTime(at), i + 1, storable(a.Error), storable(a.Trace)})
+		history = append(history,
+			attemptError{storableTime(at), int32(len(history)) + 1, storable(a.Error), storable(a.Trace)})
 	}
 	failure := f.Error
 	if f.Malformed != "" {
@@ -291,47 +305,40 @@ func describe(source *policy.TopicSource, batch *Batch, r *Record, plain bool) (
 	if failure.Message == "" && failure.Err != nil {
 		failure.Message = failure.Err.Error()
 	}
-	failure.Message = cmp.Or(storable(failure.Message), "the record names no error")
-	d.Error = failure.Message
-	d.Errors = append(d.Errors, attemptError{failedAt, d.Attempts, d.Error, storable(f.Trace)})
-	d.Metadata, err = json.Marshal(map[string]report{riverdlq.MetadataKey: {
-		Attempt: d.Attempts, Type: storable(failure.Type), Code: storable(failure.Code), Class: failure.Class,
-		Title: storable(failure.Title), Message: failure.Message, Context: contextOf(batch, &d, failure.Context),
-	}})
-	if err != nil {
-		return nil, err
+	p.Errors[i] = cmp.Or(storable(failure.Message), "the record names no error")
+	history = append(history, attemptError{failedAt, p.Attempts[i], p.Errors[i], storable(f.Trace)})
+	if p.Histories[i], err = json.Marshal(history); err != nil {
+		return err
 	}
-	return json.Marshal(d)
+	p.Metadata[i], err = json.Marshal(reported{report{
+		Attempt: p.Attempts[i], Type: storable(failure.Type), Code: storable(failure.Code), Class: failure.Class,
+		Title: storable(failure.Title), Message: p.Errors[i], Context: contextOf(failure.Context, place),
+	}})
+	return err
 }
 
 // contextOf returns the context of an error, with the place of the record under the key record. A context
 // that the database cannot hold is left out.
-func contextOf(batch *Batch, d *stored, context map[string]any) json.RawMessage {
-	place := map[string]any{
-		"cluster": batch.Cluster, "topic": batch.Topic, "partition": batch.Partition.Partition, "offset": d.Offset,
-		"time": d.At.UTC().Format(time.RFC3339Nano), "form": d.Form,
-	}
-	for key, value := range map[string]*string{"group": d.Group, "node": d.Node, "originalTopic": d.OriginalTopic} {
-		if value != nil {
-			place[key] = *value
+func contextOf(context map[string]any, place recordPlace) map[string]any {
+	all := map[string]any{}
+	if context != nil {
+		if raw, err := json.Marshal(context); err == nil && message.CheckJSON(raw) == nil {
+			maps.Copy(all, context)
 		}
 	}
-	if d.OriginalPartition != nil {
-		place["originalPartition"] = *d.OriginalPartition
-	}
-	if d.OriginalOffset != nil {
-		place["originalOffset"] = *d.OriginalOffset
-	}
-	all := map[string]any{}
-	if raw, err := json.Marshal(context); err == nil && context != nil && message.CheckJSON(raw) == nil {
-		maps.Copy(all, context)
-	}
 	all["record"] = place
-	raw, err := json.Marshal(all)
-	if err != nil { // not for texts and integers
-		return json.RawMessage("{}")
+	return all
+}
+
+// appendBytea appends an element of an array of bytea in Postgres's text format; nil is NULL.
+func appendBytea(array, value []byte) []byte {
+	if len(array) > 1 {
+		array = append(array, ',')
 	}
-	return raw
+	if value == nil {
+		return append(array, "NULL"...)
+	}
+	return append(hex.AppendEncode(append(array, `"\\x`...), value), '"')
 }
 
 // payload returns the form of a record's value, and what is shown of it. Of bytes that are no text, only
@@ -368,30 +375,35 @@ func (r *Record) payload(most int, plain bool) (form string, payload json.RawMes
 
 // Content returns the hash of a record's key and value, by which a record that comes back without its
 // headers is recognized. Null is not empty.
-func Content(key, value []byte) []byte {
-	hash := sha256.New()
-	for _, part := range [][]byte{key, value} {
-		if part != nil {
-			sum := sha256.Sum256(part)
-			hash.Write(sum[:])
-		}
-		hash.Write([]byte{'/'})
+func Content(key, value []byte) []byte { return content(key, value, sha256.Sum256(value)) }
+
+// content returns the hash of a record's key and value, whose own hash is sum.
+func content(key, value []byte, sum [sha256.Size]byte) []byte {
+	text := make([]byte, 0, 2*sha256.Size+2)
+	if key != nil {
+		keySum := sha256.Sum256(key)
+		text = append(text, keySum[:]...)
 	}
-	return hash.Sum(nil)
+	text = append(text, '/')
+	if value != nil {
+		text = append(text, sum[:]...)
+	}
+	hash := sha256.Sum256(append(text, '/'))
+	return hash[:]
 }
 
 // orderingKey returns a record's key as an ordering key: the key itself, or its hash if the key is no
-// short text, or has fields that masks by path would not find.
-func orderingKey(key []byte) *string {
+// short text, or has fields that masks by path would not find. It is empty without a key.
+func orderingKey(key []byte) string {
 	if key == nil {
-		return nil
+		return ""
 	}
 	text := string(key)
 	if !isText(key) || len(key) > maxKeyBytes || text == "" || hasFields(key) {
 		sum := sha256.Sum256(key)
 		text = "sha256:" + hex.EncodeToString(sum[:])
 	}
-	return &text
+	return text
 }
 
 // hasFields reports whether a text may be a JSON object or array.
@@ -418,13 +430,4 @@ func storableTime(at time.Time) time.Time {
 		return time.Date(9999, time.December, 31, 0, 0, 0, 0, time.UTC)
 	}
 	return at
-}
-
-// known returns nil for an empty text.
-func known(text string) *string {
-	if text == "" {
-		return nil
-	}
-	text = storable(text)
-	return &text
 }

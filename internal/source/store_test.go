@@ -250,3 +250,23 @@ func TestAppend_KeepsBytesOfAnyRecord(t *testing.T) {
 		require.NotContains(t, event, secret, "masks find nothing in bytes, so bytes are not shown")
 	}
 }
+
+func TestAppendRecords_StoresBatchesOfOlderProcesses(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	record := `{"offset": 7, "at": "2026-11-20T10:00:00Z", "failed_at": "2026-11-20T10:00:01Z", "delivery_id": null,
+		"message_id": "dlt/1/7", "kind": "orders", "ordering_key": "k", "event": {"payload": 1}, "error": "broken",
+		"errors": [{"attempt": 1, "error": "broken"}], "attempts": 1, "metadata": {"a": 1}, "consumer_group": "g",
+		"node": null, "original_topic": "o", "original_topic_id": null, "original_partition": 3,
+		"original_offset": null, "form": "json", "size": 1, "sha256": "ff", "content": "fe",
+		"headers": [["YQ==", "Yg=="], ["YQ==", null]]}`
+	require.Equal(t, "(t,8,1,0,0)", b.one(`SELECT dlq.append_records('orders', 'q', 'main', 'dlt', $1, 1, 7, 8, true, false,
+		false, ARRAY[$2]::jsonb[], '{k}', '{"1"}')::text`, b.at.TopicID, record))
+	require.Equal(t, `q dlt/1/7 orders k broken {"payload": 1} [{"error": "broken", "attempt": 1}] {"a": 1} `+
+		`2026-11-20 10:00:01+00 (main,dlt,`+b.at.TopicID.String()+`,1,7,"2026-11-20 10:00:00+00",g,,o,3,,json,1,`+
+		`"\\xff","\\x6b","\\x31","{""\\\\x61"",""\\\\x61""}","{""\\\\x62"",NULL}")`,
+		b.one(`SELECT concat_ws(' ', queue, event_id, kind, ordering_key, error_message, original_event, retry_history,
+			metadata, last_failed_at, record) FROM dlq.dead_letter_inbox`))
+	require.Equal(t, "(t,9,0,0,0)", b.one(`SELECT dlq.append_records('orders', 'q', 'main', 'dlt', $1, 1, 8, 9, false, true,
+		false, '{}', '{}', '{}')::text`, b.at.TopicID))
+}

@@ -786,7 +786,7 @@ func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID,
 	return park(ctx, tx, w.actor, parked)
 }
 
-// capturedBySource is the captured_by of an entry that was a record (dlq.append_records).
+// capturedBySource is the captured_by of an entry that was a record (dlq.store_records).
 const capturedBySource = "source"
 
 // entryOf returns a decided entry for the planner.

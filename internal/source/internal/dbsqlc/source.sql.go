@@ -16,26 +16,53 @@ import (
 const Append = `-- name: Append :one
 SELECT a.accepted::boolean AS accepted, coalesce(a.next, -1)::bigint AS next, a.entries::integer AS entries,
     a.returned::integer AS returned, a.skipped::integer AS skipped
-FROM dlq.append_records($1::text, $2::text, $3::text, $4::text, $5::uuid,
+FROM dlq.store_records($1::text, $2::text, $3::text, $4::text, $5::uuid,
     $6::integer, $7::bigint, $8::bigint, $9::boolean, $10::boolean,
-    $11::boolean, $12::jsonb[], $13::bytea[], $14::bytea[]) a
+    $11::boolean, $12::bigint[], $13::timestamptz[], $14::timestamptz[], $15::text[],
+    $16::text[], $17::text[], $18::jsonb[], $19::text[], $20::jsonb[],
+    $21::integer[], $22::jsonb[], $23::text[], $24::text[], $25::text[],
+    $26::text[], $27::integer[], $28::bigint[], $29::text[],
+    $30::bigint[], $31::bytea[], $32::bytea[], $33::text[], $34::text[],
+    $35::bytea[], $36::bytea[]) a
 `
 
 type AppendParams struct {
-	Source      string
-	Queue       string
-	Cluster     string
-	Topic       string
-	TopicID     uuid.UUID
-	Partition   int32
-	FirstOffset int64
-	NextOffset  int64
-	IsStart     bool
-	IsLost      bool
-	IsOrdered   bool
-	Records     []json.RawMessage
-	Keys        [][]byte
-	Values      [][]byte
+	Source             string
+	Queue              string
+	Cluster            string
+	Topic              string
+	TopicID            uuid.UUID
+	Partition          int32
+	FirstOffset        int64
+	NextOffset         int64
+	IsStart            bool
+	IsLost             bool
+	IsOrdered          bool
+	Offsets            []int64
+	Ats                []time.Time
+	FailedAts          []time.Time
+	DeliveryIds        []string
+	Kinds              []string
+	OrderingKeys       []string
+	Events             []json.RawMessage
+	Errors             []string
+	Histories          []json.RawMessage
+	Attempts           []int32
+	Metadata           []json.RawMessage
+	Groups             []string
+	Nodes              []string
+	OriginalTopics     []string
+	OriginalTopicIds   []string
+	OriginalPartitions []int32
+	OriginalOffsets    []int64
+	Forms              []string
+	Sizes              []int64
+	Sha256s            [][]byte
+	Contents           [][]byte
+	HeaderKeys         []string
+	HeaderValues       []string
+	Keys               [][]byte
+	Values             [][]byte
 }
 
 type AppendRow struct {
@@ -60,7 +87,29 @@ func (q *Queries) Append(ctx context.Context, arg AppendParams) (AppendRow, erro
 		arg.IsStart,
 		arg.IsLost,
 		arg.IsOrdered,
-		arg.Records,
+		arg.Offsets,
+		arg.Ats,
+		arg.FailedAts,
+		arg.DeliveryIds,
+		arg.Kinds,
+		arg.OrderingKeys,
+		arg.Events,
+		arg.Errors,
+		arg.Histories,
+		arg.Attempts,
+		arg.Metadata,
+		arg.Groups,
+		arg.Nodes,
+		arg.OriginalTopics,
+		arg.OriginalTopicIds,
+		arg.OriginalPartitions,
+		arg.OriginalOffsets,
+		arg.Forms,
+		arg.Sizes,
+		arg.Sha256s,
+		arg.Contents,
+		arg.HeaderKeys,
+		arg.HeaderValues,
 		arg.Keys,
 		arg.Values,
 	)
