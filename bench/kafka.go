@@ -2,16 +2,20 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime/metrics"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -19,6 +23,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/kafka"
+	"github.com/dlqd/dlqd/internal/message"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/postgres"
 	"github.com/dlqd/dlqd/internal/riverdlq"
@@ -39,7 +44,7 @@ var kafkaErrors = []string{
 	"dial tcp 10.0.0.7:443: connection refused", "unexpected status 503", "card was declined",
 }
 
-// kafkaBench measures how fast records of a topic are stored, beside a bare consumer that inserts as many rows; how
+// kafkaBench measures how fast records of a topic are stored, beside a bare consumer that inserts the same rows; how
 // fast they are filed and decided, beside failed jobs of River; and the memory of a catch-up. The topic is one of kfake
 // in this process, which takes a part of the processors while records are read.
 func kafkaBench(b *bench, scale float64) error {
@@ -210,8 +215,9 @@ func liveMemory() int64 {
 	return int64(sample[0].Value.Uint64())
 }
 
-// bareRate returns how many records a second a consumer without dlqd stores, with a row for each and the position in
-// the same transaction.
+// bareRate returns how many records a second a consumer without dlqd stores: in one transaction a batch, by COPY, it
+// inserts the rows that dlqd inserts, of the same columns in a table with the same indexes, and moves the position. It
+// checks neither the position nor the texts, and looks for no record that dlqd published.
 func (b *bench) bareRate(records int) (rate float64, err error) {
 	cluster, err := b.fillTopic(records)
 	if err != nil {
@@ -219,13 +225,12 @@ func (b *bench) bareRate(records int) (rate float64, err error) {
 	}
 	defer cluster.Close()
 	err = b.withPool(2*kafkaWriters, func(pool *pgxpool.Pool) error {
-		if err := b.reset(pool, false); err != nil {
+		if err := b.reset(pool, true); err != nil {
 			return err
 		}
 		if _, err := pool.Exec(b.ctx, `
-			CREATE TABLE bare_records (topic text, partition integer, "offset" bigint, at timestamptz, key bytea, value bytea,
-				headers jsonb, PRIMARY KEY (topic, partition, "offset"));
-			CREATE TABLE bare_positions (topic text, partition integer, next bigint, PRIMARY KEY (topic, partition))`); err != nil {
+			CREATE TABLE bare_records (LIKE dlq.dead_letter_inbox INCLUDING ALL);
+			CREATE TABLE bare_positions (LIKE dlq.source_positions INCLUDING ALL)`); err != nil {
 			return err
 		}
 		start := time.Now()
@@ -241,18 +246,18 @@ func (b *bench) bareRate(records int) (rate float64, err error) {
 			}
 			var writers errgroup.Group
 			writers.SetLimit(kafkaWriters)
-			fetched.EachPartition(func(p kgo.FetchTopicPartition) {
-				stored += len(p.Records)
-				writers.Go(func() error {
-					for rest := p.Records; len(rest) > 0; {
-						n := min(len(rest), kafkaBatch)
-						if err := insertBare(b.ctx, pool, rest[:n]); err != nil {
-							return err
+			fetched.EachTopic(func(topic kgo.FetchTopic) {
+				for _, p := range topic.Partitions {
+					stored += len(p.Records)
+					writers.Go(func() error {
+						for batch := range slices.Chunk(p.Records, kafkaBatch) {
+							if err := insertBare(b.ctx, pool, topic.TopicID, batch); err != nil {
+								return err
+							}
 						}
-						rest = rest[n:]
-					}
-					return nil
-				})
+						return nil
+					})
+				}
 			})
 			if err := writers.Wait(); err != nil {
 				return err
@@ -264,33 +269,94 @@ func (b *bench) bareRate(records int) (rate float64, err error) {
 	return rate, err
 }
 
-func insertBare(ctx context.Context, pool *pgxpool.Pool, records []*kgo.Record) error {
-	var offsets []int64
-	var times []time.Time
-	var keys, values [][]byte
-	var headers []json.RawMessage
-	for _, record := range records {
-		offsets, times = append(offsets, record.Offset), append(times, record.Timestamp)
-		keys, values = append(keys, record.Key), append(values, record.Value)
-		named := map[string]string{}
-		for _, header := range record.Headers {
-			named[header.Key] = string(header.Value)
-		}
-		raw, err := json.Marshal(named)
-		if err != nil {
+// bareJobs numbers the rows of the bare consumer.
+var bareJobs atomic.Int64
+
+// bareColumns are the columns that dlq.store_records sets.
+var bareColumns = []string{
+	"id", "event_id", "river_job_id", "job_created_at", "queue", "kind", "job_kind", "source", "ordering_key", "priority",
+	"original_event", "error_message", "retry_history", "retry_count", "max_retries", "metadata", "next_retry_at",
+	"captured_by", "first_failed_at", "last_failed_at", "record",
+}
+
+func insertBare(ctx context.Context, pool *pgxpool.Pool, topicID uuid.UUID, records []*kgo.Record) error {
+	rows := make([][]any, len(records))
+	for i, record := range records {
+		var err error
+		if rows[i], err = bareRow(topicID, record); err != nil {
 			return err
 		}
-		headers = append(headers, raw)
 	}
 	last := records[len(records)-1]
-	_, err := pool.Exec(ctx, `
-		WITH inserted AS (
-			INSERT INTO bare_records SELECT $1, $2, u.* FROM unnest($3::bigint[], $4::timestamptz[], $5::bytea[],
-				$6::bytea[], $7::jsonb[]) u
-		)
-		INSERT INTO bare_positions VALUES ($1, $2, $8) ON CONFLICT (topic, partition) DO UPDATE SET next = excluded.next`,
-		last.Topic, last.Partition, offsets, times, keys, values, headers, last.Offset+1)
-	return err
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, ok := tx.Conn().TypeMap().TypeForName("dlq.record"); !ok {
+			record, err := tx.Conn().LoadType(ctx, "dlq.record")
+			if err != nil {
+				return err
+			}
+			tx.Conn().TypeMap().RegisterType(record)
+		}
+		if _, err := tx.CopyFrom(ctx, pgx.Identifier{"bare_records"}, bareColumns, pgx.CopyFromRows(rows)); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `
+			INSERT INTO bare_positions AS p (cluster, topic_id, partition, topic, source, queue, first_offset, next_offset,
+				records)
+			VALUES ('main', $1, $2, $3, 'bench', 'bench', $4, $5, $6)
+			ON CONFLICT (cluster, topic_id, partition) DO UPDATE SET next_offset = excluded.next_offset,
+				records = p.records + excluded.records, updated_at = now()`,
+			topicID, last.Partition, last.Topic, records[0].Offset, last.Offset+1, len(records))
+		return err
+	})
+}
+
+// bareRow returns the row of a record, as dlqd stores it.
+func bareRow(topicID uuid.UUID, record *kgo.Record) ([]any, error) {
+	named := map[string]string{}
+	var keys, values [][]byte
+	for _, header := range record.Headers {
+		named[header.Key] = string(header.Value)
+		keys, values = append(keys, []byte(header.Key)), append(values, header.Value)
+	}
+	id, err := uuid.NewV7()
+	if err != nil {
+		return nil, err
+	}
+	messageID := fmt.Sprintf("%s/%d/%d", record.Topic, record.Partition, record.Offset)
+	event, err := message.Message{
+		MessageID: messageID, Queue: "bench", EventKind: "bench", Payload: record.Value, Source: "bench",
+		OrderingKey: string(record.Key), Headers: named,
+	}.Args()
+	if err != nil {
+		return nil, err
+	}
+	failure, group := named["kafka_dlt-exception-message"], named["kafka_dlt-original-consumer-group"]
+	history, err := json.Marshal([]map[string]any{{"at": record.Timestamp, "attempt": 1, "error": failure, "trace": ""}})
+	if err != nil {
+		return nil, err
+	}
+	metadata, err := json.Marshal(map[string]any{riverdlq.MetadataKey: map[string]any{
+		"attempt": 1, "type": named["kafka_dlt-exception-fqcn"], "message": failure,
+		"context": map[string]any{"record": map[string]any{
+			"cluster": "main", "topic": record.Topic, "partition": record.Partition, "offset": record.Offset,
+			"time": record.Timestamp, "form": source.FormJSON, "group": group,
+			"originalTopic": named["kafka_dlt-original-topic"],
+		}},
+	}})
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(record.Value)
+	return []any{
+		id, messageID, -bareJobs.Add(1), record.Timestamp, "bench", "bench", message.JobKind, "bench",
+		string(record.Key), 1, json.RawMessage(event), failure, json.RawMessage(history), 1, 2, json.RawMessage(metadata),
+		time.Now(), "source", record.Timestamp, record.Timestamp,
+		pgtype.CompositeFields{
+			"main", record.Topic, topicID, record.Partition, record.Offset, record.Timestamp, group, nil,
+			named["kafka_dlt-original-topic"], nil, nil, source.FormJSON, len(record.Value), sum[:], record.Key,
+			record.Value, keys, values,
+		},
+	}, nil
 }
 
 // recordFilingRate returns how many stored records a DLQ worker files and decides per second.

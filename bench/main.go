@@ -19,7 +19,7 @@
 //	go run ./bench filing       failures filed and decided per second, and the time from a job's commit to the decision
 //	go run ./bench indexes      what each list index of the open partition costs filing; times of its lists without it
 //	go run ./bench production   connections, WAL, disk, processor time and memory of 1, 2 and 4 processes
-//	go run ./bench kafka        records of a topic (of kfake) stored, beside a bare consumer that inserts as many rows;
+//	go run ./bench kafka        records of a topic (of kfake) stored, beside a bare consumer that inserts the same rows;
 //	                            filed and decided, beside River's failures; the memory of a catch-up of 1,000,000
 //	go run ./bench compare X    benchmark X of this build and of another one (-beside PROGRAM) in turn, and what changed;
 //	                            see README.md

@@ -46,6 +46,7 @@ DECLARE
     v_count      constant integer := cardinality(p_offsets);
     v_above      integer := v_count; -- records that were not, and are stored
     v_jobs       bigint[];
+    v_ended      timestamptz[]; -- columns: Postgres inlines dlq.entry_id of columns alone
     v_skipped    boolean[]; -- null if no record is skipped
     v_entries    uuid[]; -- of records that dlqd had published; null if there are none
     v_deliveries bigint[]; -- their jobs
@@ -118,20 +119,21 @@ BEGIN
         ) t;
     END IF;
     v_jobs := ARRAY(SELECT -nextval('dlq.record_ids') FROM generate_series(1, v_count));
+    v_ended := ARRAY(SELECT least(greatest(f.at, '1970-01-01Z'), now())
+        FROM unnest(p_failed_ats) WITH ORDINALITY f (at, place) ORDER BY f.place);
     -- Each statement reads the arrays itself: to store what they have in common costs more.
     WITH rows AS NOT MATERIALIZED (
-        SELECT u.*, least(greatest(u.failed_at, '1970-01-01Z'), now()) AS ended_at,
-            left(concat(p_topic, '/', p_partition, '/', u."offset"), 255) AS event_id,
+        SELECT u.*, left(concat(p_topic, '/', p_partition, '/', u."offset"), 255) AS event_id,
             left(nullif(u.key_text, ''), 255) AS ordering_key,
             ROW (p_cluster, p_topic, p_topic_id, p_partition, u."offset", u.at, nullif(u.consumer_group, ''),
                 nullif(u.node, ''), nullif(u.original_topic, ''), nullif(u.original_partition, -1),
                 nullif(u.original_offset, -1), u.form, nullif(u.size, -1), nullif(u.sha256, ''), u.key, u.value,
                 u.header_keys::bytea[], u.header_values::bytea[])::dlq.record AS record
-        FROM unnest(v_jobs, v_skipped, v_entries, v_deliveries, p_offsets, p_ats, p_failed_ats, p_kinds,
+        FROM unnest(v_jobs, v_skipped, v_entries, v_deliveries, p_offsets, p_ats, v_ended, p_kinds,
             p_ordering_keys, p_events, p_errors, p_histories, p_attempts, p_metadata, p_groups, p_nodes,
             p_original_topics, p_original_partitions, p_original_offsets, p_forms, p_sizes, p_sha256s, p_header_keys,
             p_header_values, p_keys, p_values)
-            WITH ORDINALITY u (job, skip, entry_id, job_id, "offset", at, failed_at, kind, key_text, event, error, errors,
+            WITH ORDINALITY u (job, skip, entry_id, job_id, "offset", at, ended_at, kind, key_text, event, error, errors,
                 attempts, metadata, consumer_group, node, original_topic, original_partition, original_offset, form,
                 size, sha256, header_keys, header_values, key, value, place)
         WHERE u.skip IS NOT TRUE
