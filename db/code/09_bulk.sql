@@ -776,13 +776,18 @@ END
 $$;
 COMMENT ON FUNCTION dlq.replay_move IS 'Moves a replay run to another state, if its current state is one of p_from.';
 
+-- The statements look each entry up by the primary key (OFFSET 0) and update it by its place. Otherwise a plan
+-- made before Postgres knows the table would read, for each batch, all entries of the run that are left.
 CREATE OR REPLACE FUNCTION dlq.replay_step(p_run uuid, p_ids uuid[], p_skipped uuid[] DEFAULT '{}',
     p_why text[] DEFAULT '{}', p_reasons text[] DEFAULT '{}') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_run      dlq.replay_runs;
+    v_entries  uuid[];
+    v_verdicts text[];
+    v_jobs     bigint[];
     v_replayed bigint;
-    v_alone    bigint; -- entries that wait until no other rescued job is under way
+    v_alone    bigint := 0; -- entries that wait until no other rescued job is under way
 BEGIN
     SELECT * INTO STRICT v_run FROM dlq.replay_runs r WHERE r.id = p_run;
     -- Entries behind one of their ordering key that did not succeed: see dlq.on_replay_ended.
@@ -794,31 +799,38 @@ BEGIN
         AND r.detail IS NOT NULL AND r.entry_id <> ALL (p_skipped);
     -- The redeliveries of a run have the origin of the session that started it.
     PERFORM set_config('dlq.origin', coalesce(v_run.origin, ''), true);
-    WITH sent AS (
-        SELECT s.entry_id, s.verdict, s.job_id
-        FROM dlq.redeliver(ARRAY(SELECT unnest(p_ids) EXCEPT ALL SELECT unnest(p_skipped)), v_run.actor, 'replay run '
-            || p_run, v_run.note, v_run.force,
-                           jsonb_build_object('run', p_run)
-                               || CASE WHEN v_run.patch IS NOT NULL THEN jsonb_build_object('patch', v_run.patch)
-                                   ELSE '{}' END
-                           || CASE WHEN v_run.merge_patch IS NOT NULL
-                               THEN jsonb_build_object('mergePatch', v_run.merge_patch) ELSE '{}' END
-                           || CASE WHEN v_run.destination IS NOT NULL
-                               THEN jsonb_build_object('destination', v_run.destination) ELSE '{}' END
-                           || jsonb_strip_nulls(jsonb_build_object('checkpoint', v_run.checkpoint)), v_run.queue,
-                           v_run.destination, p_run, p_checkpoint => v_run.checkpoint) s
-    ), alone AS (
-        UPDATE dlq.replay_run_entries r SET behind = r.entry_id FROM sent s WHERE s.verdict = 'alone'
-            AND r.run_id = p_run AND r.entry_id = s.entry_id RETURNING r.entry_id
-    ), recorded AS (
+    SELECT coalesce(array_agg(s.entry_id), '{}'), array_agg(s.verdict), array_agg(s.job_id)
+    INTO v_entries, v_verdicts, v_jobs
+    FROM dlq.redeliver(ARRAY(SELECT unnest(p_ids) EXCEPT ALL SELECT unnest(p_skipped)), v_run.actor, 'replay run '
+        || p_run, v_run.note, v_run.force,
+                       jsonb_build_object('run', p_run)
+                           || CASE WHEN v_run.patch IS NOT NULL THEN jsonb_build_object('patch', v_run.patch)
+                               ELSE '{}' END
+                       || CASE WHEN v_run.merge_patch IS NOT NULL
+                           THEN jsonb_build_object('mergePatch', v_run.merge_patch) ELSE '{}' END
+                       || CASE WHEN v_run.destination IS NOT NULL
+                           THEN jsonb_build_object('destination', v_run.destination) ELSE '{}' END
+                       || jsonb_strip_nulls(jsonb_build_object('checkpoint', v_run.checkpoint)), v_run.queue,
+                       v_run.destination, p_run, p_checkpoint => v_run.checkpoint) s;
+    UPDATE dlq.replay_run_entries r SET job_id = s.job_id, behind = NULL, detail = NULL, sent_at = clock_timestamp()
+    FROM unnest(v_entries, v_verdicts, v_jobs) s (entry_id, verdict, job_id)
+    CROSS JOIN LATERAL (SELECT e.ctid FROM dlq.replay_run_entries e
+        WHERE e.run_id = p_run AND e.entry_id = s.entry_id OFFSET 0) f
+    WHERE s.verdict IN ('sent', 'follows') AND r.ctid = f.ctid AND (r.job_id IS NULL AND r.outcome IS NULL) IS TRUE;
+    GET DIAGNOSTICS v_replayed = ROW_COUNT;
+    IF v_replayed < cardinality(p_ids) THEN
+        UPDATE dlq.replay_run_entries r SET behind = r.entry_id
+        FROM unnest(v_entries, v_verdicts) s (entry_id, verdict)
+        CROSS JOIN LATERAL (SELECT e.ctid FROM dlq.replay_run_entries e
+            WHERE e.run_id = p_run AND e.entry_id = s.entry_id OFFSET 0) f
+        WHERE s.verdict = 'alone' AND r.ctid = f.ctid;
+        GET DIAGNOSTICS v_alone = ROW_COUNT;
         UPDATE dlq.replay_run_entries r SET
-            job_id = w.job_id,
             behind = NULL,
-            outcome = CASE WHEN w.job_id IS NULL THEN 'skipped' END,
-            detail = CASE WHEN w.job_id IS NULL THEN w.why END,
-            reason = CASE WHEN w.job_id IS NULL THEN w.reason END,
-            ended_at = CASE WHEN w.job_id IS NULL THEN now() END,
-            sent_at = CASE WHEN w.job_id IS NOT NULL THEN clock_timestamp() END,
+            outcome = 'skipped',
+            detail = w.why,
+            reason = w.reason,
+            ended_at = now(),
             closed_as = CASE WHEN w.moved THEN (SELECT e.resolution_strategy FROM dlq.dead_letter_queue e
                 WHERE e.id = r.entry_id AND e.closed_at >= v_run.created_at - interval '1 day') END,
             taken_by = CASE WHEN w.moved THEN (SELECT CASE WHEN dlq.is_person(t.actor) THEN t.actor END
@@ -826,8 +838,7 @@ BEGIN
                 WHERE t.entry_id = r.entry_id AND t.at >= v_run.created_at AND t.from_status <> t.to_status
                 ORDER BY t.at DESC, t.id DESC LIMIT 1) END
         FROM (
-            SELECT i.id, CASE WHEN s.verdict IN ('sent', 'follows') THEN s.job_id END AS job_id,
-                   s.verdict IS NULL AND k.id IS NULL AS moved,
+            SELECT i.id, s.verdict IS NULL AND k.id IS NULL AS moved,
                    coalesce(k.why, CASE s.verdict
                        WHEN 'live' THEN 'job ' || s.job_id || ' with the same unique key is live'
                        WHEN 'done' THEN 'job ' || s.job_id
@@ -841,14 +852,14 @@ BEGIN
                        WHEN 'done' THEN 'done_job' WHEN 'open' THEN 'open_entry' WHEN 'busy' THEN 'busy'
                        WHEN 'resolved' THEN 'resolved' ELSE 'moved' END END AS reason
             FROM unnest(p_ids) i (id)
-            LEFT JOIN sent s ON s.entry_id = i.id
+            LEFT JOIN unnest(v_entries, v_verdicts, v_jobs) s (entry_id, verdict, job_id) ON s.entry_id = i.id
             LEFT JOIN unnest(p_skipped, p_why, p_reasons) k (id, why, reason) ON k.id = i.id
-            WHERE s.verdict IS DISTINCT FROM 'alone'
+            WHERE s.verdict IS NULL OR s.verdict NOT IN ('sent', 'follows', 'alone')
         ) w
-        WHERE r.run_id = p_run AND r.entry_id = w.id AND r.job_id IS NULL AND r.outcome IS NULL
-        RETURNING r.job_id
-    )
-    SELECT count(n.job_id), (SELECT count(*) FROM alone) INTO v_replayed, v_alone FROM recorded n;
+        CROSS JOIN LATERAL (SELECT e.ctid FROM dlq.replay_run_entries e
+            WHERE e.run_id = p_run AND e.entry_id = w.id OFFSET 0) f
+        WHERE r.ctid = f.ctid AND (r.job_id IS NULL AND r.outcome IS NULL) IS TRUE;
+    END IF;
     UPDATE dlq.replay_runs SET cursor = p_ids[cardinality(p_ids)], replayed = replayed + v_replayed,
         skipped = skipped + cardinality(p_ids) - v_replayed - v_alone, updated_at = now(),
         sending = sending + extract(epoch FROM clock_timestamp() - coalesce(stepped_at, now())),

@@ -911,3 +911,27 @@ func TestRun_WaitsInARestoredDatabase(t *testing.T) {
 	b.runOnce()
 	require.EqualValues(t, 2, b.get(run).Replayed)
 }
+
+// A session plans the statements of a step while Postgres does not know the table yet.
+func TestStep_ReadsOnlyItsEntries(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.fail(600, "a", "X")
+	run := b.start(replay.Request{All: true})
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	var read int
+	for skipped := range 4 {
+		before := read
+		for range 8 { // more than Postgres plans for values
+			_, err = tx.Exec(t.Context(), `SELECT dlq.replay_step($1, n.ids, n.ids[1:$2], array_fill('x'::text, ARRAY[$2]),
+				array_fill('stale'::text, ARRAY[$2])) FROM (SELECT ARRAY(SELECT e.entry_id FROM dlq.replay_run_entries e
+				WHERE e.run_id = $1 AND e.job_id IS NULL AND e.outcome IS NULL LIMIT 4) AS ids OFFSET 0) n`, run.ID, skipped)
+			require.NoError(t, err)
+		}
+		require.NoError(t, tx.QueryRow(t.Context(), `SELECT idx_tup_fetch FROM pg_stat_xact_user_tables
+			WHERE relid = 'dlq.replay_run_entries'::regclass`).Scan(&read))
+		require.Less(t, read-before, 1000, "8 steps of 4 entries, %d of them skipped, read rows", skipped)
+	}
+}
