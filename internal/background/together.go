@@ -15,16 +15,19 @@ func Together(limit int, fns ...func() error) error {
 	var all errgroup.Group
 	all.SetLimit(limit)
 	for _, fn := range fns {
-		all.Go(func() (err error) {
-			defer func() {
-				if p := recover(); p != nil {
-					err = Panicked(p)
-				}
-			}()
-			return fn()
-		})
+		all.Go(func() error { return Guard(fn) })
 	}
 	return all.Wait()
+}
+
+// Guard runs a function, and turns its panic into an error, so that the rest of the process continues.
+func Guard(fn func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = Panicked(p)
+		}
+	}()
+	return fn()
 }
 
 // Panicked returns a recovered panic as an error with its stack, and counts it.

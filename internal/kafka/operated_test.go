@@ -130,3 +130,46 @@ func TestPublisher_UnwrapsThePayloadOfAProtobuf(t *testing.T) {
 		require.ErrorIs(t, err, source.ErrUnpublishable)
 	}
 }
+
+// A panic concerns its partition, which is tried again. That of another goroutine ends the reader, and the caller of
+// Read gets it.
+func TestReader_ContainsPanics(t *testing.T) {
+	t.Parallel()
+	b := setup(t, kfake.SeedTopics(2, "dlq.a"))
+	produce(t, b.producer(t), append(numbered("dlq.a", 0, 0, 3), numbered("dlq.a", 1, 0, 3)...)...)
+	h := &history{ledger: b.ledger}
+	var mu sync.Mutex
+	panics := map[bool]int{} // by whether the batch has records
+	b.ledger.before = func(_ context.Context, batch source.Batch) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if batch.Partition.Partition == 0 && panics[len(batch.Records) > 0] < 2 {
+			panics[len(batch.Records) > 0]++
+			panic("a fault of the program")
+		}
+		return nil
+	}
+	broker, err := Open(b.policy)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- broker.(*Broker).read(ctx, b.source, h, 100*time.Millisecond) }()
+	t.Cleanup(func() { cancel(); require.NoError(t, <-done); broker.Close() })
+	eventually(t, func() bool { return len(b.ledger.offsets("dlq.a", 0)) == 3 }, "the batch is not stored")
+	eventually(t, func() bool { return len(b.ledger.offsets("dlq.a", 1)) == 3 }, "the other partition is not read")
+	eventually(t, func() bool { return b.ledger.failure("dlq.a", 0) == "" }, "the error stays")
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	stacks := 0
+	for _, r := range h.reports {
+		if r.Error != "" {
+			require.Zero(t, r.Partition.Partition)
+			require.Equal(t, "panicked: a fault of the program", r.Error)
+		}
+		if r.Stack != "" {
+			stacks++
+			require.Contains(t, r.Stack, "TestReader_ContainsPanics")
+		}
+	}
+	require.Equal(t, 4, stacks, "each panic is logged once")
+}

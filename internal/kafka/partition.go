@@ -12,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/source"
 )
@@ -66,7 +67,11 @@ func (p *partition) place() place { return place{p.id.Topic, p.id.Partition} }
 // begin finds the position, and has the partition fetched from it.
 func (p *partition) begin() {
 	for {
-		next, end, err := p.position()
+		var next, end int64
+		err := background.Guard(func() (err error) {
+			next, end, err = p.position()
+			return err
+		})
 		if p.ctx.Err() != nil {
 			return
 		}
@@ -88,7 +93,7 @@ func (p *partition) begin() {
 			if next >= end {
 				p.err = nil
 			}
-			p.progress(next, end, p.err)
+			p.progress(next, end, p.err, "")
 			return
 		}
 		if !p.retry(err) {
@@ -258,23 +263,7 @@ func (p *partition) work() {
 			Partition: p.id, Source: p.r.source.Name, First: p.next, Next: records[len(records)-1].Offset + 1,
 		}
 		p.r.mu.Unlock()
-		ids := map[string]uuid.UUID{} // of the topics that records failed in
-		for _, fetched := range records {
-			if fetched.Attrs.IsControl() {
-				continue
-			}
-			record := recordOf(p.r.source, p.r.valueType, fetched)
-			if original := &record.Failure.Original; original.Offset >= 0 {
-				id, known := ids[original.Topic]
-				if !known {
-					id = topicID(p.ctx, p.r.admin, original.Topic)
-					ids[original.Topic] = id
-				}
-				original.TopicID = id
-			}
-			batch.Records = append(batch.Records, record)
-		}
-		_, err := p.r.into.Append(p.ctx, batch)
+		err := background.Guard(func() error { return p.store(batch, records) })
 		p.release()
 		if p.ctx.Err() != nil {
 			return
@@ -287,6 +276,28 @@ func (p *partition) work() {
 		}
 		p.stored(batch)
 	}
+}
+
+// store stores a batch of fetched records.
+func (p *partition) store(batch source.Batch, records []*kgo.Record) error {
+	ids := map[string]uuid.UUID{} // of the topics that records failed in
+	for _, fetched := range records {
+		if fetched.Attrs.IsControl() {
+			continue
+		}
+		record := recordOf(p.r.source, p.r.valueType, fetched)
+		if original := &record.Failure.Original; original.Offset >= 0 {
+			id, known := ids[original.Topic]
+			if !known {
+				id = topicID(p.ctx, p.r.admin, original.Topic)
+				ids[original.Topic] = id
+			}
+			original.TopicID = id
+		}
+		batch.Records = append(batch.Records, record)
+	}
+	_, err := p.r.into.Append(p.ctx, batch)
+	return err
 }
 
 // take removes the next batch from the queue. The caller holds reader.mu.
@@ -316,7 +327,7 @@ func (p *partition) stored(batch source.Batch) {
 		set(p.r.commits, p.place(), kgo.EpochOffset{Epoch: -1, Offset: batch.Next})
 	}
 	p.r.mu.Unlock()
-	p.progress(batch.Next, end, nil)
+	p.progress(batch.Next, end, nil, "")
 }
 
 // fail stops the fetches of the partition after an error, and waits before they may begin again. It
@@ -355,8 +366,12 @@ func (p *partition) retry(err error) bool {
 	p.r.mu.Lock()
 	next, end := p.next, p.end
 	p.r.mu.Unlock()
+	var stack string
+	if panicked, ok := errors.AsType[*background.PanicError](err); ok {
+		err, stack = fmt.Errorf("panicked: %v", panicked.Value), panicked.Stack
+	}
 	p.err = err
-	p.progress(next, end, err)
+	p.progress(next, end, err, stack)
 	p.errors++
 	return p.wait(min(firstRetry<<min(p.errors-1, 10), lastRetry))
 }
@@ -373,13 +388,14 @@ func (p *partition) wait(delay time.Duration) bool {
 	}
 }
 
-// progress reports the state.
-func (p *partition) progress(next, end int64, err error) {
+// progress reports the state. stack is that of a panic, once.
+func (p *partition) progress(next, end int64, err error, stack string) {
 	p.r.mu.Lock()
 	start := p.start
 	p.r.mu.Unlock()
 	progress := source.Progress{
 		Partition: p.id, Source: p.r.source.Name, State: source.StateReading, Next: next, End: max(next, end), Start: start,
+		Stack: stack,
 	}
 	switch {
 	case err != nil:

@@ -17,6 +17,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/source"
 )
@@ -182,8 +183,17 @@ func (b *Broker) readTopics(
 	r.client = client
 	defer r.close()
 	r.consume(found)
-	r.work.Go(r.watchTopics)
+	r.run(r.watchTopics)
 	return r.poll()
+}
+
+// run runs f in a goroutine of the reader. A panic ends the reader, which its caller starts again.
+func (r *reader) run(f func()) {
+	r.work.Go(func() {
+		if err := background.Guard(func() error { f(); return nil }); err != nil {
+			r.end(err)
+		}
+	})
 }
 
 // ignoreCommitted lets no partition begin at the offset that the group has: the database knows better.
@@ -310,7 +320,7 @@ func (r *reader) receive(name string, id uuid.UUID, fetched kgo.FetchPartition) 
 	pause := p.receive(fetched)
 	if !p.working && (len(p.queue) > 0 || p.failure != nil) {
 		p.working = true
-		r.work.Go(p.work)
+		r.run(p.work)
 	}
 	r.mu.Unlock()
 	if pause {
@@ -337,7 +347,7 @@ func (r *reader) assign(client *kgo.Client, assigned map[string][]int32) {
 			}
 			p.ctx, p.cancel = context.WithCancel(r.ctx) //nolint:fatcontext // each partition has its own
 			r.partitions[p.place()] = p
-			r.work.Go(p.begin)
+			r.run(p.begin)
 		}
 	}
 }
@@ -382,7 +392,7 @@ func (r *reader) commit() {
 	offsets := r.commits
 	r.commits, r.committed = map[string]map[int32]kgo.EpochOffset{}, time.Now()
 	r.mu.Unlock()
-	r.work.Go(func() {
+	r.run(func() {
 		ctx, cancel := context.WithTimeout(r.ctx, commitTimeout)
 		defer cancel()
 		r.write(ctx, offsets)

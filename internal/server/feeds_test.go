@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/kafka"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/server"
@@ -186,4 +188,27 @@ feeds:
 	b.await("true", "SELECT (coalesce(error, '') <> '')::text FROM dlq.feeds WHERE name = 'away'")
 	require.Equal(t, "20", b.one("SELECT waiting::text FROM dlq.feed_figures() WHERE feed = 'away'"))
 	require.Equal(t, "20", b.one("SELECT count(*)::text FROM dlq.dead_letter_open"))
+}
+
+// A panic of a publication concerns its topic alone, which is tried again.
+func TestFeed_ContainsPanics(t *testing.T) {
+	t.Parallel()
+	b, broker := setupSources(t, policytest.Files{"sources": `
+feeds:
+  bad: {cluster: main, queues: [orders], topic: bad}
+  deaths: {cluster: main, queues: [orders], topic: out}
+`})
+	var panicked atomic.Bool
+	broker.Refuse = func(target source.Target, _ source.Message) error {
+		if target.Topic == "bad" && panicked.CompareAndSwap(false, true) {
+			panic("a fault of the program")
+		}
+		return nil
+	}
+	before := background.Panics()
+	fail(broker, "dlq.prod.pay", "cus_1", `{"amount": 1}`, "declined")
+	b.await("panicked: a fault of the program", "SELECT coalesce(error, '') FROM dlq.feeds WHERE name = 'bad'")
+	require.Greater(t, background.Panics(), before)
+	b.await("2 2 0", feedsDone)
+	b.await("", "SELECT coalesce(error, '') FROM dlq.feeds WHERE name = 'bad'")
 }

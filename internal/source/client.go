@@ -3,6 +3,7 @@ package source
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"reflect"
 	"slices"
@@ -172,11 +173,12 @@ func (c *Client) end() {
 // readSource reads a source until ctx is done.
 func (c *Client) readSource(ctx context.Context, broker Broker, source *policy.TopicSource) {
 	for ctx.Err() == nil {
-		if err := broker.Read(ctx, source, c.Store); err != nil && ctx.Err() == nil {
+		err := background.Guard(func() error { return broker.Read(ctx, source, c.Store) })
+		if err != nil && ctx.Err() == nil {
 			c.Logger.ErrorContext(ctx, "reading a source failed", "source", source.Name, "error", err)
 			c.Store.Progress(Progress{
 				Partition: Partition{Cluster: source.Cluster, Partition: Unknown}, Source: source.Name,
-				State: StateFailing, Next: Unknown, End: Unknown, Start: Unknown, Error: err.Error(),
+				State: StateFailing, Next: Unknown, End: Unknown, Start: Unknown, Error: withoutStack(err),
 			})
 		}
 		select {
@@ -184,4 +186,12 @@ func (c *Client) readSource(ctx context.Context, broker Broker, source *policy.T
 		case <-time.After(restartAfter):
 		}
 	}
+}
+
+// withoutStack returns the text of an error, of a panic without its stack: that is in the log.
+func withoutStack(err error) string {
+	if panicked, ok := errors.AsType[*background.PanicError](err); ok {
+		return fmt.Sprintf("panicked: %v", panicked.Value)
+	}
+	return err.Error()
 }

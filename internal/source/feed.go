@@ -128,7 +128,9 @@ func (c *Client) feed(ctx context.Context, f *feeds) (more bool, err error) {
 			running.Go(func() {
 				slots <- struct{}{}
 				defer func() { <-slots }()
-				b.publish(ctx, c)
+				if err := background.Guard(func() error { b.publish(ctx, c); return nil }); err != nil {
+					b.panicked(ctx, c, err)
+				}
 				b.broken = b.err != nil && ctx.Err() == nil // not because the turn has ended
 			})
 		}
@@ -139,7 +141,7 @@ func (c *Client) feed(ctx context.Context, f *feeds) (more bool, err error) {
 		switch at := (feedTopic{b.feed.Name, b.topic}); {
 		case b.broken:
 			now := max(f.paused[at].next, firstFeedPause)
-			f.paused[at] = pause{time.Now().Add(now), min(2*now, lastFeedPause), b.err.Error()}
+			f.paused[at] = pause{time.Now().Add(now), min(2*now, lastFeedPause), withoutStack(b.err)}
 		case b.err == nil:
 			delete(f.paused, at)
 		}
@@ -221,6 +223,13 @@ func (b *batchOfFeed) publish(ctx context.Context, c *Client) {
 		defer cancel()
 		b.err = errors.Join(b.err, queries.MarkFeed(ctx, mark))
 	}
+}
+
+// panicked records a panic of the batch.
+func (b *batchOfFeed) panicked(ctx context.Context, c *Client, err error) {
+	c.Logger.ErrorContext(ctx, "publishing to a topic of a feed panicked", "feed", b.feed.Name, "topic", b.topic,
+		"error", err)
+	b.err = err
 }
 
 // read reads the next records, masked as the feed says.
@@ -341,7 +350,7 @@ func (b *batchOfFeed) send(ctx context.Context, c *Client) error {
 				if r.ended {
 					continue
 				}
-				if errs[i] = b.sendOne(ctx, c, r); errs[i] == nil {
+				if errs[i] = background.Guard(func() error { return b.sendOne(ctx, c, r) }); errs[i] == nil {
 					continue
 				}
 				if isRefused(errs[i]) {
@@ -352,6 +361,11 @@ func (b *batchOfFeed) send(ctx context.Context, c *Client) error {
 		})
 	}
 	running.Wait()
+	for _, err := range errs {
+		if _, ok := errors.AsType[*background.PanicError](err); ok {
+			b.panicked(ctx, c, err)
+		}
+	}
 	for i, r := range refused {
 		if r == nil {
 			continue

@@ -3,6 +3,7 @@ package source_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -121,6 +122,18 @@ func (*recorder) Groups(context.Context, string, []string) (map[string][]string,
 
 func (*recorder) Close() {}
 
+// follow runs the readers of one process.
+func (b *bundle) follow(open source.Open, p func() *policy.Policy, logger *slog.Logger) {
+	b.Helper()
+	client := &source.Client{
+		Open: open, Policy: p, Store: &source.Store{DB: b.store.DB, Policy: p, Logger: logger}, Logger: logger,
+	}
+	loops := &background.Group{Logger: logger}
+	loops.Add(client.Loop())
+	loops.Start()
+	b.Cleanup(func() { require.NoError(b, loops.Stop(context.Background())) })
+}
+
 func TestPause_StopsTheReadersOfAllProcesses(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -138,15 +151,7 @@ func TestPause_StopsTheReadersOfAllProcesses(t *testing.T) {
 	require.Equal(t, source.StateWaiting, list())
 	brokers := []*recorder{{}, {}}
 	for _, broker := range brokers {
-		store := &source.Store{DB: b.store.DB, Policy: b.store.Policy, Logger: b.store.Logger}
-		client := &source.Client{
-			Open:   func(*policy.Policy) (source.Broker, error) { return broker, nil },
-			Policy: b.store.Policy, Store: store, Logger: b.store.Logger,
-		}
-		loops := &background.Group{Logger: b.store.Logger}
-		loops.Add(client.Loop())
-		loops.Start()
-		t.Cleanup(func() { require.NoError(t, loops.Stop(context.Background())) })
+		b.follow(func(*policy.Policy) (source.Broker, error) { return broker, nil }, b.store.Policy, b.store.Logger)
 	}
 	awaitReaders := func(n int32) {
 		t.Helper()
@@ -249,4 +254,51 @@ func TestRewind_KnowsRecordsThatCameBack(t *testing.T) {
 	stored, err = b.store.Append(t.Context(), skipped)
 	require.NoError(t, err)
 	require.Equal(t, source.Stored{Next: 8, Returned: 2}, stored)
+}
+
+// faulty is a broker whose first reader panics.
+type faulty struct {
+	recorder
+
+	panicked atomic.Bool
+}
+
+func (f *faulty) Read(ctx context.Context, s *policy.TopicSource, into source.Appender) error {
+	if f.panicked.CompareAndSwap(false, true) {
+		panic("a fault of the program")
+	}
+	return f.recorder.Read(ctx, s, into)
+}
+
+// errorLog has the errors of records of a log.
+type errorLog chan string
+
+func (errorLog) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelError }
+
+func (e errorLog) Handle(_ context.Context, r slog.Record) error {
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Key == "error" {
+			e <- a.Value.String()
+		}
+		return true
+	})
+	return nil
+}
+
+func (e errorLog) WithAttrs([]slog.Attr) slog.Handler { return e }
+
+func (e errorLog) WithGroup(string) slog.Handler { return e }
+
+func TestClient_ReadsAgainAfterAPanic(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	require.NoError(t, b.store.Publish(t.Context()))
+	broker := &faulty{}
+	logged := make(errorLog, 1)
+	before := background.Panics()
+	b.follow(func(*policy.Policy) (source.Broker, error) { return broker, nil }, b.store.Policy, slog.New(logged))
+	require.Contains(t, <-logged, "(*faulty).Read", "the stack")
+	require.Greater(t, background.Panics(), before)
+	require.Eventually(t, func() bool { return broker.reading.Load() == 1 }, 3*time.Minute, 20*time.Millisecond)
+	require.Equal(t, "panicked: a fault of the program", b.one("SELECT error FROM dlq.source_progress"))
 }

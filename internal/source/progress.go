@@ -14,7 +14,11 @@ type place struct {
 
 // Progress implements [Appender].
 func (s *Store) Progress(p Progress) {
-	p.Error = storable(p.Error)
+	if p.Stack != "" {
+		s.Logger.Error("reading a partition panicked", "source", p.Source, "topic", p.Topic,
+			"partition", p.Partition.Partition, "error", p.Error, "stack", p.Stack)
+	}
+	p.Error, p.Stack = storable(p.Error), ""
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.progress == nil {

@@ -175,6 +175,7 @@ type Progress struct {
 	End    int64  // the offset after the partition's last record; Unknown if not known
 	Start  int64  // the oldest offset that the broker has; Unknown if not known
 	Error  string // last error, without secrets; empty clears it
+	Stack  string // if the error is a panic: for the log
 }
 
 // Target is where a record is published.
