@@ -81,7 +81,7 @@ func Open(p *policy.Policy) (source.Broker, error) {
 			return nil, fmt.Errorf("cluster %s: %w", name, err)
 		}
 	}
-	unpacker, err := newUnpacker(unpackedBytes)
+	unpacker, err := sharedUnpacker()
 	if err != nil {
 		return nil, err
 	}

@@ -29,6 +29,10 @@ type unpacker struct {
 	collected time.Time
 }
 
+// sharedUnpacker returns the unpacker of the process. A reader that a new policy does not change keeps the client of
+// the earlier policy.
+var sharedUnpacker = sync.OnceValues(func() (*unpacker, error) { return newUnpacker(unpackedBytes) })
+
 func newUnpacker(limit int64) (*unpacker, error) {
 	// franz-go has no other way to make a decompressor with a limit. The client does not connect.
 	client, err := kgo.NewClient(kgo.MaxDecompressBatchBytes(batchBytes))

@@ -218,7 +218,8 @@ func (b *bundle) readLimited(t *testing.T, limit int64) (broker *Broker, stop fu
 	opened, err := Open(b.policy)
 	require.NoError(t, err)
 	broker = opened.(*Broker)
-	broker.unpacker.limit = limit
+	broker.unpacker, err = newUnpacker(limit)
+	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {

@@ -27,7 +27,7 @@ const (
 var errNoBroker = errors.New("the client of the sources is not connected")
 
 // Client reads the sources of the policy in force, and publishes. It connects again when the policy's
-// sources change. Any number may run, in any number of processes.
+// clusters or sources change. Any number may run, in any number of processes.
 type Client struct {
 	Open   Open
 	Policy func() *policy.Policy
@@ -44,10 +44,12 @@ type Client struct {
 
 	read    policy.Sources     // what the readers read
 	readers map[string]*reader // by the source's name; nil without readers
+	earlier []Broker           // of earlier policies, whose readers a new policy did not change
 }
 
 // reader reads one source.
 type reader struct {
+	broker  Broker
 	stop    func() // ends it, and waits for it; nil while the source is paused
 	changes int64  // dlq.sources.changes when it began
 	paused  bool
@@ -86,15 +88,22 @@ func (c *Client) Loop() *background.Loop {
 	})
 }
 
-// follow connects to the clusters of the policy's sources, and disconnects from earlier ones.
+// follow connects to the clusters of the policy, if it has others or other sources than before, and stops the readers
+// of sources that are gone or changed. The other readers go on.
 func (c *Client) follow() error {
 	p := c.Policy()
-	if reflect.DeepEqual(p.Sources, c.read) {
+	before, now := c.read, p.Sources
+	if reflect.DeepEqual(now, before) {
 		return nil
 	}
-	c.end()
-	if len(p.Sources.Sources)+len(p.Sources.Feeds) == 0 {
-		c.read = p.Sources
+	if len(now.Sources)+len(now.Feeds) == 0 {
+		c.end()
+		c.read = now
+		return nil
+	}
+	if c.broker != nil && reflect.DeepEqual(now.Clusters, before.Clusters) &&
+		reflect.DeepEqual(now.Sources, before.Sources) {
+		c.read = now
 		return nil
 	}
 	broker, err := c.Open(p)
@@ -102,9 +111,25 @@ func (c *Client) follow() error {
 		return err
 	}
 	c.mu.Lock()
+	if c.broker != nil {
+		c.earlier = append(c.earlier, c.broker)
+	}
 	c.broker = broker
 	c.mu.Unlock()
-	c.read, c.readers = p.Sources, map[string]*reader{}
+	changed := map[string]*reader{}
+	for name, r := range c.readers {
+		was, is := before.Sources[name], now.Sources[name]
+		if is == nil || !reflect.DeepEqual(was, is) ||
+			!reflect.DeepEqual(before.Clusters[was.Cluster], now.Clusters[is.Cluster]) {
+			changed[name] = r
+			delete(c.readers, name)
+		}
+	}
+	stop(changed)
+	c.read = now
+	if c.readers == nil {
+		c.readers = map[string]*reader{}
+	}
 	return nil
 }
 
@@ -133,9 +158,18 @@ func (c *Client) control(ctx context.Context) error {
 		r = &reader{changes: state.Changes, paused: state.Paused}
 		c.readers[name] = r
 		if !state.Paused {
-			r.stop = c.start(ctx, source)
+			r.broker, r.stop = c.broker, c.start(ctx, source)
 		}
 	}
+	c.earlier = slices.DeleteFunc(c.earlier, func(broker Broker) bool {
+		for _, r := range c.readers {
+			if r.broker == broker {
+				return false
+			}
+		}
+		broker.Close()
+		return true
+	})
 	return nil
 }
 
@@ -153,21 +187,29 @@ func (c *Client) start(ctx context.Context, source *policy.TopicSource) func() {
 // end stops the readers, waits for them, and disconnects.
 func (c *Client) end() {
 	c.read = policy.Sources{}
+	stop(c.readers)
+	c.readers = nil
+	c.mu.Lock()
+	brokers := c.earlier
+	if c.broker != nil {
+		brokers = append(brokers, c.broker)
+	}
+	c.broker, c.earlier = nil, nil
+	c.mu.Unlock()
+	for _, broker := range brokers {
+		broker.Close()
+	}
+}
+
+// stop stops readers, and waits for them.
+func stop(readers map[string]*reader) {
 	var stopping sync.WaitGroup
-	for _, r := range c.readers {
+	for _, r := range readers {
 		if r.stop != nil {
 			stopping.Go(r.stop)
 		}
 	}
 	stopping.Wait()
-	c.readers = nil
-	c.mu.Lock()
-	broker := c.broker
-	c.broker = nil
-	c.mu.Unlock()
-	if broker != nil {
-		broker.Close()
-	}
 }
 
 // readSource reads a source until ctx is done.

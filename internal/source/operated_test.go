@@ -3,7 +3,9 @@ package source_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/source"
 )
 
@@ -302,3 +305,79 @@ func TestClient_ReadsAgainAfterAPanic(t *testing.T) {
 	require.Eventually(t, func() bool { return broker.reading.Load() == 1 }, 3*time.Minute, 20*time.Millisecond)
 	require.Equal(t, "panicked: a fault of the program", b.one("SELECT error FROM dlq.source_progress"))
 }
+
+// A change of the policy restarts the readers of the sources that it changes, and no others.
+func TestClient_RestartsWhatChanged(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	const clusters = "clusters: {main: {brokers: [127.0.0.1:9]}, other: {brokers: [127.0.0.1:9]}"
+	var current atomic.Pointer[policy.Policy]
+	use := func(yaml string) { current.Store(policytest.Load(t, policytest.Files{"sources": yaml})) }
+	const sources = "}\nsources:\n  a: {cluster: main, topics: [a]}\n  b: {cluster: other, topics: [b]}\n"
+	use(clusters + sources)
+	log := &openings{}
+	b.follow(log.open, current.Load, slog.New(slog.DiscardHandler))
+	log.await(t, "open 1", "1 reads a", "1 reads b")
+	// Feeds have no readers.
+	use(clusters + sources + "feeds: {f: {cluster: main, queues: [x], topic: x}}\n")
+	use(clusters + ", third: {brokers: [127.0.0.1:9]}" + sources + "feeds: {f: {cluster: third, queues: [x], topic: x}}\n")
+	log.await(t, "open 2")
+	use(clusters + "}\nsources:\n  a: {cluster: main, topics: [a]}\n  b: {cluster: other, topics: [b, c]}\n")
+	log.await(t, "open 3", "1 left b", "3 reads b", "close 2")
+	use("clusters: {main: {brokers: [127.0.0.1:8]}}\nsources:\n  a: {cluster: main, topics: [a]}\n")
+	log.await(t, "open 4", "1 left a", "3 left b", "4 reads a", "close 1", "close 3")
+	use("{}")
+	log.await(t, "4 left a", "close 4")
+}
+
+// openings records what happens to brokers.
+type openings struct {
+	mu     sync.Mutex
+	opened int
+	log    []string
+}
+
+func (o *openings) add(format string, args ...any) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.log = append(o.log, fmt.Sprintf(format, args...))
+}
+
+// await waits for events, in any order, and fails on others.
+func (o *openings) await(t *testing.T, want ...string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return len(o.log) >= len(want)
+	}, 3*time.Minute, 20*time.Millisecond, want)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	require.ElementsMatch(t, want, o.log)
+	o.log = nil
+}
+
+func (o *openings) open(*policy.Policy) (source.Broker, error) {
+	o.mu.Lock()
+	o.opened++
+	n := o.opened
+	o.mu.Unlock()
+	o.add("open %d", n)
+	return &opened{of: o, number: n}, nil
+}
+
+type opened struct {
+	recorder
+
+	of     *openings
+	number int
+}
+
+func (o *opened) Read(ctx context.Context, s *policy.TopicSource, _ source.Appender) error {
+	o.of.add("%d reads %s", o.number, s.Name)
+	<-ctx.Done()
+	o.of.add("%d left %s", o.number, s.Name)
+	return nil
+}
+
+func (o *opened) Close() { o.of.add("close %d", o.number) }

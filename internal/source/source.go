@@ -218,8 +218,8 @@ type Publisher interface {
 	Publish(ctx context.Context, target Target, message Message) (Acknowledgement, error)
 }
 
-// Broker is the client of a kind of broker. It is made for one policy, and closed when a new policy
-// is in force.
+// Broker is the client of a kind of broker. It is made for one policy, and closed once no reader of
+// that policy is left.
 type Broker interface {
 	Publisher
 
