@@ -403,7 +403,9 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.awaitSeries(`dlqd_source_margin{source="topics"} == 100000`)
 	w.exec("UPDATE dlq.source_progress SET start_offset = 50000 WHERE source = 'topics'")
 	w.exec("UPDATE dlq.source_positions SET lost = 10 WHERE source = 'topics'")
-	w.awaitAlerts("SourceStandsStill", "SourceRetentionNear", "SourceLostRecords")
+	// No process publishes a feed.
+	w.exec(`INSERT INTO dlq.feeds (name, cluster, topic, at) VALUES ('deaths', 'main', 'dead', now() - interval '1 hour')`)
+	w.awaitAlerts("SourceStandsStill", "SourceRetentionNear", "SourceLostRecords", "FeedStandsStill")
 
 	// The rollups are not refreshed.
 	holder, err := w.pool.Begin(t.Context())

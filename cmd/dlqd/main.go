@@ -139,7 +139,7 @@ func newRoot(hard context.Context) *cobra.Command {
 		newMove("park", "Move a pending dead letter to manual handling"),
 		newMove("unpark", "Return a parked dead letter to automatic handling"),
 		newMove("reopen", "Return a closed dead letter to manual handling"), newGroups(), newDeployed(), newViews(),
-		newReclassify(), newAutomatic(), newRestored(), newBreakers(), newTopicSources(), newQueues(), newStats(),
+		newReclassify(), newAutomatic(), newRestored(), newBreakers(), newTopicSources(), newFeeds(), newQueues(), newStats(),
 		newLogLevel(), newUndo(), newOperation(),
 		newAudit(), newErase(), newErasures(), newApprovals(), newSessions(), newLogin(), newLogout(), newWhoami())
 	add("use", newBulks()...)

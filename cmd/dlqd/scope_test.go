@@ -95,6 +95,12 @@ var commandRequests = []struct {
 		"rewind-source", "sources rewind {queue} --topic dlt --offset 2 --json", "/api/sources/{queue}/rewind",
 		`{"topic": "dlt", "partition": 0, "offset": 2}`, true,
 	},
+	{"pause-feed", "feeds pause {queue} --json", "/api/feeds/{queue}/pause", `{}`, true},
+	{"resume-feed", "feeds resume {queue} --json", "/api/feeds/{queue}/resume", `{}`, true},
+	{
+		"rewind-feed", "feeds rewind {queue} --since 2026-11-28T08:00:00Z --json", "/api/feeds/{queue}/rewind",
+		`{"since": "2026-11-28T08:00:00Z"}`, true,
+	},
 	{"get-automatic", "automatic --json", "/api/dlq/automatic", "", false},
 	{
 		"set-automatic", "automatic off --queue {queue} --json", "/api/dlq/automatic/set",

@@ -89,10 +89,10 @@ func printPartitions(cmd *cobra.Command, partitions []source.PartitionStatus) er
 }
 
 func printFeeds(cmd *cobra.Command, feeds []source.FeedStatus) error {
-	w, row := table(cmd, "FEED\tCLUSTER\tTOPIC\tPUBLISHED\tWAITING\tFAILED\tERROR")
+	w, row := table(cmd, "FEED\tCLUSTER\tTOPIC\tSTATE\tPUBLISHED\tWAITING\tFAILED\tERROR")
 	for i := range feeds {
 		f := &feeds[i]
-		row(f.Name, f.Cluster, f.Topic, f.Published, f.Waiting, f.Failed, f.Error)
+		row(f.Name, f.Cluster, f.Topic, f.State, f.Published, f.Waiting, f.Failed, f.Error)
 	}
 	return w.Flush()
 }

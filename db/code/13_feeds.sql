@@ -138,10 +138,101 @@ $$;
 COMMENT ON FUNCTION dlq.report_feed IS 'Records the last error of a feed; empty for none.';
 
 CREATE OR REPLACE FUNCTION dlq.feed_figures() RETURNS TABLE (feed text, cluster text, topic text, published bigint,
-    failed bigint, waiting bigint, waiting_since timestamptz, error text, error_at timestamptz)
+    failed bigint, waiting bigint, waiting_since timestamptz, error text, error_at timestamptz, running boolean,
+    paused_at timestamptz, paused_by text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT f.name, f.cluster, f.topic, f.published, f.failed, f.records - f.published - f.failed,
-        (SELECT min(t.waiting_since) FROM dlq.feed_topics(f.name) t), f.error, f.error_at
-    FROM dlq.feeds f WHERE f.removed_at IS NULL
+        (SELECT min(t.waiting_since) FROM dlq.feed_topics(f.name) t), f.error, f.error_at,
+        f.at > now() - interval '1 minute', p.updated_at, p.value
+    FROM dlq.feeds f LEFT JOIN dlq.settings p ON p.key = 'feed paused: ' || f.name
+    WHERE f.removed_at IS NULL
 $$;
-COMMENT ON FUNCTION dlq.feed_figures IS 'The feeds of the policy, and what each has published and has yet to publish.';
+COMMENT ON FUNCTION dlq.feed_figures IS
+    'The feeds of the policy, and what each has published and has yet to publish. running: a process looked within a '
+    'minute for entries to publish.';
+
+CREATE OR REPLACE FUNCTION dlq.is_feed_paused(p_feed text) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'feed paused: ' || p_feed)
+$$;
+COMMENT ON FUNCTION dlq.is_feed_paused IS 'Whether an operator paused a feed.';
+
+CREATE OR REPLACE FUNCTION dlq.require_feed(p_feed text) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF dlq.scope() IS NOT NULL OR NOT EXISTS (SELECT FROM dlq.feeds f WHERE f.name = p_feed AND f.removed_at IS NULL)
+    THEN
+        RAISE EXCEPTION 'there is no feed %', p_feed USING ERRCODE = 'DLQ02';
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION dlq.require_feed IS
+    'Raises DLQ02 if the policy has no such feed, or if the caller does not see all queues.';
+
+-- The row of a feed is locked while a process looks for its entries, so a pause is a row of settings.
+CREATE OR REPLACE FUNCTION dlq.pause_feed(p_feed text, p_actor text DEFAULT session_user, p_note text DEFAULT NULL)
+    RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM dlq.require_feed(p_feed);
+    INSERT INTO dlq.settings (key, value) VALUES ('feed paused: ' || p_feed, dlq.actor(p_actor))
+    ON CONFLICT (key) DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM dlq.record_act('feed ' || p_feed, 'paused', p_actor, p_note);
+    RETURN true;
+END
+$$;
+COMMENT ON FUNCTION dlq.pause_feed IS
+    'Stops the publication of a feed, within seconds; its entries wait. Returns false if it is paused already.';
+
+CREATE OR REPLACE FUNCTION dlq.resume_feed(p_feed text, p_actor text DEFAULT session_user, p_note text DEFAULT NULL)
+    RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM dlq.require_feed(p_feed);
+    DELETE FROM dlq.settings s WHERE s.key = 'feed paused: ' || p_feed;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM dlq.record_act('feed ' || p_feed, 'resumed', p_actor, p_note);
+    RETURN true;
+END
+$$;
+COMMENT ON FUNCTION dlq.resume_feed IS
+    'Resumes the publication of a feed where it stopped. Returns false if it is not paused.';
+
+-- The records wait again, in their order and with their ids.
+CREATE OR REPLACE FUNCTION dlq.rewind_feed(p_feed text, p_since timestamptz, p_actor text DEFAULT session_user,
+    p_note text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_limit constant bigint := 100000;
+    v_count bigint;
+BEGIN
+    PERFORM dlq.require_feed(p_feed);
+    IF (SELECT count(*) FROM (SELECT FROM dlq.feed_records r WHERE r.feed = p_feed AND r.at >= p_since
+            AND (r.acknowledged_at IS NOT NULL OR r.failure IS NOT NULL) LIMIT v_limit + 1) m) > v_limit THEN
+        RAISE EXCEPTION 'feed %: more than % records since %', p_feed, v_limit, p_since
+            USING ERRCODE = 'DLQ04', HINT = 'Choose a later time.';
+    END IF;
+    WITH again AS (
+        UPDATE dlq.feed_records r SET acknowledged_at = NULL, partition = NULL, "offset" = NULL, failure = NULL
+        FROM (SELECT o.place, o.failure FROM dlq.feed_records o WHERE o.feed = p_feed AND o.at >= p_since
+              AND (o.acknowledged_at IS NOT NULL OR o.failure IS NOT NULL)) b
+        WHERE r.place = b.place RETURNING b.failure
+    ), counted AS (
+        UPDATE dlq.feeds f SET failed = f.failed - a.failed, records = f.records + a.acknowledged
+        FROM (SELECT count(g.failure) AS failed, count(*) - count(g.failure) AS acknowledged FROM again g) a
+        WHERE f.name = p_feed RETURNING a.failed + a.acknowledged AS changed
+    )
+    SELECT c.changed INTO v_count FROM counted c;
+    PERFORM dlq.record_act('feed ' || p_feed, 'rewound', p_actor, p_note,
+        jsonb_build_object('since', p_since, 'records', v_count));
+    RETURN v_count;
+END
+$$;
+COMMENT ON FUNCTION dlq.rewind_feed IS
+    'Publishes the records of a feed again whose entries it found since a time, with the same ids, up to 100,000; also '
+    'those that could not be published. Returns how many.';

@@ -152,5 +152,6 @@ FROM dlq.source_figures() f WHERE NOT f.removed ORDER BY 1 LIMIT 1000;
 -- name: Feeds :many
 -- Feeds returns the figures of feeds. A time that is not known is the epoch.
 SELECT f.feed::text AS feed, f.published::bigint AS published, f.failed::bigint AS failed, f.waiting::bigint AS waiting,
-    coalesce(f.waiting_since, 'epoch')::timestamptz AS waiting_since, (f.error IS NOT NULL)::boolean AS failing
+    coalesce(f.waiting_since, 'epoch')::timestamptz AS waiting_since, (f.error IS NOT NULL)::boolean AS failing,
+    f.running::boolean AS running, (f.paused_at IS NOT NULL)::boolean AS paused
 FROM dlq.feed_figures() f ORDER BY 1 LIMIT 1000;

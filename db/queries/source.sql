@@ -99,7 +99,8 @@ SELECT dlq.publish_feeds(@names::text[], @clusters::text[], @topics::text[]);
 SELECT dlq.collect_feed(@feed::text, @queues::text[], @most::integer)::integer AS collected;
 
 -- name: FeedTopics :many
-SELECT t.topic::text AS topic FROM dlq.feed_topics(@feed::text) t;
+-- FeedTopics returns no topic of a paused feed.
+SELECT t.topic::text AS topic FROM dlq.feed_topics(@feed::text) t WHERE NOT dlq.is_feed_paused(@feed::text);
 
 -- name: FeedBatch :many
 SELECT b.id::uuid AS id, b.entry_id::uuid AS entry_id, coalesce(b.ordering_key, '')::text AS ordering_key,
@@ -117,8 +118,21 @@ SELECT dlq.report_feed(@feed::text, @error::text);
 SELECT f.feed::text AS feed, f.cluster::text AS cluster, f.topic::text AS topic, f.published::bigint AS published,
     f.failed::bigint AS failed, f.waiting::bigint AS waiting,
     coalesce(f.waiting_since, 'epoch')::timestamptz AS waiting_since, coalesce(f.error, '')::text AS error,
-    coalesce(f.error_at, 'epoch')::timestamptz AS error_at
+    coalesce(f.error_at, 'epoch')::timestamptz AS error_at, f.running::boolean AS running,
+    coalesce(f.paused_at, 'epoch')::timestamptz AS paused_at, coalesce(f.paused_by, '')::text AS paused_by
 FROM dlq.feed_figures() f WHERE (SELECT dlq.scope()) IS NULL ORDER BY f.feed;
+
+-- name: PauseFeed :one
+SELECT dlq.pause_feed(@feed::text, @actor::text, nullif(@note::text, ''))::boolean AS changed
+FROM (SELECT set_config('dlq.origin', @origin::text, true) OFFSET 0) o;
+
+-- name: ResumeFeed :one
+SELECT dlq.resume_feed(@feed::text, @actor::text, nullif(@note::text, ''))::boolean AS changed
+FROM (SELECT set_config('dlq.origin', @origin::text, true) OFFSET 0) o;
+
+-- name: RewindFeed :one
+SELECT dlq.rewind_feed(@feed::text, @since::timestamptz, @actor::text, nullif(@note::text, ''))::bigint AS records
+FROM (SELECT set_config('dlq.origin', @origin::text, true) OFFSET 0) o;
 
 -- name: PublishedTo :many
 -- PublishedTo returns where feeds published an entry. Until the broker has acknowledged a record, its offset is -1.

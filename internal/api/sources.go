@@ -55,6 +55,37 @@ type SourceOutputBody struct {
 	Topics []source.PartitionStatus `json:"topics" doc:"What its readers reported last, by topic and partition."`
 }
 
+// FeedInput names a feed.
+type FeedInput struct {
+	Name string `path:"name" maxLength:"255" doc:"Name of the feed in the policy." example:"deaths"`
+}
+
+// FeedActionInput pauses or resumes a feed.
+type FeedActionInput struct {
+	FeedInput
+
+	Body *Action
+}
+
+// FeedRewindAction publishes the records of a feed again.
+type FeedRewindAction struct {
+	Action
+
+	Since time.Time `json:"since" doc:"Records of entries that the feed found at this time or later."`
+}
+
+// FeedRewindInput publishes the records of a feed again.
+type FeedRewindInput struct {
+	FeedInput
+
+	Body FeedRewindAction
+}
+
+// FeedRewound is what a feed publishes again.
+type FeedRewound struct {
+	Records int64 `json:"records" doc:"Records that are published again."`
+}
+
 // OffsetAt finds the offset of the first record of a partition at or after a time, as source.Broker does.
 type OffsetAt func(ctx context.Context, of *policy.TopicSource, topic string, partition int32, at time.Time) (
 	int64, error)
@@ -72,6 +103,9 @@ var (
 	RewindSource = Operation[RewindInput, source.Rewound]{
 		"rewind-source", http.MethodPost, "/api/sources/{name}/rewind",
 	}
+	PauseFeed  = Operation[FeedActionInput, source.FeedStatus]{"pause-feed", http.MethodPost, "/api/feeds/{name}/pause"}
+	ResumeFeed = Operation[FeedActionInput, source.FeedStatus]{"resume-feed", http.MethodPost, "/api/feeds/{name}/resume"}
+	RewindFeed = Operation[FeedRewindInput, FeedRewound]{"rewind-feed", http.MethodPost, "/api/feeds/{name}/rewind"}
 )
 
 func (s *service) registerSources(api huma.API) {
@@ -87,7 +121,10 @@ func (s *service) registerSources(api huma.API) {
 		Next: &next, Lag: &lag, Records: 810, Holes: 2, At: at, MovedAt: &at,
 	}}
 	one := SourceOutputBody{status, partitions}
-	feeds := []source.FeedStatus{{Name: "deaths", Cluster: "main", Topic: "dlq.prod.{queue}", Published: 512}}
+	feed := source.FeedStatus{
+		Name: "deaths", Cluster: "main", Topic: "dlq.prod.{queue}", State: source.StateCaughtUp, Published: 512,
+	}
+	feeds := []source.FeedStatus{feed}
 	list := huma.Operation{
 		Tags:    tags,
 		Summary: "List the sources, the partitions that they read, and the feeds", Errors: []int{503},
@@ -141,6 +178,70 @@ func (s *service) registerSources(api huma.API) {
 	}
 	example(&rewind, http.StatusOK, source.Rewound{Before: 812, Next: 700})
 	register(s, api, RewindSource, rewind, s.rewindSource)
+	s.registerFeeds(api, feed, at)
+}
+
+func (s *service) registerFeeds(api huma.API, feed source.FeedStatus, at time.Time) {
+	tags := []string{"sources"}
+	pause := huma.Operation{
+		Tags: tags, Summary: "Pause a feed",
+		Description: "Stops publishing, within seconds. Its entries wait in the database. The change is recorded in the " +
+			"audit trail.",
+		Errors: []int{400, 404, 422, 503},
+	}
+	paused := feed
+	paused.State, paused.PausedAt, paused.PausedBy = source.StatePaused, &at, "kim"
+	example(&pause, http.StatusOK, paused)
+	register(s, api, PauseFeed, pause, func(ctx context.Context, in *FeedActionInput) (*source.FeedStatus, error) {
+		return s.changeFeed(ctx, in, s.Sources.PauseFeed)
+	})
+	resume := huma.Operation{
+		Tags: tags, Summary: "Resume a feed",
+		Description: "Publishing continues where it stopped. The change is recorded in the audit trail.",
+		Errors:      []int{400, 404, 422, 503},
+	}
+	example(&resume, http.StatusOK, feed)
+	register(s, api, ResumeFeed, resume, func(ctx context.Context, in *FeedActionInput) (*source.FeedStatus, error) {
+		return s.changeFeed(ctx, in, s.Sources.ResumeFeed)
+	})
+	rewind := huma.Operation{
+		Tags: tags, Summary: "Publish the records of a feed again",
+		Description: "Publishes the records of the entries that the feed found since a time, up to 100,000, with the same " +
+			"ids; also those that could not be published. The change is recorded in the audit trail.",
+		Errors: []int{400, 404, 422, 503},
+	}
+	example(&rewind, http.StatusOK, FeedRewound{Records: 512})
+	register(s, api, RewindFeed, rewind, func(ctx context.Context, in *FeedRewindInput) (*FeedRewound, error) {
+		act := in.Body.act(ctx)
+		records, err := s.Sources.RewindFeed(ctx, in.Name, in.Body.Since, act.Actor, act.Note)
+		if err != nil {
+			return nil, s.problem(ctx, err)
+		}
+		return &FeedRewound{records}, nil
+	})
+}
+
+// changeFeed pauses or resumes a feed.
+func (s *service) changeFeed(ctx context.Context, in *FeedActionInput,
+	change func(ctx context.Context, feed, actor, note string) (bool, error),
+) (*source.FeedStatus, error) {
+	if in.Body == nil {
+		in.Body = &Action{}
+	}
+	act := in.Body.act(ctx)
+	if _, err := change(ctx, in.Name, act.Actor, act.Note); err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	feeds, err := s.Sources.Feeds(ctx)
+	if err != nil {
+		return nil, s.problem(ctx, err)
+	}
+	for i := range feeds {
+		if feeds[i].Name == in.Name {
+			return &feeds[i], nil
+		}
+	}
+	return nil, huma.Error404NotFound("there is no feed " + in.Name)
 }
 
 // source returns a source in the caller's scope.

@@ -93,6 +93,7 @@ func New(config Config) *Console {
 	c.action("/queues/act", c.actOnQueue)
 	c.page("/sources", c.sources)
 	c.action("/sources/act", c.actOnSource)
+	c.action("/sources/feed", c.actOnFeed)
 	c.page("/jobs", c.jobs)
 	c.page("/jobs/{id}", c.job)
 	c.action("/jobs/{id}/act", c.actOnJob)

@@ -21,7 +21,7 @@ type sources struct {
 	Sources    []sourceRow
 	Partitions []source.PartitionStatus
 	More       int // partitions that are not shown
-	Feeds      []source.FeedStatus
+	Feeds      []feedRow
 	Copies     []copyText
 }
 
@@ -30,6 +30,28 @@ type sourceRow struct {
 
 	Why string // why the viewer cannot pause or resume it; "" if they can
 }
+
+type feedRow struct {
+	source.FeedStatus
+
+	Why string // why the viewer cannot pause or resume it; "" if they can
+}
+
+// Word describes the state of a feed.
+func (f *feedRow) Word() mark {
+	switch f.State {
+	case source.StateCaughtUp:
+		return mark{f.State, "all published", "✓", "ok"}
+	case source.StatePublishing:
+		return mark{f.State, "publishing", "▸", "ok"}
+	case source.StateWaiting:
+		return mark{f.State, "no process publishes it", "■", "bad"}
+	}
+	return sourceMark(f.State)
+}
+
+// Paused reports whether an operator paused the feed.
+func (f *feedRow) Paused() bool { return f.PausedAt != nil }
 
 // Word describes the state of a source.
 func (s *sourceRow) Word() mark { return sourceMark(s.State) }
@@ -75,7 +97,9 @@ func (c *Console) sources(in *request) (*view, error) {
 	if s.More = len(s.Partitions) - maxPartitions; s.More > 0 {
 		s.Partitions = s.Partitions[:maxPartitions]
 	}
-	s.Feeds = out.Feeds
+	for i := range out.Feeds {
+		s.Feeds = append(s.Feeds, feedRow{out.Feeds[i], missingRoleIn(in.me(), access.Operator, "")})
+	}
 	s.Sentence = s.summary()
 	return &view{Template: "sources", Title: "Sources", Data: s, Interval: queuesInterval}, nil
 }
@@ -152,4 +176,30 @@ func (c *Console) actOnSource(in *request) (*done, error) {
 		return nil, err
 	}
 	return &done{To: "/sources#" + url.PathEscape(name), Flash: flash{Text: text}}, nil
+}
+
+// actOnFeed pauses or resumes a feed.
+func (c *Console) actOnFeed(in *request) (*done, error) {
+	name := in.PostFormValue("name")
+	action := api.FeedActionInput{
+		FeedInput: api.FeedInput{Name: name}, Body: &api.Action{Note: in.PostFormValue("note")},
+	}
+	var text string
+	var err error
+	switch in.PostFormValue("do") {
+	case "pause":
+		text = "Feed " + name + " is paused: its entries wait."
+		_, err = call(in, api.PauseFeed, action)
+	case "resume":
+		text = "Feed " + name + " is resumed."
+		_, err = call(in, api.ResumeFeed, action)
+	default:
+		return nil, &api.Problem{
+			Status: http.StatusUnprocessableEntity, Title: "Unknown action", Detail: "choose pause or resume",
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &done{To: "/sources#feeds", Flash: flash{Text: text}}, nil
 }

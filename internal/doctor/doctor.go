@@ -283,6 +283,20 @@ var sourceChecks = []check{
 			"source. To leave a source unread: dlqd sources pause NAME",
 	},
 	{
+		"feeds", `SELECT count(*)::float8, coalesce(string_agg(f.feed || CASE
+				WHEN NOT f.running THEN ' is published by no process'
+				WHEN f.error IS NOT NULL THEN format(' fails since %s UTC: %s', to_char(f.error_at AT TIME ZONE 'UTC',
+					'YYYY-MM-DD HH24:MI'), left(f.error, 300))
+				ELSE format(' has %s entries to publish, the first since %s UTC', f.waiting,
+					to_char(f.waiting_since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI')) END, '; ' ORDER BY f.feed), '')
+			FROM dlq.feed_figures() f WHERE f.paused_at IS NULL AND (f.error IS NOT NULL OR NOT f.running
+				OR f.waiting_since < now() - interval '10 minutes')`,
+		func(n float64) bool { return n > 0 },
+		"each is published", "%[2]s",
+		"dlqd feeds list shows errors; run dlqd-full serve --dlq-workers with the policy that has the feed. To hold a " +
+			"feed: dlqd feeds pause NAME",
+	},
+	{
 		"lost records", `SELECT count(*)::float8, coalesce(string_agg(format('%s/%s of %s: %s to %s', a.detail ->> 'topic',
 				a.detail ->> 'partition', substr(a.subject, 8), a.detail ->> 'first', (a.detail ->> 'next')::bigint - 1), '; '
 				ORDER BY a.at), '')

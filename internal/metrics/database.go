@@ -140,6 +140,8 @@ var (
 	unsentAgeDesc = desc("dlqd_feed_lag_seconds", "Time for which the first of them has waited; 0 if there is none.",
 		"feed")
 	feedErrorDesc = desc("dlqd_feed_failing", "Whether publishing to a topic of a feed fails.", "feed")
+	feedRunDesc   = desc("dlqd_feed_running", "Whether a process looks for the dead letters of a feed.", "feed")
+	feedHeldDesc  = desc("dlqd_feed_paused", "Whether an operator paused a feed.", "feed")
 	upDesc        = desc("dlqd_database_up", "Whether the database answered this scrape; if not, the other metrics of the "+
 		"database are from the last sample.")
 )
@@ -588,6 +590,8 @@ func (p *publisher) publishFeeds() {
 		}
 		gauge(p.ch, unsentAgeDesc, lag, f.Feed)
 		gauge(p.ch, feedErrorDesc, boolValue(f.Failing), f.Feed)
+		gauge(p.ch, feedRunDesc, boolValue(f.Running), f.Feed)
+		gauge(p.ch, feedHeldDesc, boolValue(f.Paused), f.Feed)
 	}
 }
 

@@ -59,6 +59,8 @@ var consoleRequests = map[string][]string{
 	"list-sources":           {"GET /sources"},
 	"pause-source":           {"POST /sources/act?do=pause&name={id}"},
 	"resume-source":          {"POST /sources/act?do=resume&name={id}"},
+	"pause-feed":             {"POST /sources/feed?do=pause&name=none"},
+	"resume-feed":            {"POST /sources/feed?do=resume&name=none"},
 	"export": {
 		"GET /dead-letters/export", "POST /dead-letters/export?format=csv", "POST /dead-letters/export?format=ndjson",
 	},

@@ -212,3 +212,39 @@ feeds:
 	b.await("2 2 0", feedsDone)
 	b.await("", "SELECT coalesce(error, '') FROM dlq.feeds WHERE name = 'bad'")
 }
+
+func TestFeed_IsPausedAndRewound(t *testing.T) {
+	t.Parallel()
+	b, broker := setupSources(t, policytest.Files{"sources": feedYAML})
+	status, feed, _ := b.call("POST", "/api/feeds/deaths/pause", `{"note": "the topic moves"}`)
+	require.Equal(t, 200, status, feed)
+	require.Equal(t, "paused", feed["state"])
+	fail(broker, "dlq.prod.pay", "cus_1", `{"amount": 1}`, "declined")
+	b.await("1 0 0", feedsDone)
+	found := b.one("SELECT at::text FROM dlq.feeds")
+	b.await("true", "SELECT (at > $1::timestamptz)::text FROM dlq.feeds", found) // it looked again
+	require.Empty(t, broker.Records("dlq.prod.orders"))
+	_, sources, _ := b.call("GET", "/api/sources", "")
+	require.Contains(t, fmt.Sprint(sources["feeds"]), "waiting:1")
+	status, feed, _ = b.call("POST", "/api/feeds/deaths/resume", "")
+	require.Equal(t, 200, status, feed)
+	require.NotEqual(t, "paused", feed["state"])
+	b.await("1 1 0", feedsDone)
+	status, _, _ = b.call("POST", "/api/feeds/none/pause", "")
+	require.Equal(t, 404, status)
+
+	fail(broker, "dlq.prod.pay", "cus_1", `{"amount": 2}`, "declined")
+	b.await("2 2 0", feedsDone)
+	b.write("UPDATE dlq.feed_records SET at = at - interval '1 hour' WHERE place = 1")
+	status, rewound, _ := b.call("POST", "/api/feeds/deaths/rewind",
+		fmt.Sprintf(`{"since": %q}`, time.Now().Add(-time.Minute).Format(time.RFC3339)))
+	require.Equal(t, 200, status, rewound)
+	require.EqualValues(t, 1, rewound["records"])
+	b.await("2 2 0", feedsDone)
+	sent := broker.Records("dlq.prod.orders")
+	require.Len(t, sent, 3)
+	require.Equal(t, header(sent[1], source.HeaderDelivery), header(sent[2], source.HeaderDelivery))
+	require.Equal(t, "3 3 0", b.one("SELECT concat_ws(' ', records, published, failed) FROM dlq.feeds"))
+	require.Equal(t, "paused resumed rewound", b.one(
+		"SELECT string_agg(act, ' ' ORDER BY id) FROM dlq.acts WHERE subject = 'feed deaths'"))
+}

@@ -296,6 +296,12 @@ var operations = []operation{
 		"rewind-source", "POST", "/api/sources/{id}/rewind", access.Operator,
 		`{"topic": "dlt", "partition": 0, "offset": 2}`, "queue", "",
 	},
+	{"pause-feed", "POST", "/api/feeds/none/pause", access.Operator, "", "none", "everything"},
+	{"resume-feed", "POST", "/api/feeds/none/resume", access.Operator, "", "none", "everything"},
+	{
+		"rewind-feed", "POST", "/api/feeds/none/rewind", access.Operator, `{"since": "2026-11-28T08:00:00Z"}`, "none",
+		"everything",
+	},
 	{"get-automatic", "GET", "/api/dlq/automatic", access.Reader, "", "", "everything"},
 	{
 		"set-automatic", "POST", "/api/dlq/automatic/set", access.Operator, `{"queue": "pay_eu", "enabled": false}`,

@@ -403,12 +403,15 @@ type FeedStatus struct {
 	Name         string     `json:"name" doc:"Name of the feed in the policy."`
 	Cluster      string     `json:"cluster" doc:"Name of the cluster in the policy."`
 	Topic        string     `json:"topic" doc:"The topic, with {queue} for the queue of the entry."`
+	State        string     `json:"state" enum:"publishing,caught_up,failing,waiting,paused" doc:"What is done. waiting: no process looks for its entries."`
 	Published    int64      `json:"published" doc:"Entries that the broker has acknowledged."`
 	Failed       int64      `json:"failed" doc:"Entries that could not be published: too large for the topic, or deleted before."`
 	Waiting      int64      `json:"waiting" doc:"Entries that are not published yet."`
 	WaitingSince *time.Time `json:"waitingSince,omitempty" doc:"When the feed found the first of them."`
 	Error        string     `json:"error,omitempty" doc:"The last error; absent once publishing works again."`
 	ErrorAt      *time.Time `json:"errorAt,omitempty" doc:"When that error occurred first."`
+	PausedAt     *time.Time `json:"pausedAt,omitempty" doc:"When it was paused."`
+	PausedBy     string     `json:"pausedBy,omitempty" doc:"Who paused it."`
 }
 
 // Feeds returns the feeds of the policy, and none to a caller who does not see all queues.
@@ -419,10 +422,45 @@ func (s *Store) Feeds(ctx context.Context) ([]FeedStatus, error) {
 		r := &rows[i]
 		list[i] = FeedStatus{
 			Name: r.Feed, Cluster: r.Cluster, Topic: r.Topic, Published: r.Published, Failed: r.Failed, Waiting: r.Waiting,
-			WaitingSince: timeOf(r.WaitingSince), Error: r.Error, ErrorAt: timeOf(r.ErrorAt),
+			WaitingSince: timeOf(r.WaitingSince), Error: r.Error, ErrorAt: timeOf(r.ErrorAt), State: StateCaughtUp,
+			PausedAt: timeOf(r.PausedAt), PausedBy: r.PausedBy,
+		}
+		switch {
+		case list[i].PausedAt != nil:
+			list[i].State = StatePaused
+		case !r.Running:
+			list[i].State = StateWaiting
+		case r.Error != "":
+			list[i].State = StateFailing
+		case r.Waiting > 0:
+			list[i].State = StatePublishing
 		}
 	}
 	return list, err
+}
+
+// PauseFeed stops the publication of a feed. It returns false if it is paused already.
+func (s *Store) PauseFeed(ctx context.Context, feed, actor, note string) (changed bool, err error) {
+	changed, err = dbsqlc.New(s.DB).PauseFeed(ctx, dbsqlc.PauseFeedParams{
+		Feed: feed, Actor: actor, Note: note, Origin: deadletter.Origin(ctx),
+	})
+	return changed, deadletter.AsMoveError(err)
+}
+
+// ResumeFeed resumes the publication of a feed. It returns false if it is not paused.
+func (s *Store) ResumeFeed(ctx context.Context, feed, actor, note string) (changed bool, err error) {
+	changed, err = dbsqlc.New(s.DB).ResumeFeed(ctx, dbsqlc.ResumeFeedParams{
+		Feed: feed, Actor: actor, Note: note, Origin: deadletter.Origin(ctx),
+	})
+	return changed, deadletter.AsMoveError(err)
+}
+
+// RewindFeed publishes again what a feed found since a time. It returns the number of records.
+func (s *Store) RewindFeed(ctx context.Context, feed string, since time.Time, actor, note string) (int64, error) {
+	records, err := dbsqlc.New(s.DB).RewindFeed(ctx, dbsqlc.RewindFeedParams{
+		Feed: feed, Since: since, Actor: actor, Note: note, Origin: deadletter.Origin(ctx),
+	})
+	return records, deadletter.AsMoveError(err)
 }
 
 // Published is a record that a feed publishes for an entry.

@@ -164,6 +164,9 @@ const (
 	StateRemoved = "removed" // the policy has no such source any more
 )
 
+// StatePublishing is the state of a feed that has entries to publish.
+const StatePublishing = "publishing"
+
 // Progress is the state of a reader. TopicID may be zero and Partition Unknown if the error concerns
 // the whole source or topic.
 type Progress struct {

@@ -98,7 +98,8 @@ func (q *Queries) Counters(ctx context.Context) ([]CountersRow, error) {
 
 const Feeds = `-- name: Feeds :many
 SELECT f.feed::text AS feed, f.published::bigint AS published, f.failed::bigint AS failed, f.waiting::bigint AS waiting,
-    coalesce(f.waiting_since, 'epoch')::timestamptz AS waiting_since, (f.error IS NOT NULL)::boolean AS failing
+    coalesce(f.waiting_since, 'epoch')::timestamptz AS waiting_since, (f.error IS NOT NULL)::boolean AS failing,
+    f.running::boolean AS running, (f.paused_at IS NOT NULL)::boolean AS paused
 FROM dlq.feed_figures() f ORDER BY 1 LIMIT 1000
 `
 
@@ -109,6 +110,8 @@ type FeedsRow struct {
 	Waiting      int64
 	WaitingSince time.Time
 	Failing      bool
+	Running      bool
+	Paused       bool
 }
 
 // Feeds returns the figures of feeds. A time that is not known is the epoch.
@@ -128,6 +131,8 @@ func (q *Queries) Feeds(ctx context.Context) ([]FeedsRow, error) {
 			&i.Waiting,
 			&i.WaitingSince,
 			&i.Failing,
+			&i.Running,
+			&i.Paused,
 		); err != nil {
 			return nil, err
 		}

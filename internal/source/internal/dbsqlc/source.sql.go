@@ -200,9 +200,10 @@ func (q *Queries) FeedBatch(ctx context.Context, arg FeedBatchParams) ([]FeedBat
 }
 
 const FeedTopics = `-- name: FeedTopics :many
-SELECT t.topic::text AS topic FROM dlq.feed_topics($1::text) t
+SELECT t.topic::text AS topic FROM dlq.feed_topics($1::text) t WHERE NOT dlq.is_feed_paused($1::text)
 `
 
+// FeedTopics returns no topic of a paused feed.
 func (q *Queries) FeedTopics(ctx context.Context, feed string) ([]string, error) {
 	rows, err := q.db.Query(ctx, FeedTopics, feed)
 	if err != nil {
@@ -227,7 +228,8 @@ const ListFeeds = `-- name: ListFeeds :many
 SELECT f.feed::text AS feed, f.cluster::text AS cluster, f.topic::text AS topic, f.published::bigint AS published,
     f.failed::bigint AS failed, f.waiting::bigint AS waiting,
     coalesce(f.waiting_since, 'epoch')::timestamptz AS waiting_since, coalesce(f.error, '')::text AS error,
-    coalesce(f.error_at, 'epoch')::timestamptz AS error_at
+    coalesce(f.error_at, 'epoch')::timestamptz AS error_at, f.running::boolean AS running,
+    coalesce(f.paused_at, 'epoch')::timestamptz AS paused_at, coalesce(f.paused_by, '')::text AS paused_by
 FROM dlq.feed_figures() f WHERE (SELECT dlq.scope()) IS NULL ORDER BY f.feed
 `
 
@@ -241,6 +243,9 @@ type ListFeedsRow struct {
 	WaitingSince time.Time
 	Error        string
 	ErrorAt      time.Time
+	Running      bool
+	PausedAt     time.Time
+	PausedBy     string
 }
 
 // ListFeeds returns nothing to a caller who does not see all queues. A time that is not known is the epoch.
@@ -263,6 +268,9 @@ func (q *Queries) ListFeeds(ctx context.Context) ([]ListFeedsRow, error) {
 			&i.WaitingSince,
 			&i.Error,
 			&i.ErrorAt,
+			&i.Running,
+			&i.PausedAt,
+			&i.PausedBy,
 		); err != nil {
 			return nil, err
 		}
@@ -472,6 +480,30 @@ func (q *Queries) MarkRead(ctx context.Context, arg MarkReadParams) (int32, erro
 	return marked, err
 }
 
+const PauseFeed = `-- name: PauseFeed :one
+SELECT dlq.pause_feed($1::text, $2::text, nullif($3::text, ''))::boolean AS changed
+FROM (SELECT set_config('dlq.origin', $4::text, true) OFFSET 0) o
+`
+
+type PauseFeedParams struct {
+	Feed   string
+	Actor  string
+	Note   string
+	Origin string
+}
+
+func (q *Queries) PauseFeed(ctx context.Context, arg PauseFeedParams) (bool, error) {
+	row := q.db.QueryRow(ctx, PauseFeed,
+		arg.Feed,
+		arg.Actor,
+		arg.Note,
+		arg.Origin,
+	)
+	var changed bool
+	err := row.Scan(&changed)
+	return changed, err
+}
+
 const PauseSource = `-- name: PauseSource :one
 SELECT dlq.pause_source($1::text, $2::text, nullif($3::text, ''))::boolean AS changed
 FROM (SELECT set_config('dlq.origin', $4::text, true) OFFSET 0) o
@@ -655,6 +687,30 @@ func (q *Queries) ResolveReturned(ctx context.Context, arg ResolveReturnedParams
 	return resolved, err
 }
 
+const ResumeFeed = `-- name: ResumeFeed :one
+SELECT dlq.resume_feed($1::text, $2::text, nullif($3::text, ''))::boolean AS changed
+FROM (SELECT set_config('dlq.origin', $4::text, true) OFFSET 0) o
+`
+
+type ResumeFeedParams struct {
+	Feed   string
+	Actor  string
+	Note   string
+	Origin string
+}
+
+func (q *Queries) ResumeFeed(ctx context.Context, arg ResumeFeedParams) (bool, error) {
+	row := q.db.QueryRow(ctx, ResumeFeed,
+		arg.Feed,
+		arg.Actor,
+		arg.Note,
+		arg.Origin,
+	)
+	var changed bool
+	err := row.Scan(&changed)
+	return changed, err
+}
+
 const ResumeSource = `-- name: ResumeSource :one
 SELECT dlq.resume_source($1::text, $2::text, nullif($3::text, ''))::boolean AS changed
 FROM (SELECT set_config('dlq.origin', $4::text, true) OFFSET 0) o
@@ -677,6 +733,32 @@ func (q *Queries) ResumeSource(ctx context.Context, arg ResumeSourceParams) (boo
 	var changed bool
 	err := row.Scan(&changed)
 	return changed, err
+}
+
+const RewindFeed = `-- name: RewindFeed :one
+SELECT dlq.rewind_feed($1::text, $2::timestamptz, $3::text, nullif($4::text, ''))::bigint AS records
+FROM (SELECT set_config('dlq.origin', $5::text, true) OFFSET 0) o
+`
+
+type RewindFeedParams struct {
+	Feed   string
+	Since  time.Time
+	Actor  string
+	Note   string
+	Origin string
+}
+
+func (q *Queries) RewindFeed(ctx context.Context, arg RewindFeedParams) (int64, error) {
+	row := q.db.QueryRow(ctx, RewindFeed,
+		arg.Feed,
+		arg.Since,
+		arg.Actor,
+		arg.Note,
+		arg.Origin,
+	)
+	var records int64
+	err := row.Scan(&records)
+	return records, err
 }
 
 const RewindSource = `-- name: RewindSource :one
