@@ -313,7 +313,7 @@ func insertBare(ctx context.Context, pool *pgxpool.Pool, topicID uuid.UUID, reco
 // bareRow returns the row of a record, as dlqd stores it.
 func bareRow(topicID uuid.UUID, record *kgo.Record) ([]any, error) {
 	named := map[string]string{}
-	var keys, values [][]byte
+	keys, values := make([][]byte, 0, len(record.Headers)), make([][]byte, 0, len(record.Headers))
 	for _, header := range record.Headers {
 		named[header.Key] = string(header.Value)
 		keys, values = append(keys, []byte(header.Key)), append(values, header.Value)

@@ -96,7 +96,8 @@ func openCounts(byStatus map[string]int64) map[string]*api.Count {
 // counted returns the filters of the list, of the tabs and of the first saved views, without those of known counts. The
 // list's own comes first.
 func (l *list) counted(known map[string]*api.Count) []string {
-	queries := []string{strings.TrimSpace(l.Query)}
+	queries := make([]string, 0, 1+len(l.Tabs)+len(l.Views))
+	queries = append(queries, strings.TrimSpace(l.Query))
 	for _, tab := range l.Tabs {
 		queries = append(queries, tab.Query)
 	}

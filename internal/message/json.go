@@ -230,7 +230,7 @@ func (s *scanner) escape(i int) (end int, err error) {
 }
 
 func (s *scanner) number(i int) (end int, err error) {
-	digits := func(from int) (end int, any bool) {
+	digits := func(from int) (end int, found bool) {
 		for end = from; s.at(end) >= '0' && s.at(end) <= '9'; {
 			end++
 		}

@@ -127,7 +127,7 @@ func writeText(out *strings.Builder, key, text string) {
 	out.WriteString(key)
 	for i := range len(text) {
 		if !ordinary[text[i]] || text[i] >= utf8.RuneSelf {
-			raw, _ := json.Marshal(text) // a string can be encoded
+			raw, _ := json.Marshal(text) //nolint:errchkjson // a string can be encoded
 			out.Write(raw)
 			return
 		}

@@ -168,26 +168,12 @@ func judged(ids []uuid.UUID, fails map[uuid.UUID]bool) map[uuid.UUID]bool {
 func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request, ids []uuid.UUID, p *Preview) (
 	map[uuid.UUID]bool, error,
 ) {
-	skips := skipping{
-		stale:      in.SkipStale != nil && *in.SkipStale,
-		superseded: in.SkipSuperseded != nil && *in.SkipSuperseded,
-	}
 	places, err := placesOf(ctx, tx, ids)
 	if err != nil {
 		return nil, err
 	}
-	queues, kinds := map[string]bool{}, map[string]bool{}
-	for _, place := range places {
-		queues[place.queue], kinds[place.kind] = true, true
-	}
-	raw, err := tx.SkipDefaults(ctx, dbsqlc.SkipDefaultsParams{
-		Stale: in.SkipStale, Superseded: in.SkipSuperseded,
-		Queues: slices.Collect(maps.Keys(queues)), Kinds: slices.Collect(maps.Keys(kinds)),
-	})
+	skips, err := in.skips(ctx, tx, places)
 	if err != nil {
-		return nil, err
-	}
-	if err := json.Unmarshal(raw, &skips.Skips); err != nil {
 		return nil, err
 	}
 	p.Skips = skips.Skips
@@ -288,6 +274,25 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 		add(estimatePatchFails, counts[estimatePatchFails], len(goes))
 	}
 	return goes, nil
+}
+
+// skips returns what a run of entries in these places would skip: by the request and, where that says nothing, by the
+// policy.
+func (in *Request) skips(ctx context.Context, tx transaction, places map[uuid.UUID]place) (skips skipping, err error) {
+	skips.stale = in.SkipStale != nil && *in.SkipStale
+	skips.superseded = in.SkipSuperseded != nil && *in.SkipSuperseded
+	queues, kinds := map[string]bool{}, map[string]bool{}
+	for _, place := range places {
+		queues[place.queue], kinds[place.kind] = true, true
+	}
+	raw, err := tx.SkipDefaults(ctx, dbsqlc.SkipDefaultsParams{
+		Stale: in.SkipStale, Superseded: in.SkipSuperseded,
+		Queues: slices.Collect(maps.Keys(queues)), Kinds: slices.Collect(maps.Keys(kinds)),
+	})
+	if err != nil {
+		return skips, err
+	}
+	return skips, json.Unmarshal(raw, &skips.Skips)
 }
 
 // failures returns whether the patch does not apply to some entries; nil without a patch, and if data is masked: the

@@ -25,24 +25,34 @@ func TestPace_Decides(t *testing.T) {
 		reason string
 	}{
 		"falls to half": {
-			pace{}, 100, strained, pace{Rate: 50, Of: 100, From: now},
+			pace{},
+			100, strained,
+			pace{Rate: 50, Of: 100, From: now},
 			"the rate of bank was lowered from 100 to 50 a second: 3 of 400 answers were 429 or had a Retry-After",
 		},
 		"falls again": {
-			pace{Rate: 50, Of: 100}, 100, slower, pace{Rate: 25, Of: 100, From: now},
+			pace{Rate: 50, Of: 100},
+			100, slower,
+			pace{Rate: 25, Of: 100, From: now},
 			"the rate of bank was lowered from 50 to 25 a second: 9 of 90 deliveries failed",
 		},
 		"has a least": {
-			pace{Rate: 2, Of: 100}, 100, strained, pace{Rate: 100. / 64, Of: 100, From: now},
+			pace{Rate: 2, Of: 100},
+			100, strained,
+			pace{Rate: 100. / 64, Of: 100, From: now},
 			"the rate of bank was lowered from 2 to 1.56 a second",
 		},
 		"does not fall below it": {pace{Rate: 100. / 64, Of: 100}, 100, strained, pace{Rate: 100. / 64, Of: 100}, ""},
 		"rises by a tenth": {
-			pace{Rate: 50, Of: 100}, 100, well, pace{Rate: 60, Of: 100, From: closed},
+			pace{Rate: 50, Of: 100},
+			100, well,
+			pace{Rate: 60, Of: 100, From: closed},
 			"the rate of bank was raised from 50 to 60 a second: it took 40 a second",
 		},
 		"rises up to the rate of the run": {
-			pace{Rate: 95, Of: 100}, 100, well, pace{Of: 100, From: closed},
+			pace{Rate: 95, Of: 100},
+			100, well,
+			pace{Of: 100, From: closed},
 			"the rate of bank was raised from 95 to 100 a second",
 		},
 		"rises once a slot":          {pace{Rate: 50, Of: 100, From: closed}, 100, well, pace{Rate: 50, Of: 100, From: closed}, ""},
@@ -50,15 +60,22 @@ func TestPace_Decides(t *testing.T) {
 		"is that of the run":         {pace{}, 100, well, pace{}, ""},
 		"has no limit":               {pace{}, 0, well, pace{}, ""},
 		"without a rate, falls to half of what the destination got": {
-			pace{}, 0, strained, pace{Rate: 20, Of: 40, From: now},
+			pace{},
+			0, strained,
+			pace{Rate: 20, Of: 40, From: now},
 			"the rate of bank was lowered from no limit to 20 a second",
 		},
 		"without a rate, does not follow a canary": {
-			pace{}, 0, breaker.Strain{PerSecond: 0.5, Reason: "slow"}, pace{Rate: 5, Of: 10, From: now},
+			pace{},
+			0,
+			breaker.Strain{PerSecond: 0.5, Reason: "slow"},
+			pace{Rate: 5, Of: 10, From: now},
 			"the rate of bank was lowered from no limit to 5 a second: slow",
 		},
 		"without a rate, rises without end": {
-			pace{Rate: 100, Of: 40}, 0, well, pace{Rate: 104, Of: 40, From: closed},
+			pace{Rate: 100, Of: 40},
+			0, well,
+			pace{Rate: 104, Of: 40, From: closed},
 			"the rate of bank was raised from 100 to 104 a second",
 		},
 	} {

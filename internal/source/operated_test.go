@@ -337,7 +337,7 @@ type openings struct {
 	log    []string
 }
 
-func (o *openings) add(format string, args ...any) {
+func (o *openings) addf(format string, args ...any) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.log = append(o.log, fmt.Sprintf(format, args...))
@@ -362,7 +362,7 @@ func (o *openings) open(*policy.Policy) (source.Broker, error) {
 	o.opened++
 	n := o.opened
 	o.mu.Unlock()
-	o.add("open %d", n)
+	o.addf("open %d", n)
 	return &opened{of: o, number: n}, nil
 }
 
@@ -374,10 +374,10 @@ type opened struct {
 }
 
 func (o *opened) Read(ctx context.Context, s *policy.TopicSource, _ source.Appender) error {
-	o.of.add("%d reads %s", o.number, s.Name)
+	o.of.addf("%d reads %s", o.number, s.Name)
 	<-ctx.Done()
-	o.of.add("%d left %s", o.number, s.Name)
+	o.of.addf("%d left %s", o.number, s.Name)
 	return nil
 }
 
-func (o *opened) Close() { o.of.add("close %d", o.number) }
+func (o *opened) Close() { o.of.addf("close %d", o.number) }
