@@ -49,6 +49,8 @@ type Broker struct {
 	mu      sync.Mutex
 	clients map[string]*client    // by the cluster's name
 	old     map[string]partitions // by the source's name: what there was when reading began
+
+	types sync.Map // by the source's name: the types of values that unwrapped has read from descriptors
 }
 
 // partitions counts the partitions of topics.

@@ -29,6 +29,18 @@ func valueType(s *policy.TopicSource) (of protoreflect.MessageDescriptor, err er
 	return of, nil
 }
 
+// valueType returns what the function of that name returns. It reads a source's descriptor once, not for each record.
+func (b *Broker) valueType(s *policy.TopicSource) (protoreflect.MessageDescriptor, error) {
+	if of, ok := b.types.Load(s.Name); ok {
+		return of.(protoreflect.MessageDescriptor), nil //nolint:forcetypeassert // only this function stores
+	}
+	of, err := valueType(s)
+	if of != nil {
+		b.types.Store(s.Name, of)
+	}
+	return of, err
+}
+
 // protobuf reads the error from a value of a message type, and sets the record's payload to the value
 // as JSON.
 func (e *envelope) protobuf(of protoreflect.MessageDescriptor, record *source.Record) {
@@ -75,7 +87,7 @@ func (b *Broker) unwrapped(name string, value []byte) ([]byte, error) {
 	if s == nil || value == nil {
 		return value, nil
 	}
-	of, err := valueType(s)
+	of, err := b.valueType(s)
 	if err != nil || of == nil {
 		return value, err
 	}
