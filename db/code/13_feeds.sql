@@ -19,8 +19,18 @@ COMMENT ON FUNCTION dlq.publish_feeds IS
     'Records the feeds of the policy in force. The others are marked as removed. A new feed begins with the entries '
     'that are filed from now on; a feed that is back continues where it was.';
 
--- If there are more entries than p_limit, the position stays, and the next call skips those that have a row. A snapshot
--- ahead of this server's transaction ids comes from a dump of another server: entries then count by time.
+CREATE OR REPLACE FUNCTION dlq.snapshot_before(p_snapshot txid_snapshot, p_xid bigint) RETURNS txid_snapshot
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT (least(txid_snapshot_xmin(p_snapshot), p_xid) || ':' || p_xid || ':' || coalesce((
+        SELECT string_agg(x::text, ',' ORDER BY x) FROM txid_snapshot_xip(p_snapshot) x WHERE x < p_xid), ''))::txid_snapshot
+$$;
+COMMENT ON FUNCTION dlq.snapshot_before IS
+    'What a snapshot shows of the transactions with ids below p_xid, which must not be above the snapshot''s own limit.';
+
+-- Of more entries than p_limit, collect_feed takes those of the first transactions, so that no entry is read in each
+-- call until it is taken. If one transaction filed more, the position stays, and the next call skips those that have a
+-- row. A snapshot ahead of this server's transaction ids comes from a dump of another server: entries then count by
+-- time.
 CREATE OR REPLACE FUNCTION dlq.collect_feed(p_feed text, p_queues text[], p_limit integer DEFAULT 10000)
     RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -30,6 +40,9 @@ DECLARE
     v_new      txid_snapshot;
     v_at       timestamptz;
     v_dumped   boolean;
+    v_first    bigint;  -- the first transaction that the position does not know
+    v_step     bigint;  -- the number of transactions to look at
+    v_part     boolean := false; -- they are not all
     v_count    integer := 0;
 BEGIN
     SELECT * INTO v_feed FROM dlq.feeds f WHERE f.name = p_feed FOR UPDATE;
@@ -37,7 +50,19 @@ BEGIN
         RETURN 0;
     END IF;
     SELECT txid_current_snapshot(), clock_timestamp() INTO v_new, v_at;
-    v_dumped := txid_snapshot_xmax(v_feed.snapshot) > txid_snapshot_xmax(v_new);
+    v_first := txid_snapshot_xmax(v_feed.snapshot);
+    v_step := txid_snapshot_xmax(v_new) - v_first;
+    v_dumped := v_step < 0;
+    WHILE v_step > 1 AND p_limit < (SELECT count(*) FROM (SELECT FROM dlq.dead_letter_transitions t
+            WHERE t.at >= v_feed.since - interval '1 hour' AND t.xid >= v_first AND t.xid < v_first + v_step
+                AND t.from_status IS NULL AND dlq.in_patterns(t.queue, NULL, v_patterns) LIMIT p_limit + 1) n) LOOP
+        v_step := v_step / 2;
+        v_part := true;
+    END LOOP;
+    IF v_part THEN
+        v_new := dlq.snapshot_before(v_new, v_first + v_step);
+        v_at := v_feed.at; -- no entry that is still to be read was filed before
+    END IF;
     IF v_dumped OR dlq.has_moves(v_feed.snapshot, v_new, v_feed.since) THEN
         INSERT INTO dlq.feed_records (id, feed, entry_id, queue, cluster, topic)
         SELECT dlq.uuid_v7(), p_feed, t.entry_id, t.queue, v_feed.cluster,
@@ -59,20 +84,20 @@ BEGIN
     END IF;
     IF v_count >= p_limit THEN
         UPDATE dlq.feeds f SET records = f.records + v_count WHERE f.name = p_feed;
-    ELSIF v_count > 0 OR v_dumped OR v_at > v_feed.at + interval '10 seconds' THEN
+    ELSIF v_count > 0 OR v_dumped OR v_part OR v_at > v_feed.at + interval '10 seconds' THEN
         UPDATE dlq.feeds f SET records = f.records + v_count, snapshot = v_new, at = v_at,
             -- See dlq.refresh_rollups.
             since = CASE WHEN v_dumped OR txid_snapshot_xmin(v_new) >= txid_snapshot_xmax(v_feed.snapshot)
                 THEN v_feed.at ELSE v_feed.since END
         WHERE f.name = p_feed;
     END IF;
-    RETURN v_count;
+    RETURN CASE WHEN v_part THEN p_limit ELSE v_count END;
 END
 $$;
 COMMENT ON FUNCTION dlq.collect_feed IS
     'Adds the entries that were filed since the last call, up to p_limit, to the records of a feed, in the order in '
     'which they failed, and moves its position. p_queues: names of queues; * matches any text. Returns how many it '
-    'added: p_limit if there may be more.';
+    'added, or p_limit if there may be more.';
 
 CREATE OR REPLACE FUNCTION dlq.feed_topics(p_feed text) RETURNS TABLE (topic text, waiting_since timestamptz)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
