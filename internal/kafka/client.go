@@ -41,6 +41,8 @@ const (
 	topicIDTimeout = 2 * time.Second
 )
 
+var errNoCertificate = errors.New("tls.caFile: no certificate in PEM")
+
 // Broker is the client of a policy's Kafka clusters.
 type Broker struct {
 	policy   *policy.Policy
@@ -156,7 +158,7 @@ func options(cluster *policy.Cluster) ([]kgo.Opt, error) {
 		opts = append(opts, kgo.DialTLSConfig(config))
 	}
 	if cluster.SASL.Mechanism != "" {
-		mechanism, err := login(cluster.SASL)
+		mechanism, err := login(cluster.SASL, cluster.TLS)
 		if err != nil {
 			return nil, err
 		}
@@ -170,7 +172,7 @@ func tlsConfig(t policy.TLS) (*tls.Config, error) {
 	if t.CA != "" {
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM([]byte(t.CA)) {
-			return nil, errors.New("tls.caFile: no certificate in PEM")
+			return nil, errNoCertificate
 		}
 	}
 	if t.Cert != "" {
@@ -190,14 +192,28 @@ type tokenSource func() (*oauth2.Token, error)
 func (s tokenSource) Token() (*oauth2.Token, error) { return s() }
 
 // issuedTokens returns the source of tokens that an identity provider issues for client credentials. A token is used
-// until it expires.
-func issuedTokens(s policy.SASL) func(context.Context) (oauth.Auth, error) {
+// until it expires. The provider's certificate may be signed by the brokers' authority, or by one of the system.
+func issuedTokens(s policy.SASL, t policy.TLS) (func(context.Context) (oauth.Auth, error), error) {
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, TLSHandshakeTimeout: tokenTimeout}
+	if t.CA != "" {
+		roots, err := x509.SystemCertPool()
+		if err != nil {
+			roots = x509.NewCertPool()
+		}
+		if !roots.AppendCertsFromPEM([]byte(t.CA)) {
+			return nil, errNoCertificate
+		}
+		transport.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}
+	}
 	config := clientcredentials.Config{
 		ClientID: s.Username, ClientSecret: string(s.Password), TokenURL: s.TokenURL, Scopes: s.Scopes,
 	}
-	client := &http.Client{Timeout: tokenTimeout, CheckRedirect: func(*http.Request, []*http.Request) error {
-		return http.ErrUseLastResponse // it would carry the client's secret elsewhere
-	}}
+	client := &http.Client{
+		Transport: transport, Timeout: tokenTimeout,
+		CheckRedirect: func(*http.Request, []*http.Request) error {
+			return http.ErrUseLastResponse // it would carry the client's secret elsewhere
+		},
+	}
 	with := context.WithValue(context.Background(), oauth2.HTTPClient, client)
 	tokens := oauth2.ReuseTokenSource(nil, tokenSource(func() (*oauth2.Token, error) {
 		token, err := config.Token(with)
@@ -219,10 +235,10 @@ func issuedTokens(s policy.SASL) func(context.Context) (oauth.Auth, error) {
 			return oauth.Auth{}, fmt.Errorf("sasl.tokenURL %s issues no token: %w", redact.URL(s.TokenURL), err)
 		}
 		return oauth.Auth{Token: token.AccessToken}, nil
-	}
+	}, nil
 }
 
-func login(s policy.SASL) (sasl.Mechanism, error) {
+func login(s policy.SASL, t policy.TLS) (sasl.Mechanism, error) {
 	password := string(s.Password)
 	switch s.Mechanism {
 	case "PLAIN":
@@ -235,7 +251,11 @@ func login(s policy.SASL) (sasl.Mechanism, error) {
 		if s.TokenURL == "" {
 			return oauth.Auth{Token: password}.AsMechanism(), nil
 		}
-		return oauth.Oauth(issuedTokens(s)), nil
+		tokens, err := issuedTokens(s, t)
+		if err != nil {
+			return nil, err
+		}
+		return oauth.Oauth(tokens), nil
 	}
 	return nil, fmt.Errorf("sasl.mechanism: %q is not known", s.Mechanism)
 }

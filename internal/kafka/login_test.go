@@ -3,6 +3,9 @@ package kafka
 import (
 	"context"
 	"encoding/json"
+	"encoding/pem"
+	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -18,7 +21,7 @@ import (
 // first returns the first message of a login.
 func first(t *testing.T, s policy.SASL) (string, error) {
 	t.Helper()
-	mechanism, err := login(s)
+	mechanism, err := login(s, policy.TLS{})
 	require.NoError(t, err)
 	require.Equal(t, "OAUTHBEARER", mechanism.Name())
 	_, message, err := mechanism.Authenticate(t.Context(), "kafka")
@@ -55,7 +58,7 @@ func TestLogin_SendsTokens(t *testing.T) {
 		Mechanism: "OAUTHBEARER", TokenURL: idp.URL, Username: "dlqd", Password: "s3cret",
 		Scopes: policy.Words{"kafka", "dlq"},
 	}
-	mechanism, err := login(s)
+	mechanism, err := login(s, policy.TLS{})
 	require.NoError(t, err)
 	for range 3 {
 		_, message, err := mechanism.Authenticate(t.Context(), "kafka")
@@ -77,6 +80,28 @@ func TestLogin_SendsTokens(t *testing.T) {
 	s.Password, s.TokenURL = "s3cret", elsewhere.URL
 	_, err = first(t, s)
 	require.ErrorContains(t, err, "307")
+}
+
+// An identity provider with a certificate of the brokers' authority is trusted, and no other.
+func TestLogin_TrustsTheAuthorityOfTheCluster(t *testing.T) {
+	t.Parallel()
+	idp := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(map[string]any{"access_token": "t", "token_type": "Bearer"})
+	}))
+	t.Cleanup(idp.Close)
+	idp.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s := policy.SASL{Mechanism: "OAUTHBEARER", TokenURL: idp.URL, Username: "dlqd", Password: "s3cret"}
+	_, err := first(t, s)
+	require.ErrorContains(t, err, "certificate")
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: idp.Certificate().Raw})
+	mechanism, err := login(s, policy.TLS{Enabled: true, CA: policy.Secret(ca)})
+	require.NoError(t, err)
+	_, message, err := mechanism.Authenticate(t.Context(), "kafka")
+	require.NoError(t, err)
+	require.Equal(t, "n,,\x01auth=Bearer t\x01\x01", string(message))
+	_, err = login(s, policy.TLS{CA: "none"})
+	require.ErrorIs(t, err, errNoCertificate)
 }
 
 // A cluster that does not know the mechanism refuses the login, and the error does not have the token.
