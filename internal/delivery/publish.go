@@ -48,7 +48,8 @@ func (w *Worker) publish(ctx context.Context, queue *policy.Queue, destination *
 		return 0, publishError(ctx, destination, topic, errNoClient, hide)
 	case !ok:
 		return 0, requestError(destination, fmt.Errorf("no topic to publish to: replayTo is %q, the record is of topic %q, "+
-			"and failed in topic %q", destination.Source.ReplayTo, record.Topic, record.OriginalTopic))
+			"and failed in topic %q: the topic is not known, its name is too long, or a source reads it",
+			destination.Source.ReplayTo, record.Topic, record.OriginalTopic))
 	}
 	value, err := valueOf(&record, job.Args.Payload)
 	if err != nil {

@@ -66,7 +66,7 @@ type Cluster struct {
 // TLS configures the connection to a cluster.
 type TLS struct {
 	Enabled  bool   `json:"enabled"  jsonschema:"description=Connect by TLS."`
-	CAFile   string `json:"caFile"   jsonschema:"description=File with the certificates (PEM) that sign the brokers' certificates. Empty: those of the system."`
+	CAFile   string `json:"caFile"   jsonschema:"description=File with the certificates (PEM) that sign the brokers' certificates\\, and\\, beside those of the system\\, that of tokenURL. Empty: those of the system."`
 	CertFile string `json:"certFile" jsonschema:"description=File with the client's certificate (PEM)."`
 	KeyFile  string `json:"keyFile"  jsonschema:"description=File with the client's key (PEM)."`
 
@@ -143,7 +143,7 @@ func (s *TopicSource) GroupOf(topic string) string {
 
 // TargetOf returns the topic that a record of a topic is published to again. original is the topic that the record
 // failed in, according to its envelope; "" if that is not known. TargetOf returns false if the policy needs the
-// original topic and it is not known. It also returns false if a source reads the target, because the record would come
+// original topic and it is not known, if the name is too long, and if a source reads the target: the record would come
 // back at once.
 func (p *Policy) TargetOf(s *TopicSource, topic, original string) (string, bool) {
 	target := strings.ReplaceAll(s.ReplayTo, "{*}", s.star(topic))
@@ -151,7 +151,7 @@ func (p *Policy) TargetOf(s *TopicSource, topic, original string) (string, bool)
 		return "", false
 	}
 	target = strings.ReplaceAll(target, "{original}", original)
-	return target, target != "" && p.readerOf(s.Cluster, target) == nil
+	return target, target != "" && len(target) <= MaxTopicLength && p.readerOf(s.Cluster, target) == nil
 }
 
 // readerOf returns the source that reads a topic, or nil.
@@ -177,6 +177,27 @@ func (s *TopicSource) star(topic string) string {
 
 // SourceNames returns the names of the sources, in order.
 func (p *Policy) SourceNames() []string { return slices.Sorted(maps.Keys(p.Sources.Sources)) }
+
+// MaxTopicLength is the length of the longest name of a topic (org.apache.kafka.common.internals.Topic).
+const MaxTopicLength = 249
+
+// tooLong returns what is wrong with a name of a topic that Kafka does not permit for its length; empty if it does.
+func tooLong(name string) string {
+	if len(name) <= MaxTopicLength {
+		return ""
+	}
+	return fmt.Sprintf("has %d characters; the name of a topic has %d at most", len(name), MaxTopicLength)
+}
+
+// withoutPlaces removes what stands for other text from the name of a topic.
+var withoutPlaces = strings.NewReplacer("{queue}", "", "{original}", "", "{*}", "", "*", "")
+
+// TopicOf returns the topic that a feed publishes the dead letters of a queue to. dlq.collect_feed does the same.
+func (f *Feed) TopicOf(queue string) string {
+	return strings.ReplaceAll(f.Topic, "{queue}", notInTopic.ReplaceAllString(queue, "_"))
+}
+
+var notInTopic = regexp.MustCompile(`[^a-zA-Z0-9._-]`)
 
 var topicPattern = regexp.MustCompile(`^[a-zA-Z0-9._-]*\*?[a-zA-Z0-9._-]*$`)
 
@@ -263,6 +284,7 @@ func (l *loader) checkFeeds() {
 		if example == "" || strings.Contains(example, "*") || !topicPattern.MatchString(example) {
 			l.addf(file, at+".topic", "%q is not the name of a topic, {queue} and {env}", f.Topic)
 		}
+		l.checkFeedTopic(at, f)
 		if f.Form != FormProtobuf {
 			continue
 		}
@@ -276,6 +298,24 @@ func (l *loader) checkFeeds() {
 			l.addf(file, at+".messageType",
 				"%s has required fields (proto2): use a type without them, because a dead letter may lack any field",
 				f.MessageType)
+		}
+	}
+}
+
+// checkFeedTopic checks the lengths of the names of a feed's topics, as far as its queues are known.
+func (l *loader) checkFeedTopic(at string, f *Feed) {
+	if problem := tooLong(withoutPlaces.Replace(f.Topic)); problem != "" {
+		l.addf("sources", at+".topic", "%s", problem)
+		return
+	}
+	queues := slices.Concat(slices.Sorted(maps.Keys(l.policy.Queues)), f.Queues)
+	for _, queue := range queues {
+		if strings.Contains(queue, "*") || !f.Queues.Match(queue) {
+			continue
+		}
+		if problem := tooLong(f.TopicOf(queue)); problem != "" {
+			l.addf("sources", at+".topic", "for the queue %q it %s", queue, problem)
+			return
 		}
 	}
 }
@@ -351,6 +391,9 @@ func (l *loader) checkTopics(at string, s *TopicSource) {
 		if !topicPattern.MatchString(pattern) {
 			l.addf(file, at+".topics", "%q is not the name of a topic, with one * at most", pattern)
 		}
+		if problem := tooLong(withoutPlaces.Replace(pattern)); problem != "" {
+			l.addf(file, at+".topics", "%s", problem)
+		}
 		for _, name := range p.SourceNames() {
 			other := p.Sources.Sources[name]
 			if name < s.Name && other.Cluster == s.Cluster &&
@@ -364,6 +407,9 @@ func (l *loader) checkTopics(at string, s *TopicSource) {
 		l.addf(file, at+".replayTo", "%q is not the name of a topic, {original} and {*}", s.ReplayTo)
 	} else if reader := p.readerOf(s.Cluster, s.ReplayTo); reader != nil {
 		l.addf(file, at+".replayTo", "source %s reads this topic: records would come back at once", reader.Name)
+	}
+	if problem := tooLong(withoutPlaces.Replace(s.ReplayTo)); problem != "" {
+		l.addf(file, at+".replayTo", "%s", problem)
 	}
 }
 

@@ -1,6 +1,7 @@
 package policy_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -122,4 +123,41 @@ feeds:
 		require.Contains(t, text, want)
 	}
 	require.NotContains(t, load("prod"), "{env} needs")
+}
+
+// Kafka refuses longer names, also those that are made for a queue.
+func TestSources_RefuseLongNamesOfTopics(t *testing.T) {
+	t.Parallel()
+	long, most := strings.Repeat("x", 250), strings.Repeat("x", 249)
+	dir := policytest.Dir(t, policytest.Files{"sources": fmt.Sprintf(`clusters:
+  main: {brokers: ["kafka:9092"]}
+sources:
+  a: {cluster: main, topics: [%[1]s]}
+  b: {cluster: main, topics: [%[2]s, "%[2]s*"], replayTo: "{original}%[1]s"}
+feeds:
+  c: {cluster: main, queues: [q], topic: "%[1]s"}
+  d: {cluster: main, queues: [q, "r*"], topic: "%[2]s{queue}"}
+  e: {cluster: main, queues: ["r*"], topic: "%[2]s{queue}"}
+`, long, most)})
+	_, err := policy.Load(policy.Source{Dir: dir, Destination: policytest.Destination})
+	require.Error(t, err)
+	for _, want := range []string{
+		"sources.yaml:4: sources.a.topics: has 250 characters; the name of a topic has 249 at most",
+		"sources.yaml:5: sources.b.replayTo: has 250 characters; the name of a topic has 249 at most",
+		"sources.yaml:7: feeds.c.topic: has 250 characters; the name of a topic has 249 at most",
+		`sources.yaml:8: feeds.d.topic: for the queue "q" it has 250 characters; the name of a topic has 249 at most`,
+	} {
+		require.Contains(t, err.Error(), want)
+	}
+	require.NotContains(t, err.Error(), "sources.b.topics: has")
+	require.NotContains(t, err.Error(), "feeds.e")
+
+	p := policytest.Load(t, policytest.Files{"sources": `
+clusters: {main: {brokers: ["kafka:9092"]}}
+sources: {a: {cluster: main, topics: [a], replayTo: "retry.{original}"}}
+`})
+	_, ok := p.TargetOf(p.Sources.Sources["a"], "a", most[:243])
+	require.True(t, ok)
+	_, ok = p.TargetOf(p.Sources.Sources["a"], "a", most[:244])
+	require.False(t, ok)
 }

@@ -248,6 +248,13 @@ func (b *batchOfFeed) read(ctx context.Context, c *Client, queries *dbsqlc.Queri
 	if b.feed.View != policy.ViewOperator {
 		ctx = postgres.AsReader(ctx)
 	}
+	if len(b.topic) > policy.MaxTopicLength {
+		for i := range rows {
+			b.rows = append(b.rows, feedRow{FeedBatchRow: rows[i], ended: true, failure: fmt.Sprintf(
+				"the name of the topic has %d characters; Kafka permits %d", len(b.topic), policy.MaxTopicLength)})
+		}
+		return nil
+	}
 	size := 0
 	for part := range slices.Chunk(rows, feedPart) {
 		if size > feedBytes {
