@@ -248,3 +248,18 @@ func TestFeed_IsPausedAndRewound(t *testing.T) {
 	require.Equal(t, "paused resumed rewound", b.one(
 		"SELECT string_agg(act, ' ' ORDER BY id) FROM dlq.acts WHERE subject = 'feed deaths'"))
 }
+
+// The policy does not know each queue, so a topic may turn out to have too long a name.
+func TestFeed_FailsForLongNamesOfTopics(t *testing.T) {
+	t.Parallel()
+	b, broker := setupSources(t, policytest.Files{"sources": fmt.Sprintf(`
+feeds:
+  deaths: {cluster: main, queues: ["*"], topic: "%s{queue}"}
+`, strings.Repeat("x", 240))})
+	b.write(`INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind, river_job_id, failed_at)
+		VALUES (dlq.uuid_v7(), 'dlq_pending', 'capture', 'a-long-name', 'k', 1, now())`)
+	fail(broker, "dlq.prod.pay", "cus_1", `{"amount": 1}`, "declined")
+	b.await("2 1 1", feedsDone)
+	require.Equal(t, "the name of the topic has 251 characters; Kafka permits 249", b.one(
+		"SELECT max(failure) FROM dlq.feed_records"))
+}
