@@ -51,6 +51,12 @@ func (w *Worker) publish(ctx context.Context, queue *policy.Queue, destination *
 			"and failed in topic %q: the topic is not known, its name is too long, or a source reads it",
 			destination.Source.ReplayTo, record.Topic, record.OriginalTopic))
 	}
+	if destination.Source.Envelope == policy.EnvelopeShare && record.Form == source.FormNull && record.Key == nil &&
+		!record.Edited {
+		return 0, requestError(destination, fmt.Errorf("the share group copies no records into its topic of dead letters "+
+			"(errors.deadletterqueue.copy.record.enable): edit the payload, with the value from the topic %s",
+			record.OriginalTopic))
+	}
 	value, err := valueOf(&record, job.Args.Payload)
 	if err != nil {
 		return 0, requestError(destination, err)

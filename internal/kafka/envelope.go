@@ -54,6 +54,8 @@ func failureOf(
 		e.connect()
 	case policy.EnvelopeStreams:
 		e.streams()
+	case policy.EnvelopeShare:
+		e.share()
 	case policy.EnvelopeJSON:
 		e.json(s, record.Value)
 	case policy.EnvelopeProtobuf:
@@ -271,6 +273,27 @@ func (e *envelope) streams() {
 			trace: e.text(streamsPrefix+"stacktrace", at, end),
 		}
 	})
+}
+
+// sharePrefix begins the headers that a broker adds for a share group (KIP-1191; ShareGroupDLQRecordHelper.headers of
+// org.apache.kafka.server.share.dlq): all are text, in the order topic, partition, offset, group, and, as far as they
+// are known, delivery.count and message. They follow the headers of the record that failed, which are there if the
+// group copies records; of several of a name, the last counts.
+const sharePrefix = "__dlq.errors."
+
+func (e *envelope) share() {
+	topics := e.all(sharePrefix + "topic")
+	if len(topics) == 0 {
+		return
+	}
+	e.headers = e.headers[topics[len(topics)-1]:]
+	e.topic(0)
+	e.place(sharePrefix+"partition", sharePrefix+"offset", 0)
+	e.Group = e.text(sharePrefix+"group", 0, len(e.headers))
+	e.Error.Message = e.text(sharePrefix+"message", 0, len(e.headers))
+	if deliveries := e.number(sharePrefix+"delivery.count", 0); deliveries >= 0 {
+		e.context("attempts", int(deliveries))
+	}
 }
 
 // json reads the error from a value that is JSON, at the source's paths or at usual ones.

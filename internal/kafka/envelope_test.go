@@ -319,3 +319,32 @@ func FuzzEnvelope(f *testing.F) {
 		}
 	})
 }
+
+// The headers are those of Kafka's ShareGroupDLQRecordHelper.
+func TestEnvelope_ReadsShareGroups(t *testing.T) {
+	t.Parallel()
+	died := func(topic, partition, offset, group string) []source.Header {
+		return headers("__dlq.errors.topic", topic, "__dlq.errors.partition", partition, "__dlq.errors.offset", offset,
+			"__dlq.errors.group", group)
+	}
+	f := failure(policy.EnvelopeShare, "{}", append(died("orders", "3", "1099511627776", "workers"), headers(
+		"__dlq.errors.delivery.count", "5", "__dlq.errors.message", "Offset delivery count exceeded the threshold.")...))
+	require.Equal(t, source.Origin{Topic: "orders", Partition: 3, Offset: 1 << 40}, f.Original)
+	require.Equal(t, "workers", f.Group)
+	require.Equal(t, "Offset delivery count exceeded the threshold.", f.Error.Message)
+	require.Equal(t, 5, f.Error.Context["attempts"])
+	require.Empty(t, f.Malformed)
+
+	// The record had such headers when it failed, and the broker knows neither count nor cause.
+	f = failure(policy.EnvelopeShare, "{}", append(append(died("orders", "3", "17", "workers"),
+		headers("__dlq.errors.message", "earlier", "a", "b")...), died("orders.dlq", "0", "4", "fixers")...))
+	require.Equal(t, source.Origin{Topic: "orders.dlq", Partition: 0, Offset: 4}, f.Original)
+	require.Equal(t, "fixers", f.Group)
+	require.Empty(t, f.Error.Message)
+	require.Empty(t, f.Error.Context)
+
+	require.Empty(t, failure(policy.EnvelopeShare, "{}", nil).Malformed)
+	f = failure(policy.EnvelopeShare, "{}", died("orders", "x", "4", "workers"))
+	require.Equal(t, "the header __dlq.errors.partition is not a number", f.Malformed)
+	require.True(t, isEnvelope("__dlq.errors.group"))
+}

@@ -117,7 +117,7 @@ func published(message source.Message) []kgo.RecordHeader {
 func isEnvelope(key string) bool {
 	return key == HeaderTimestamp || slices.ContainsFunc([]string{
 		springPrefix, springRetryPrefix + "original-", springRetryPrefix + "exception-",
-		springRetryPrefix + "key-exception-", "retry_topic-", connectPrefix, streamsPrefix,
+		springRetryPrefix + "key-exception-", "retry_topic-", connectPrefix, streamsPrefix, sharePrefix,
 	}, func(prefix string) bool { return strings.HasPrefix(key, prefix) })
 }
 

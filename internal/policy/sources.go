@@ -92,7 +92,7 @@ type TopicSource struct {
 	Name           string     `json:"-"`
 	Cluster        string     `json:"cluster"      jsonschema:"description=Name of the cluster."`
 	Topics         Words      `json:"topics"       jsonschema:"description=Names of topics; * matches any text."`
-	Envelope       string     `json:"envelope"     jsonschema:"enum=none,enum=spring,enum=connect,enum=streams,enum=json,enum=protobuf,description=Where the error is: in headers of Spring Kafka\\, Kafka Connect or Kafka Streams; in the value (json\\, protobuf); none."`
+	Envelope       string     `json:"envelope"     jsonschema:"enum=none,enum=spring,enum=connect,enum=streams,enum=share,enum=json,enum=protobuf,description=Where the error is: in headers of Spring Kafka\\, Kafka Connect\\, Kafka Streams or a share group; in the value (json\\, protobuf); none."`
 	ErrorPaths     ErrorPaths `json:"errorPaths" jsonschema:"description=For the envelope json: paths in the value that describe the error."`
 	DescriptorFile string     `json:"descriptorFile" jsonschema:"description=For the envelope protobuf: file with the descriptor of the value (protoc --include_imports --descriptor_set_out)."`
 	MessageType    string     `json:"messageType"  jsonschema:"description=For the envelope protobuf: full name of the value's type."`
@@ -119,6 +119,7 @@ const (
 	EnvelopeSpring   = "spring"
 	EnvelopeConnect  = "connect"
 	EnvelopeStreams  = "streams"
+	EnvelopeShare    = "share"
 	EnvelopeJSON     = "json"
 	EnvelopeProtobuf = "protobuf"
 )

@@ -299,3 +299,20 @@ func TestSources_AreOffForAutomaticRedelivery(t *testing.T) {
 		return len(partitions) == sourcetest.Partitions
 	}, 3*time.Minute, 100*time.Millisecond)
 }
+
+// A share group that copies no records leaves a reference. To publish it would publish null.
+func TestPublish_RefusesAReferenceOfAShareGroup(t *testing.T) {
+	t.Parallel()
+	b, broker := setupSources(t, policytest.Files{"sources": "    envelope: share\n"})
+	broker.Add("dlq.prod.pay", source.Message{
+		Time: time.Now(), Headers: []source.Header{
+			{Key: sourcetest.HeaderError, Value: []byte("Offset rejected by client.")},
+			{Key: sourcetest.HeaderTopic, Value: []byte("pay")},
+		},
+	})
+	b.await("dlq_manual", "SELECT coalesce(min(status::text), '') FROM dlq.dead_letter_queue")
+	b.sendBack(b.one("SELECT id::text FROM dlq.dead_letter_queue"))
+	b.await("true", `SELECT (bool_and(status = 'dlq_manual' AND error_message LIKE '%copies no records%'
+		AND error_message LIKE '%topic pay'))::text FROM dlq.dead_letter_queue`)
+	require.Empty(t, broker.Records("in.pay"))
+}
