@@ -134,8 +134,8 @@ BEGIN
             p_original_topics, p_original_partitions, p_original_offsets, p_forms, p_sizes, p_sha256s, p_header_keys,
             p_header_values, p_keys, p_values)
             WITH ORDINALITY u (job, skip, entry_id, job_id, "offset", at, ended_at, kind, key_text, event, error,
-                errors, attempts, metadata, consumer_group, node, original_topic, original_partition, original_offset, form,
-                size, sha256, header_keys, header_values, key, value, place)
+                errors, attempts, metadata, consumer_group, node, original_topic, original_partition,
+                original_offset, form, size, sha256, header_keys, header_values, key, value, place)
         WHERE u.skip IS NOT TRUE
     ), inserted AS (
         INSERT INTO dlq.dead_letter_inbox
