@@ -69,8 +69,8 @@ func (m Message) Exact() Message {
 	return m
 }
 
-// Args returns the message as JSON, as the args of its job. It is faster than json.Marshal and, unlike it, does not read
-// through the payload, which [Parse] has checked, and keeps its layout.
+// Args returns the message as JSON, as the args of its job. It keeps the layout of the payload, which [Parse] has
+// checked. It is faster than json.Marshal, because it does not read the payload.
 func (m Message) Args() (string, error) {
 	var out strings.Builder
 	out.Grow(256 + len(m.Payload) + len(m.PayloadText))
