@@ -20,9 +20,9 @@ import (
 // analyticsRuns is the number of times that each question is measured, for its percentiles.
 const analyticsRuns = 200
 
-// analyticsBench fills ten million entries and thirty million moves of 90 days and rebuilds the
-// rollups. It measures the time of this rebuild, of each question, and of refreshes behind an open
-// transaction. It also measures what keeping the rollups up to date costs captures.
+// analyticsBench fills ten million entries and thirty million moves of 90 days and rebuilds the rollups. It measures
+// the time of the rebuild, of each analytics query, and of refreshes while another transaction is open. It also
+// measures by how much refreshes slow down captures.
 func analyticsBench(b *bench, scale float64) error {
 	entries := int(10_000_000 * scale)
 	return b.withPool(4, func(pool *pgxpool.Pool) error {

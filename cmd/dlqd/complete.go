@@ -269,7 +269,7 @@ func filterTerms(c *client, cmd *cobra.Command, before []string, typed string) (
 	start := string(runes[:min(reading.From, len(runes))])
 	values := completions(reading.Completions, func(f *api.Completion) (string, string) { return f.Insert, f.Doc })
 	for i := range values {
-		values[i] = start + values[i] // start is what the user typed
+		values[i] = start + values[i] // start, the text before the term, may have shell characters: the user typed it
 	}
 	return values, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 }

@@ -340,7 +340,7 @@ var scenarios = map[string]scenario{
 			p.pool = postgrestest.Open(p, p.url)
 			p.command("pg_restore", "--no-comments", "--exit-on-error", "--dbname", p.url, backup)
 			p.await("2", "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending'")
-			// The restore takes a while, so the entries are due.
+			// A real restore takes so long that the entries are due when it ends.
 			p.exec("UPDATE dlq.dead_letter_queue SET next_retry_at = now() WHERE status = 'dlq_pending'")
 			p.forget()
 			p.serve()

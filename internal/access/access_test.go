@@ -260,8 +260,8 @@ func TestTokens_RejectInvalidGrants(t *testing.T) {
 	require.ErrorContains(t, b.store.Revoke(t.Context(), "nonsense", "kim", ""), "invalid token id")
 }
 
-// After too many failures, further failures must wait. Valid tokens from the same address still
-// work.
+// After too many failed attempts from an address, dlqd answers further ones with the time to wait. Valid tokens from
+// the address still work.
 func TestTokens_LimitFailedAttempts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -149,7 +149,7 @@ func describeNeeds(api huma.API) {
 				continue
 			}
 			if slices.Contains(publicPaths, path) {
-				operation.Security = []map[string][]string{} // the document says that it needs none
+				operation.Security = []map[string][]string{} // an empty list in OpenAPI means: no authentication
 				continue
 			}
 			n, text := needOf(operation.OperationID), "Needs no role."

@@ -119,8 +119,8 @@ func (a *Approval) Do() string {
 	return a.Operation
 }
 
-// SkipTexts describes the work that the policy skips and the requested replay run does not send, and the work that the
-// run sends although the policy skips it.
+// SkipTexts describes the work that the requested replay run skips or sends because its request says so and, where the
+// request says nothing, the work that the policy skips.
 func (a *Approval) SkipTexts() []string {
 	var request replay.Request
 	if a.Operation != Replay || json.Unmarshal(a.Request, &request) != nil {

@@ -97,7 +97,7 @@ func (r *Runner) RunOnce(ctx context.Context) (worked bool, err error) {
 	stop()
 	<-renewed
 	if ctx.Err() != nil {
-		_ = q.EndReservation(context.WithoutCancel(ctx), a.ID) // otherwise its lease ends by itself
+		_ = q.EndReservation(context.WithoutCancel(ctx), a.ID) // if this fails, the reservation ends with the lease
 	}
 	if err != nil {
 		return false, fmt.Errorf("approval %s: %w", a.ID, err)

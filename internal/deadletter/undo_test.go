@@ -227,7 +227,7 @@ func TestUndo_RevertsManyBatches(t *testing.T) {
 	b.exec("SELECT dlq.undo((SELECT id FROM dlq.operations ORDER BY id DESC LIMIT 1))")
 	require.True(t, strings.HasPrefix(b.state(ids[0]), "dlq_manual"))
 
-	// A caller with a scope sees and undoes only operations that were limited to that scope. A caller
+	// A caller with a scope sees and undoes only operations that were limited to that scope or a narrower one. A caller
 	// cannot continue another caller's operation.
 	_, _, err = b.store.Operation(postgres.WithScope(t.Context(), `[{"queues": ["payments"]}]`), operation, nil, 10)
 	require.ErrorIs(t, err, deadletter.ErrNotFound)

@@ -208,7 +208,7 @@ func TestLateAttempt_DoesNotAffectCurrentAttempt(t *testing.T) {
 			}
 			l.answers["1"] <- test.status
 			<-l.ended[0]
-			l.halt(0) // this flushes the outcomes of its jobs
+			l.halt(0) // stopping the client flushes the outcomes of its jobs
 			require.Equal(t, test.state, l.job(id).State)
 			require.Equal(t, places, l.count("SELECT count(*) FROM dlq.ordered_jobs"))
 			if test.unaware {
@@ -278,7 +278,7 @@ func TestLateAttempt_IsCheckedWhenOutcomeIsRepeated(t *testing.T) {
 	_, err = tx.Exec(t.Context(), "UPDATE river_job SET attempt = 2")
 	require.NoError(t, err)
 	require.NoError(t, tx.Commit(t.Context()))
-	l.halt(0) // this flushes the outcomes of its jobs
+	l.halt(0) // stopping the client flushes the outcomes of its jobs
 	require.Equal(t, 1, l.count(`SELECT count(*) FROM river_job
 		WHERE state = 'running' AND attempt = 2 AND errors IS NULL`))
 }

@@ -626,7 +626,7 @@ func TestDeliver_ManualPlanAppliesToFirstAttempt(t *testing.T) {
 	require.Equal(t, "transient", <-b.outcomes)
 }
 
-// FailureOf gives a sample the same facts as a delivery over the network.
+// FailureOf returns the facts that a delivery over the network records for the same answer.
 func TestFailureOf_MatchesRecordedFailure(t *testing.T) {
 	t.Parallel()
 	gone, err := net.Listen("tcp", "127.0.0.1:0")
@@ -704,7 +704,8 @@ func TestDeliver_KeepsTheVersionOfTheReceiver(t *testing.T) {
 	}
 }
 
-// An operator sends a message to another destination, whose version says nothing about that of the queue.
+// An operator sends a message to another destination. dlqd does not record the version that this destination reports,
+// because it is not the version of the queue's destination.
 func TestDeliver_IgnoresTheVersionOfAnotherDestination(t *testing.T) {
 	t.Parallel()
 	url := answering(t, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Dlqd-Version", "9.9.9") })

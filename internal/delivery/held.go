@@ -137,7 +137,7 @@ func (r *Releaser) wakeOrdered(ctx context.Context) error {
 	return nil
 }
 
-// releaseFor releases messages of a destination as its breaker permits.
+// releaseFor releases messages of a destination as its breaker, the breaker's ramp and redeliveriesPerSecond permit.
 func (r *Releaser) releaseFor(ctx context.Context, destination string) error {
 	p := r.Policy()
 	settings := p.Breaker(destination)

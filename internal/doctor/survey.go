@@ -37,7 +37,7 @@ type Survey struct {
 	Schema   string // River's schema
 	Jobs     []Jobs // by queue and kind
 	Total    int    // number of the jobs counted in Jobs
-	MoreJobs bool   // there are older jobs, which were not counted
+	MoreJobs bool   // the limit of counted jobs was reached: older jobs may exist
 	Failures Failures
 }
 

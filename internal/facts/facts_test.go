@@ -1187,8 +1187,8 @@ func TestApply_SkipsLockedMonth(t *testing.T) {
 	b.requireStatus(other, deadletter.Manual)
 }
 
-// The reconciler finds a job that was retried and succeeded without capture, as long as River keeps the job, and
-// applies the success once.
+// The reconciler finds a job that was retried and succeeded without capture, as long as River keeps the job. The fact
+// that it appends is applied once.
 func TestApply_AppliesUncapturedSuccess(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -105,7 +105,7 @@ func TestRedeliver_SkipsEntriesMovedWhileWaiting(t *testing.T) {
 	require.Equal(t, deadletter.VerdictSent, sent[0].Verdict)
 }
 
-// A job that its entry does not wait for fails while a redelivery is in progress. The audit row has
+// While a redelivery of an entry is in progress, the original job is retried outside dlqd and fails. The audit row has
 // the time of the failure, and analytics count it once.
 func TestApply_RecordsTimeOfOtherFailures(t *testing.T) {
 	t.Parallel()

@@ -203,7 +203,8 @@ func (m *Metrics) ObserveInsert(messages int, waited, took time.Duration, err er
 	m.insertMessages.Observe(float64(messages))
 }
 
-// ObserveDelivery counts a delivery; it is a delivery.Observer.
+// ObserveDelivery counts a delivery and, unless it only held the message, records its wait and duration; it is a
+// delivery.Observer.
 func (m *Metrics) ObserveDelivery(d delivery.Delivered) {
 	m.deliveries.WithLabelValues(d.Queue, d.Destination, d.Outcome).Inc()
 	if d.Outcome != delivery.OutcomeHeld {

@@ -152,7 +152,7 @@ func TestUpgrade_KeepsStatements(t *testing.T) {
 }
 
 // A program compares versions of the schema to find out whether functions are newer than its own. So functions that
-// changed after a freeze need a migration with a new number.
+// have changed since a release stored them ("make freeze") need a migration with a new number.
 func TestFreeze_FunctionsHaveANumber(t *testing.T) {
 	t.Parallel()
 	latest, err := postgres.LatestVersion()

@@ -113,7 +113,7 @@ func (p Position) CheckFollows(primary Position) error {
 	return nil
 }
 
-// PositionOf returns how far a primary has written its WAL.
+// PositionOf returns the timeline and the WAL insert position of a primary.
 func PositionOf(ctx context.Context, db DB) (p Position, err error) {
 	err = db.QueryRow(ctx, `SELECT ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint,
 		pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint`, pgx.QueryExecModeExec).Scan(&p.Timeline, &p.Bytes)

@@ -61,8 +61,8 @@ func (b *heartbeats) inDoubt(now time.Time, within time.Duration) bool {
 	return now.Sub(b.began) > heartbeatValidFor || !b.lateAt.IsZero() && now.Sub(b.lateAt) < within
 }
 
-// InDoubt reports whether other processes may have put back a job that this process began no longer
-// ago than within.
+// InDoubt reports whether other processes may have put back a job that this process runs now, or has run after
+// time.Now().Add(-within).
 func (p *Process) InDoubt(within time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -547,9 +547,9 @@ func (d *database) count(sql string, args ...any) (n int) {
 	return n
 }
 
-// reconcilerStep takes a step of the reconciler, whose reading, locking and appending are one
-// transaction. A lock on dlq.reconcile_findings, which the reconciler locks in between, makes it
-// wait there. It returns false if the reconciler's lock timeout ended the call.
+// reconcilerStep takes a step of the reconciler, which reads, locks and appends in one transaction. To stop the
+// reconciler after it has read, the test locks dlq.reconcile_findings, which the reconciler locks next. reconcilerStep
+// returns false if the reconciler's lock timeout ended the call.
 func (d *database) reconcilerStep(rule protocol.Rule) bool {
 	d.Helper()
 	if rule == protocol.Scan {

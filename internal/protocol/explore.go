@@ -19,7 +19,7 @@ type Found struct {
 	Frontier  uint64 // states that were reached but not expanded
 	Exhausted bool   // every state within the bounds was visited
 	Wrong     string // the invariant that broke, with details; "" if none did
-	Trace     []Step // the steps to Wrong: the fewest (Explore), or none that can be left out (Wander)
+	Trace     []Step // the steps to Wrong: a shortest trace (Explore), or one of which each step is needed (Wander)
 }
 
 func (f *Found) String() string {
@@ -64,7 +64,7 @@ const (
 	chunkSize = 256
 )
 
-// visited is a set of fingerprints, with the step by which each was reached.
+// visited is a set of hashes of states, each with the state and the step from which it was reached.
 type visited struct {
 	sync.Mutex
 

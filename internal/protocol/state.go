@@ -17,7 +17,7 @@ const (
 // Time is a rank: only the order of times counts. 0 is never.
 type Time uint8
 
-// none stands for no job, no entry and no failure.
+// none stands for no job, no entry and no failure, and in Entry.Op for no status.
 const none int8 = -1
 
 // JobState is the state of a River job, as far as the protocol distinguishes states.

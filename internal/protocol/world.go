@@ -363,7 +363,8 @@ func (w *world) drop(i int8) {
 	}
 }
 
-// supersede models dlq.supersede of one entry. by is the id of the job that did the work.
+// supersede models dlq.supersede of one entry. by is the id of the job that did the work, or none if an operator
+// resolved the entry.
 func (w *world) supersede(e, by int8, operator bool) {
 	entry := &w.Entries[e]
 	if entry.Status != Resolved {
@@ -984,7 +985,7 @@ func (w *world) redeliver(e int8, operator, force bool) Verdict {
 	return v
 }
 
-// wanted reports whether an entry has a failure that no operator has closed.
+// wanted reports whether an entry has a failure that no operator has closed, or whose work was requested again since.
 func (w *world) wanted(e int8) bool {
 	for f := range w.NFailures {
 		if w.in(e, f) && !w.Failures[f].Closed {

@@ -243,7 +243,7 @@ func TestReplica_ChoosesServer(t *testing.T) {
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), "TRUNCATE reads")
 	require.NoError(t, err)
-	b.exec("CREATE TABLE more ()") // its commit flushes the lock's record, too
+	b.exec("CREATE TABLE more ()") // the commit also flushes the WAL record of TRUNCATE's lock
 	b.servers.CatchUp()
 	b.servers.Pause()
 	require.NoError(t, tx.Commit(t.Context()))

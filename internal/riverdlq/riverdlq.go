@@ -72,7 +72,7 @@ const (
 	ClassTransient    Class = "transient"    // connection reset or refused, timeout, HTTP 408, 423, 425, 500, 502
 	ClassRateLimited  Class = "rate_limited" // HTTP 429, quota exceeded
 	ClassOutage       Class = "outage"       // HTTP 503, 504, circuit open, a downstream or database is down
-	ClassValidation   Class = "validation"   // HTTP 400, 405, 413, 422
+	ClassValidation   Class = "validation"   // HTTP 400, 405, 406, 411, 413, 414, 415, 422, 431
 	ClassMalformed    Class = "malformed"    // cannot be decoded
 	ClassUnauthorized Class = "unauthorized" // HTTP 401, 403
 	ClassNotFound     Class = "not_found"    // HTTP 404, 410

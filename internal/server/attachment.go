@@ -26,7 +26,7 @@ func (s *Server) attachmentLoop() *background.Loop {
 				return err
 			}
 			was := s.detached.Load()
-			// The tables may be new, and then have no policy: it was published at the start, to the tables before them.
+			// After "dlqd attach" the tables may be new and have no policy, or the last publication of the policy failed.
 			if installed && (was != nil || s.unpublished.Load()) {
 				s.publishPolicy(ctx)
 			}

@@ -286,8 +286,8 @@ func TestDoor_LimitsHeaders(t *testing.T) {
 	require.Equal(t, http.StatusRequestHeaderFieldsTooLarge, response.StatusCode)
 }
 
-// The longest URLs of dlqd's pages are served: a filter of 4 KB, percent-encoded, in the page's URL
-// and again in that of its events; and a handwritten selection of 500 entries.
+// URLs of pages may be long: a filter of 4 KB (12 KB percent-encoded), alone, with a note of 10,000 characters or with
+// 500 entry ids, and in the URL of the page's events. A URL of 80 KB is refused.
 func TestDoor_ServesLongURLs(t *testing.T) {
 	t.Parallel()
 	b := sharedServer(t)

@@ -51,7 +51,7 @@ func (f *Facts) ReadMessage(jobKind string, event json.RawMessage) {
 		Payload json.RawMessage   `json:"payload"`
 		Headers map[string]string `json:"headers"`
 	}
-	_ = json.Unmarshal(event, &content) // ignored if an operator edited it into something else
+	_ = json.Unmarshal(event, &content) // the error is ignored: an operator may have changed the form of the message
 	f.Payload, f.Headers = content.Payload, content.Headers
 }
 

@@ -192,8 +192,8 @@ func compileExpression(text string) (*expression, error) {
 	return &e, nil
 }
 
-// bounds is an AST visitor. It rejects constructs with which the time of an expression grows faster
-// than its text and its input, and replaces matches by a call that limits what patterns read.
+// bounds is an AST visitor. It rejects constructs that can make the time of an expression grow faster than its text and
+// its input, and replaces the operator matches by a call that limits how much text a pattern reads.
 type bounds struct {
 	expression *expression
 	err        error

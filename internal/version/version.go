@@ -1,4 +1,4 @@
-// Package version says which dlqd a program is: what Go recorded when it built it.
+// Package version says which dlqd a program is: what the go command recorded in it.
 package version
 
 import (
@@ -19,8 +19,8 @@ const river = "github.com/riverqueue/river"
 //go:embed river.txt
 var tested string
 
-// Build describes a program: what Go recorded when it built it, and the versions of River with which
-// riverdlq was tested.
+// Build describes a program: what the go command recorded in it, and the versions of River with which riverdlq was
+// tested.
 type Build struct {
 	// Version is the semantic version without "v": the tag of the commit, or the version that follows the last tag,
 	// with time and commit (0.2.1-0.20261125093000-3d5ebe1c5944). It ends with +dirty if files were changed.

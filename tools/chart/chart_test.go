@@ -396,7 +396,8 @@ func TestManifests_MatchTheChart(t *testing.T) {
 	}
 }
 
-// TestCompose_Loads reads the compose file as Compose does. Its mounts exist.
+// TestCompose_Loads reads the compose file as Compose does. Its mounts exist, its configs have content, and its ports
+// are open on 127.0.0.1 only.
 func TestCompose_Loads(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile(deploy + "/compose.yaml")

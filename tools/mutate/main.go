@@ -123,7 +123,7 @@ func run(ctx context.Context, seed uint64, count int, file string, rooms []strin
 	return nil
 }
 
-// readResults returns the last result of each mutant, by its sum.
+// readResults returns the last result of each mutant, by [Mutant.Sum].
 func readResults(file string) (map[string]result, error) {
 	raw, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -66,7 +66,7 @@ func mutateSQL(file string, source []byte) (all []Mutant) {
 	betweenEnds := map[int]bool{}
 	for i := 1; i < len(found)-2; i++ {
 		before, w, next := found[i-1].text, found[i], found[i+1]
-		replace := func(from, to int, replacement string) { // the words from up to to, which stays
+		replace := func(from, to int, replacement string) { // replaces the words [from, to)
 			if from < to {
 				all = append(all, newMutant(file, source, found[from].start, found[to-1].end, replacement))
 			}

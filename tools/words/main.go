@@ -89,7 +89,8 @@ func check(name string) (found int) {
 	return found
 }
 
-// isUnbroken reports whether a wide line has no place for a break.
+// isUnbroken reports whether a line may be wide: it has a struct tag, an address, a directive, or a literal of 60
+// characters or more that reaches the margin.
 func isUnbroken(line string) bool {
 	if unbroken.MatchString(line) {
 		return true
