@@ -34,8 +34,8 @@ func (b *bundle) as(token, method, path, body string) int {
 	return response.StatusCode
 }
 
-// The actor in the audit trail is the authenticated caller. A different name in the body is
-// recorded beside it.
+// The actor in the audit trail is the authenticated caller. If the body names another actor, the audit trail has that
+// name, too.
 func TestAccess_ActorIsTheAuthenticatedCaller(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{
@@ -77,8 +77,7 @@ func TestAccess_ActorIsTheAuthenticatedCaller(t *testing.T) {
 	}
 }
 
-// dlqd does not listen without authentication where other machines can connect, unless Insecure is
-// set.
+// dlqd does not start if other machines could connect without authentication, unless Insecure is set.
 func TestAccess_RefusesExposedAddressesWithoutAuthentication(t *testing.T) {
 	t.Parallel()
 	rules, err := policy.Default("http://127.0.0.1:9/")
@@ -160,8 +159,8 @@ func TestAccess_ProcessWithoutAPIServesMetricsAndHealth(t *testing.T) {
 	}
 }
 
-// A reload of an access.yaml in which a line was lost gives no caller more access. An event stream that follows a
-// replay run ends when its token is revoked.
+// A reload of an access.yaml in which a line was lost gives no caller more access. The event stream of a replay run
+// ends when the token of the viewer is revoked.
 func TestAccess_ReloadGrantsNothing(t *testing.T) {
 	t.Parallel()
 	dir := policytest.Dir(t, policytest.Files{"access": "authentication: [tokens]"})

@@ -155,9 +155,9 @@ func TestApprovals_RequireASecondPerson(t *testing.T) {
 	require.JSONEq(t, `{"do": "discard", "filter": {"kind": ["order.*"]}}`, string(a.Request))
 	require.Equal(t, []string{"kim", "ann", "ticket 7"}, []string{a.Actor, *a.OnBehalfOf, a.Note})
 
-	// The requester cannot approve, with any token or spelling of the name. Neither can the person
-	// whom the requester acts for, the creator of the requester's token, or the holder of a token
-	// that the requester created. The approver needs the role, and all of the scope.
+	// The requester cannot approve: not with another token, and not with another spelling of the name. Neither can the
+	// person whom the requester acts for, the creator of the requester's token, or the holder of a token that the
+	// requester created. The approver needs the operation's role, and a scope that covers the request.
 	for name, token := range map[string]string{
 		"kim": kim, "another token with the same name": b.named("kim", access.Admin, "root"),
 		"the name in capitals":                 b.named("KIM", access.Operator, "root"),
@@ -178,8 +178,8 @@ func TestApprovals_RequireASecondPerson(t *testing.T) {
 	require.Equal(t, http.StatusForbidden, b.decide(lee, id, "withdraw", ""), "only the requester may withdraw")
 	require.Equal(t, http.StatusConflict, b.decide(lee, id, "approve", `{"expect": 7}`), "more than expected")
 
-	// An entry that arrives before the approval requires a new expect. Entries that arrive after it
-	// are not touched.
+	// If an entry arrives before the approval, the approver has to send the new number as expect. The operation does not
+	// touch entries that arrive after the approval.
 	b.fail("mail", 1)
 	require.Equal(t, http.StatusConflict, b.decide(lee, id, "approve", `{"expect": 8}`))
 	require.Equal(t, http.StatusOK, b.decide(lee, id, "approve", `{"expect": 9, "note": "fine"}`))
@@ -232,7 +232,7 @@ func TestApprovals_TouchOnlyFrozenEntries(t *testing.T) {
 	id := b.ask(kim, "/api/dlq/replay",
 		`{"filter": {"queue": ["payments", "mail"]}, "mergePatch": {"fixed": true}, "note": "fixed"}`)
 	b.fail("mail", 1) // outside kim's scope
-	// Freeze, add one entry, move one, and only then let it run.
+	// The approval freezes the entries. Then one entry is added and one moves, before the operation runs.
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), "SELECT dlq.approve($1, 4, p_actor => 'lee')", id)
@@ -273,7 +273,8 @@ func TestApprovals_TouchOnlyFrozenEntries(t *testing.T) {
 	}, 5*time.Minute, 50*time.Millisecond)
 }
 
-// A request counts the entries that its operation can still change, and says what became of the others.
+// A request shows how many entries its operation can still change, how many arrived since, and by status how many were
+// closed.
 func TestApprovals_CountWhatTheyWouldChange(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}})
@@ -305,8 +306,8 @@ func TestApprovals_CountWhatTheyWouldChange(t *testing.T) {
 	require.EqualValues(t, 4, *a.Changed)
 	require.Nil(t, matches(lee), "the request was decided")
 
-	// The preview of an operation counts only the entries that the operation can change; that of an unknown
-	// operation counts all.
+	// The preview of an operation counts only the entries that the operation can change. The preview of an unknown
+	// operation counts all entries.
 	for do, entries := range map[string]int64{
 		"discard": 1, "expire": 1, "resolve": 1, "unpark": 1, "purge": 6, `purge", "force": true, "x": "`: 7,
 	} {
@@ -315,7 +316,8 @@ func TestApprovals_CountWhatTheyWouldChange(t *testing.T) {
 	}
 }
 
-// Two people who ask for the same operation make one request. Another operation, or another scope, makes another.
+// If two people ask for the same operation with the same scope, the second one joins the request that waits. Another
+// operation or another scope makes a new request.
 func TestApprovals_EqualRequestsAreOne(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard", "replay"}})
@@ -387,7 +389,7 @@ func TestApprovals_AreListedForEntries(t *testing.T) {
 	status, _ := b.as(lee, "GET", "/api/dlq/approvals?entries=x", "")
 	require.Equal(t, http.StatusUnprocessableEntity, status)
 
-	// A request is listed only for entries that its operation can still change, and not once it is decided.
+	// A request is not listed for entries that its operation can no longer change, nor after its decision.
 	require.Equal(t, http.StatusOK, b.decide(lee, one, "approve", `{"expect": 1}`))
 	b.awaitApproval(kim, one, "done")
 	require.Equal(t, map[string]int{all: 1}, list(lee, ids...))
@@ -468,7 +470,7 @@ func TestApprovals_ExpireAndAreDecidedOnce(t *testing.T) {
 	require.Equal(t, "requested", b.approval(kim, id).State)
 }
 
-// In SQL, approvals work the same way and cannot be bypassed.
+// Operators with a role in the database need approvals for SQL functions, too, and cannot bypass them.
 func TestApprovals_CannotBeBypassedInSQL(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{
@@ -607,8 +609,8 @@ func TestExpect_IsRequiredForLargeOperations(t *testing.T) {
 	}
 }
 
-// Requests can contain personal data, as runs do. An erasure removes it from ended requests and
-// reports the others.
+// Requests for approval can contain personal data, as replay runs can. An erasure removes the data from requests that
+// have ended, and reports how many requests still wait.
 func TestApprovals_PersonalDataIsErased(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}})
@@ -632,7 +634,7 @@ func TestApprovals_PersonalDataIsErased(t *testing.T) {
 	require.Empty(t, b.approval(kim, open).Note)
 	require.Contains(t, string(b.approval(kim, other).Request), "payments", "it contains no personal data")
 
-	// Requests are kept as long as the reports of runs.
+	// Requests for approval are deleted after the same time as the reports of replay runs.
 	_, err := b.pool.Exec(t.Context(), "INSERT INTO dlq.approval_entries SELECT $1, id FROM dlq.dead_letter_queue", ended)
 	require.NoError(t, err)
 	_, err = b.pool.Exec(t.Context(), "UPDATE dlq.approvals SET ended_at = now() - interval '401 days' WHERE id = $1",
@@ -644,8 +646,8 @@ func TestApprovals_PersonalDataIsErased(t *testing.T) {
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.approval_entries"))
 }
 
-// If a process dies, another carries the operation out. While a process extends its claim, no other
-// begins.
+// If the process that carries out an approved operation dies, another process carries it out. While a process renews
+// its lease, no other process begins.
 func TestApprovals_RunOnce(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay"}})
@@ -667,7 +669,7 @@ func TestApprovals_RunOnce(t *testing.T) {
 	_, err = b.pool.Exec(t.Context(), "UPDATE dlq.approvals SET taken_until = now() - interval '1 second'")
 	require.NoError(t, err)
 	run := b.awaitApproval(lee, id, "done").Outcome
-	// A process that was only slow is refused.
+	// If the first process was only slow, it is refused when it continues.
 	tx, err = b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), "SELECT set_config('dlq.approved', $1, true)", id)
@@ -679,8 +681,8 @@ func TestApprovals_RunOnce(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_runs"))
 }
 
-// If a process dies between two batches, another continues. It does not touch the finished entries
-// again, even if they have moved since.
+// If a process dies between two batches of an approved operation, another process continues. It does not touch the
+// entries of finished batches again, even if they have moved since.
 func TestApprovals_ContinueAfterAProcessDies(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}})
@@ -742,7 +744,7 @@ func TestApprovals_KeepTheRequestedCheckpoint(t *testing.T) {
 		AND NOT metadata ? 'river:resumable_step'`)
 }
 
-// A rule for a queue holds for redeliveries into it from other queues.
+// A rule for a queue also applies to redeliveries from other queues into that queue.
 func TestApprovals_ApplyToRedeliveriesIntoAQueue(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay"}, Queues: []string{"pay*"}, Above: 1})
@@ -764,8 +766,9 @@ func TestApprovals_ApplyToRedeliveriesIntoAQueue(t *testing.T) {
 	require.Contains(t, out, `"run"`)
 }
 
-// Cancelling a job drops its work without a dead letter, so a rule of discards applies to it. The dead letter of a
-// redelivery stays open, and rules that begin above one dead letter do not apply to one job.
+// A cancelled job's work is dropped without a dead letter, so approval rules for discards apply to the cancellation.
+// They do not apply to a redelivery, whose dead letter stays open. A rule that begins above one dead letter does not
+// apply to one job.
 func TestApprovals_ApplyToCancelledJobs(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}, Queues: []string{"pay*"}},
@@ -814,7 +817,8 @@ func TestApprovals_ApplyToCancelledJobs(t *testing.T) {
 	_, page = b.browse(kim, "/approvals/"+id)
 	has(t, page, "lee approved it, and it was done.")
 
-	// The job may end before the approval, and a caller of another queue does not learn that it exists.
+	// The job may end before the approval. A caller whose scope excludes the job's queue gets 404, as for a job that does
+	// not exist.
 	ended := insert("payments", "{}")
 	id = b.ask(kim, "/api/jobs/"+ended+"/cancel", `{}`)
 	b.exec("UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = " + ended)

@@ -14,9 +14,10 @@ const attachmentInterval = 2 * time.Second
 var errDetached = errors.New("dlqd was detached from this database: it captures and processes nothing; " +
 	"run \"dlqd attach\", or stop this process")
 
-// attachmentLoop checks whether dlqd was detached from the database. While it is detached, no queue
-// is worked, requests get 503, and all loops are idle, except this one, those that read the policy's files or the
-// certificates, and the one that adds and removes the worked queues. Once it is attached again, everything continues.
+// attachmentLoop checks whether dlqd was detached from the database. While dlqd is detached, this process works no
+// queue and answers requests with 503. All loops are idle, except this one, the loops that read the policy's files or
+// the certificates, and the loop that adds and removes the worked queues. Once dlqd is attached again, everything
+// continues.
 func (s *Server) attachmentLoop() *background.Loop {
 	return background.New(background.Config{
 		Name: "attachment", Interval: attachmentInterval, WhenIdle: true, Failing: "checking whether dlqd is attached failed",
@@ -51,7 +52,7 @@ func (s *Server) attachmentLoop() *background.Loop {
 	})
 }
 
-// idle returns why loops and requests must not work now, or nil.
+// idle returns the reason why loops and requests must not work now, or nil if they may.
 func (s *Server) idle() error {
 	if err := s.detached.Load(); err != nil {
 		return *err

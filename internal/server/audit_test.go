@@ -129,7 +129,7 @@ func TestAudit_FiltersMovesAndActs(t *testing.T) {
 		status, out, _ := b.call("GET", "/api/dlq/audit?cursor="+cursor, "")
 		require.Equal(t, want, status, "%s: %v", cursor, out)
 	}
-	// Actions on queues, breakers and runs are in the same trail, with their caller.
+	// The audit trail also has actions on queues, breakers and replay runs, with their caller.
 	require.Eventually(t, func() bool { return b.count("SELECT count(*) FROM river_queue WHERE name = 'default'") == 1 },
 		time.Minute, 50*time.Millisecond)
 	for _, path := range []string{
@@ -206,7 +206,7 @@ func TestErase_RemovesACustomerEverywhere(t *testing.T) {
 		_, position, _ := b.call("GET", "/api/messages/"+message, "")
 		return position["deadLetter"].(map[string]any)["id"].(string)
 	}
-	// One entry is resolved and archived, one was edited and is resolved, one is open.
+	// One entry is resolved and will be archived, one was edited and resolved, and one is open.
 	z0, z1 := entry("z0"), entry("z1")
 	for _, id := range []string{z0, entry("t0")} {
 		status, _, _ := b.call("POST", "/api/dlq/entries/"+id+"/resolve", `{"note": "zaphod called"}`)
@@ -268,8 +268,8 @@ func TestErase_RemovesACustomerEverywhere(t *testing.T) {
 	require.NoError(t, err)
 	require.NotContains(t, string(record), "zaphod", "the record does not contain the name")
 
-	// The next erasure deletes the files that an interrupted one left. It does not delete files of an unfinished unit,
-	// which stay until retention writes the unit again, so the erasure is not complete.
+	// The next erasure deletes the files that an interrupted erasure left. It does not delete files of a unit that
+	// retention has not finished: these files stay until retention writes the unit again, so the erasure is not complete.
 	stray, unfinished := filepath.Join(dir, month, "entries.ndjson.gz"),
 		filepath.Join(dir, "unfinished", "entries.ndjson.gz")
 	require.NoError(t, os.MkdirAll(filepath.Dir(unfinished), 0o700))

@@ -17,8 +17,7 @@ func (s *Server) logMode(ctx context.Context) {
 	s.logger.Info(river, "automatic", s.automaticHealth(ctx).Detail, "parts", s.parts())
 }
 
-// restoredHealth reports a database that was restored as failed until an operator resumes sending, because an operator
-// must check it.
+// restoredHealth reports a restored database as failed until an operator, who must check it, resumes sending.
 func (s *Server) restoredHealth() api.Part {
 	if hold := s.guard.Load().Held(); hold != nil {
 		return api.Part{Name: "restored", Detail: "the database was restored; since " + hold.At.UTC().Format(time.RFC3339) +

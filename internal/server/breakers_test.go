@@ -25,7 +25,7 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// down is a receiver that fails while it is set, and counts attempts.
+// down is a receiver that answers 503 while the flag is set. It counts attempts and records the accepted messages.
 type down struct {
 	atomic.Bool
 
@@ -116,7 +116,7 @@ func TestBreaker_ReleasesHeldMessagesWhenItCloses(t *testing.T) {
 	for i := 1; i <= n; i++ {
 		b.submit(fmt.Sprintf("m%d", i))
 	}
-	// Probes fail for a while. They use up attempts; other messages do not.
+	// Probes fail for a while. Only probes use up attempts; messages that are held do not.
 	require.Eventually(t, func() bool {
 		return b.count("SELECT count(*) FROM dlq.circuit_breaker_changes WHERE to_state = 'half_open'") >= 2
 	}, 5*time.Minute, 50*time.Millisecond)
@@ -191,8 +191,7 @@ func TestBreaker_OperatorOpensAndResets(t *testing.T) {
 	require.Equal(t, "body.for", out["errors"].([]any)[0].(map[string]any)["location"])
 }
 
-// While a dead letter of an ordering key is open, later messages of that key wait; those of other
-// keys do not.
+// While a dead letter of an ordering key is open, later messages of that key wait. Messages of other keys do not wait.
 func TestOrdering_DeadLetterHoldsItsKey(t *testing.T) {
 	t.Parallel()
 	receiver := &down{}
@@ -250,8 +249,9 @@ func TestOrdering_DeadLetterHoldsItsKey(t *testing.T) {
 	b.awaitMessage("c2", "completed")
 }
 
-// A message is held behind a predecessor that ends without releasing it. dlqd releases the message long before the hold
-// time ends. Here a lock prevents the release at the predecessor's end, and then the first waiting message is deleted.
+// The predecessor of a held message may end without releasing the message. dlqd then releases the message long before
+// its hold time ends. The test first prevents the release at the predecessor's end with a lock, and then deletes the
+// first waiting message.
 func TestOrdering_ReleasesMessagesWithoutPredecessor(t *testing.T) {
 	t.Parallel()
 	receiver := &down{}
@@ -299,7 +299,7 @@ func TestOrdering_ReleasesMessagesWithoutPredecessor(t *testing.T) {
 	require.Equal(t, []string{"a2", "a3", "a4", "b3", "b4"}, taken)
 }
 
-// Dead letters of one key that failed one after the other are redelivered in order by a replay run.
+// A replay run redelivers the dead letters of an ordering key in the order in which they failed.
 func TestOrdering_ReplayRunKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	receiver := &down{}
@@ -334,8 +334,8 @@ func TestOrdering_ReplayRunKeepsTheOrder(t *testing.T) {
 	require.Equal(t, []string{"o1", "o2", "o3"}, taken)
 }
 
-// Completed messages that are run again are delivered in the order of their completion, each key's
-// one after the other.
+// Completed messages that are run again are delivered in the order of their completion. Of each key, only one message
+// is delivered at a time.
 func TestOrdering_RunAgainKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	receiver := &down{}
@@ -352,7 +352,7 @@ func TestOrdering_RunAgainKeepsTheOrder(t *testing.T) {
 	}, config: func(c *server.Config) { c.Policy.Queues["default"].Ordering = true }})
 	var done []string
 	for i := range 4 {
-		for _, key := range []string{"b", "a"} { // completed in another order than that of their names
+		for _, key := range []string{"b", "a"} { // so that the order of completion is not the order of the names
 			id := fmt.Sprint(key, 4-i)
 			status, out, _ := b.call("POST", "/api/messages",
 				fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": 1, "orderingKey": %q}`, id, key))
@@ -493,8 +493,8 @@ func gitIn(t *testing.T, dir string) func(args ...string) {
 	}
 }
 
-// testCommittedRemoval reverts the commit that added a file to the policy in a folder of a repository. If keep is
-// false, the file is the only one there.
+// testCommittedRemoval reverts the commit that added a file to the policy in a folder of a repository. If keep is true,
+// the policy keeps another file.
 func testCommittedRemoval(t *testing.T, folder string, keep bool) {
 	t.Helper()
 	repository := t.TempDir()
@@ -531,12 +531,13 @@ func testCommittedRemoval(t *testing.T, folder string, keep bool) {
 	git("revert", "--no-edit", "HEAD")
 	await(true, true)
 	git("rm", "--quiet", filepath.Join(dir, "dlq-routing.yaml"))
-	await(true, false) // until it is committed
+	await(true, false) // the removal is refused until it is committed
 	git("commit", "--quiet", "-m", "remove")
 	await(false, true)
 }
 
-// A commit that removes the environment in use is refused, once.
+// A commit that removes the environment in use is refused. reloadCommitted does not reload, refuse and log the same
+// commit again.
 func TestReload_RefusesTheRemovalOfItsEnvironment(t *testing.T) {
 	t.Parallel()
 	repository := t.TempDir()
@@ -561,7 +562,7 @@ func TestReload_RefusesTheRemovalOfItsEnvironment(t *testing.T) {
 }
 
 // If files of the policy are missing, the policy in force stays: the built-in defaults do not replace it. dlqd notices
-// when files come back, whether files or directories were replaced.
+// when the files are there again, whether a deployment replaces files or directories.
 func TestReload_MissingFilesKeepThePolicyInForce(t *testing.T) {
 	t.Parallel()
 	receiver := httptest.NewServer(answering(http.StatusOK))

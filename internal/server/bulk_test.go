@@ -157,7 +157,7 @@ func TestQueues_PauseAndResume(t *testing.T) {
 	status, out, _ := b.call("POST", "/api/queues/default/pause", "")
 	require.Equal(t, http.StatusOK, status, out)
 	require.NotEmpty(t, out["pausedAt"])
-	// The client learns of the pause later; jobs that it fetches until then are delivered.
+	// River's client learns of the pause later. It delivers the jobs that it fetches until then.
 	require.Eventually(t, func() bool {
 		b.submit(fmt.Sprintf("p%d", time.Now().UnixNano()))
 		return queue()["available"].(float64) >= 2

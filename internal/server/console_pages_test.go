@@ -65,7 +65,7 @@ func (b *scopeBundle) send(token, path string, form url.Values) (status int, tol
 // hostile is a text with markup, and with a character that reverses the text after it.
 const hostile = "<script>alert(1)</script>\u202eevil"
 
-// notMarkup checks that a page shows hostile as text, and its invisible character by name.
+// notMarkup checks that a page does not contain hostile as markup, nor its invisible character.
 func notMarkup(t *testing.T, page string) {
 	t.Helper()
 	require.False(t, strings.Contains(page, "<script>alert") || strings.Contains(page, "\u202e"), "a text is markup")
@@ -77,8 +77,8 @@ func has(t *testing.T, page, text string) {
 	require.Contains(t, page, text, "not on the page: %s", text)
 }
 
-// Pages of operators: what each role sees, what the forms do, and that each action leaves an audit
-// row.
+// The test checks what each role sees on the pages for operators, what the forms do, and that each action leaves an
+// audit row.
 func TestConsole_OperatorPages(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}, Above: 2})
@@ -265,7 +265,7 @@ func TestConsole_OperatorPages(t *testing.T) {
 		_, page = b.browse(lee, "/approvals")
 		has(t, page, "1 request waits for you.")
 		_, page = b.browse(lee, "/approvals/"+asked)
-		// What the replay runs had sent before the request was made is not counted.
+		// Entries that the replay runs had sent before the request was made are not counted.
 		require.Regexp(t, `kim requests to discard [1-5] dead letters?\.`, page)
 		match := regexp.MustCompile(`Approve: Discard (\d+)`).FindStringSubmatch(page)
 		require.Len(t, match, 2)

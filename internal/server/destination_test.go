@@ -14,8 +14,8 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// setupTwo starts a dlqd whose only queue delivers to own, which refuses, and which also has the
-// destination "second".
+// setupTwo starts a dlqd with two destinations. The only queue delivers to own, which refuses messages. The destination
+// "second" is other, which accepts them.
 func setupTwo(t *testing.T) (b *bundle, own, other *bodies) {
 	t.Helper()
 	own, other = &bodies{}, &bodies{takes: true}
@@ -93,7 +93,7 @@ func TestReplay_RunToAnotherDestination(t *testing.T) {
 	}
 	status, out := run(`, "toDestination": "third"`)
 	require.Equal(t, http.StatusUnprocessableEntity, status, out)
-	// The breaker of the requested destination decides, not that of the queue's destination.
+	// The breaker of the requested destination decides; the breaker of the queue's destination does not.
 	for name, verb := range map[string]string{"default": "open", "second": "open"} {
 		status, out, _ := b.call("POST", "/api/circuit-breakers/destination:"+name+"/"+verb, `{}`)
 		require.Equal(t, http.StatusOK, status, out)
@@ -142,7 +142,7 @@ func TestReplay_WaitsForTheBreakerOfAnotherDestination(t *testing.T) {
 	require.Len(t, other.all(), 1)
 }
 
-// A job of an application has no destination.
+// A job of an application has no destination, so a replay of its entry to a destination is refused.
 func TestReplay_RefusesADestinationForAnApplicationsJob(t *testing.T) {
 	t.Parallel()
 	b, _, _ := setupTwo(t)

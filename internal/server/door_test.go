@@ -158,7 +158,7 @@ func TestDoor_AnnouncedBodiesTakeNoRoom(t *testing.T) {
 	}
 }
 
-// A client that sends too slowly, or not at all, is disconnected, and its quota is free again.
+// A client that sends too slowly, or not at all, is disconnected, and its quota becomes free.
 func TestDoor_DisconnectsSlowSenders(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.BodyGrace = 200 * time.Millisecond }})
@@ -225,7 +225,7 @@ func TestDoor_LimitsTheShareOfAClient(t *testing.T) {
 	require.Equal(t, 200, b.ask(http.DefaultClient, "GET", b.base+"/api/dlq/entries", "", "Test-Client",
 		"other").StatusCode)
 	require.Equal(t, 200, b.ask(http.DefaultClient, "GET", b.base+"/livez", "", "Test-Client", "greedy").StatusCode)
-	require.NotEqual(t, http.StatusTooManyRequests, // a busy machine may be unready
+	require.NotEqual(t, http.StatusTooManyRequests, // the status may be 503: a busy machine may be unready
 		b.ask(http.DefaultClient, "GET", b.base+"/readyz", "", "Test-Client", "greedy").StatusCode)
 	require.NoError(t, tx.Rollback(t.Context()))
 	for range 4 { // 503: a busy machine took longer than a message may wait for the lock
@@ -356,8 +356,8 @@ func (a *authority) issue(name string) (cert, key []byte) {
 		pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: rawKey})
 }
 
-// A client certificate authenticates its holder. Grants may name its common name or another of its
-// names.
+// A client certificate authenticates its holder. A grant may list the certificate's common name or one of its
+// alternative names.
 func TestDoor_AuthenticatesByCertificate(t *testing.T) {
 	t.Parallel()
 	a, clients := newAuthority(t), newAuthority(t)

@@ -11,9 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// consoleRequests are the requests of the console that carry out each operation: pages (GET) and forms (POST,
-// with the fields as a query). A request needs the same role and the same scope as its operation, and has the
-// same {id}.
+// consoleRequests has, for each operation, the console's requests that carry it out: pages (GET) and forms (POST, with
+// the fields as a query). A request needs the same role and scope as its operation, and has the same {id}.
 var consoleRequests = map[string][]string{
 	"whoami":                 {"GET /", "GET /access", "GET /replays/new", "POST /zone?zone=UTC"},
 	"list-entries":           {"GET /dead-letters", "GET /review", "GET /search?q=order"},
@@ -97,7 +96,7 @@ type doorRequest struct {
 	page bool // a page or a form of the console
 }
 
-// doors returns every request that carries out an operation: that of the API and those of the console.
+// doors returns every request that carries out an operation, both the API's requests and the console's.
 func doors() []doorRequest {
 	var all []doorRequest
 	for _, o := range operations {
@@ -115,7 +114,8 @@ func doors() []doorRequest {
 	return all
 }
 
-// through sends a request for a target. It returns the status, and what the caller sees of the answer.
+// through sends a request with target as its {id}. It returns the status and the text that the caller sees: the answer
+// of the API or the page, and for a form the message and the redirect.
 func (b *scopeBundle) through(token string, r *doorRequest, target string) (int, string) {
 	b.Helper()
 	path := strings.ReplaceAll(r.path, "{id}", target)
@@ -131,7 +131,7 @@ func (b *scopeBundle) through(token string, r *doorRequest, target string) (int,
 	return status, told + to
 }
 
-// Every page and every form of the console is in the table.
+// consoleRequests has every page and every form of the console.
 func TestDoors_ListEveryPageAndForm(t *testing.T) {
 	t.Parallel()
 	source, err := os.ReadFile("../console/console.go")

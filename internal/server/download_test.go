@@ -13,8 +13,8 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 )
 
-// The console's download contains the entries that the viewer's filter selects, in the viewer's scope, in both formats.
-// The audit trail records it, and a refusal is a message on the page of the form.
+// A download from the console contains the entries that the viewer's filter selects, in the viewer's scope, in both
+// formats. The audit trail records each download. The reason of a refusal is shown on the page with the form.
 func TestDownload_HasWhatMatches(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
@@ -58,7 +58,7 @@ func TestDownload_HasWhatMatches(t *testing.T) {
 	status, _ = b.browse(operator, "/chart/other.csv")
 	require.Equal(t, http.StatusNotFound, status)
 
-	// The chart of a failure group, in scope and out of it.
+	// A chart of a failure group can be downloaded only in the caller's scope.
 	for kind, want := range map[string]int{"csv": http.StatusOK, "svg": http.StatusOK, "png": http.StatusNotFound} {
 		status, file = b.browse(operator, "/groups/pay_eu/same/chart/failures."+kind)
 		require.Equal(t, want, status, file)

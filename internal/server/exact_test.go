@@ -107,8 +107,8 @@ func TestExact_DeliversBatchesByteForByte(t *testing.T) {
 	require.Equal(t, []string{asWritten}, receiver.all())
 }
 
-// An edit delivers a new text: exactly as the operator typed it. A patch leaves the text of values that it does not
-// name unchanged.
+// A payload that an operator edits is delivered exactly as typed. A merge patch leaves the text of other values
+// unchanged. A JSON patch keeps their numbers as written.
 func TestExact_DeliversEditsAsTyped(t *testing.T) {
 	t.Parallel()
 	b, receiver := setupExact(t, policy.PayloadExact)

@@ -70,7 +70,8 @@ func TestFeed_PublishesEntriesAndRecognizesThem(t *testing.T) {
 	require.Equal(t, "3", b.one("SELECT count(*)::text FROM dlq.dead_letter_queue"))
 }
 
-// A process that dies between the publication and the mark publishes the record again, with the same id.
+// If a process dies after it published a record and before it marked the record as acknowledged, the record is
+// published again with the same delivery id.
 func TestFeed_RepeatsWithTheSameDelivery(t *testing.T) {
 	t.Parallel()
 	b, broker := setupSources(t, policytest.Files{"sources": feedYAML})

@@ -13,8 +13,8 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 )
 
-// If it is grouped by operation, the audit trail has one row for each operation, and the operation's page lists its
-// entries. Pages follow each other without a gap, and a caller sees only operations in the caller's scope.
+// The audit trail, grouped by operation, has one row for each operation, and the operation's page lists its entries.
+// Pages follow each other without a gap. A caller sees only operations in the caller's scope.
 func TestAudit_GroupsByOperation(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)

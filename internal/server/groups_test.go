@@ -96,7 +96,8 @@ func TestGroups_LifeCycleInTheAPI(t *testing.T) {
 	require.Equal(t, http.StatusUnprocessableEntity, status)
 }
 
-// The policy replays a group that is fixed in a version once the version is reported.
+// A group is marked as fixed in a version. If the policy has replayWhenFixed, dlqd replays the group when a deploy of
+// that version or a later one is reported.
 func TestGroups_PolicyReplaysFixedGroup(t *testing.T) {
 	t.Parallel()
 	var fixed atomic.Bool

@@ -224,7 +224,7 @@ func TestGuest_DeliversWithTheDocumentedRights(t *testing.T) {
 	require.Equal(t, http.StatusOK, status, out)
 }
 
-// atOnce retries a job immediately.
+// atOnce is a retry policy that retries a job immediately.
 type atOnce struct{}
 
 // NextRetry implements river.ClientRetryPolicy.

@@ -20,11 +20,12 @@ import (
 // healthTimeout limits the database queries of a health check.
 const healthTimeout = 2 * time.Second
 
-// rollupsStaleAfter is the age of rollups above which health reports them, as the alert RollupsLagging does.
+// rollupsStaleAfter is the age above which health reports rollups as failed. It equals the limit of the alert
+// RollupsLagging.
 const rollupsStaleAfter = 5 * time.Minute
 
-// figuresGrace is how long after its start a process ignores the age of figures. After an outage
-// they are old until the loops have run once.
+// figuresGrace is how long after its start a process ignores the age of figures. After an outage, figures are old until
+// the loops have run once.
 const figuresGrace = 15 * time.Second
 
 // Ready returns an error if /readyz answers that requests should go to another process.
@@ -35,9 +36,8 @@ func (s *Server) Ready(ctx context.Context) error {
 	return s.reach(ctx)
 }
 
-// ready returns an error if requests should go to another process: this one is stopping, or dlqd
-// was detached. The only other reason is an unreachable database, which reach checks. Any other
-// problem affects all processes alike.
+// ready returns an error if requests should go to another process: this process is stopping, or dlqd was detached. The
+// only other reason is an unreachable database, which reach checks. Any other problem affects all processes alike.
 func (s *Server) ready() error {
 	if s.stopping.Load() {
 		return errors.New("stopping")
@@ -45,8 +45,8 @@ func (s *Server) ready() error {
 	return s.idle()
 }
 
-// reach returns an error if the database does not answer or dlqd was detached. [Server.attachmentLoop] checks only
-// every two seconds, but a load balancer must send no request here once "dlqd detach" has returned.
+// reach returns an error if the database does not answer or dlqd was detached. [Server.attachmentLoop] notices a detach
+// only after up to two seconds, but a load balancer must send no request here once "dlqd detach" has returned.
 func (s *Server) reach(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
@@ -61,7 +61,8 @@ func (s *Server) reach(ctx context.Context) error {
 	return nil
 }
 
-// queueHealth returns the health of the policy's queues and of others with open entries, by name.
+// queueHealth returns, by name, the health of the policy's queues and of other queues with open entries. It returns no
+// queue if the database does not answer.
 func (s *Server) queueHealth(ctx context.Context) []api.QueueHealth {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
@@ -156,8 +157,8 @@ func (s *Server) health(ctx context.Context) []api.Part {
 	return parts
 }
 
-// checkAges marks the parts that update figures as failed if the figures are too old. Any process may
-// update them, so all processes report it.
+// checkAges marks the loops "metrics" and "rollups" as failed if the figures that they update are too old. Any process
+// may update the figures, so all processes report their age.
 func (s *Server) checkAges(ctx context.Context, parts []api.Part) {
 	if time.Since(s.began) < figuresGrace {
 		return
@@ -202,8 +203,8 @@ func loopPart(status *background.Status) api.Part {
 	return part
 }
 
-// captureHealth returns the health of capture. It is healthy when an operator switched it off, and
-// when the reconciler found missed failures.
+// captureHealth returns the health of capture. Capture is also healthy if an operator switched it off, or if the
+// reconciler found failures that it had missed.
 func (s *Server) captureHealth(ctx context.Context) api.Part {
 	part := api.Part{Name: "capture", OK: true, Detail: "unknown"}
 	status, err := reconcile.ReadCapture(ctx, s.store.DB())

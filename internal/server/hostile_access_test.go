@@ -38,10 +38,12 @@ type hostileRequest struct {
 	page         bool     // of the console: its answers are pages
 }
 
-// busy is the answer if the database takes too long, as on a busy machine: a client sends the request again.
+// busy is what send returns for a 503. On a busy machine the database may take too long; a client then sends the
+// request again.
 const busy = "is answered with a server error: 503"
 
-// late is in a list whose search ran out of time: its cursor may be the id of an entry that the caller may not see.
+// late is a field of a list whose search reached its time limit. The list's cursor may then be the id of an entry that
+// the caller may not see.
 const late = `"searchedTo"`
 
 // send sends the request and returns what is wrong with the answer, or "".
@@ -51,7 +53,7 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 		return err.Error()
 	}
 	path, query, _ := strings.Cut(h.path, "?")
-	u.Opaque, u.RawQuery = path, query // unchanged
+	u.Opaque, u.RawQuery = path, query // the path is sent as it is written
 	if strings.HasPrefix(path, "//") {
 		u.Opaque = "//" + u.Host + path
 	}
@@ -101,7 +103,7 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 	case response.Header.Get("Cache-Control") != "no-store":
 		return "may be cached: " + answer
 	}
-	// An answer may repeat what the client sent, however the client wrote an id.
+	// An answer may repeat the request's text. An id may have hyphens in one of them and not in the other.
 	same := strings.NewReplacer("-", "")
 	sent := same.Replace(strings.ToLower(h.path + h.body))
 	internals := []string{"goroutine ", ".go:", "panic", "SQLSTATE", "pgconn", "river_job"}
@@ -118,7 +120,7 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 
 var hostileTransport = &http.Transport{MaxIdleConnsPerHost: 16, DisableCompression: true}
 
-// More than a thousand requests for data and actions that the caller has no right to.
+// The test sends more than a thousand requests for data and actions to which the caller has no right.
 func TestHostileRequests_GetNoAccess(t *testing.T) {
 	t.Parallel()
 	log := &lockedBuffer{}
@@ -130,7 +132,8 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 	token := func(role access.Role, scope int) string {
 		secret := b.token(role, scopes[scope].scope)
 		secrets = append(secrets, secret)
-		// The token must be known before failed attempts of others limit lookups.
+		// This request makes the token known to the process, before failed attempts of other requests limit lookups of
+		// tokens.
 		status, out := b.as(secret, "GET", "/api/whoami", "")
 		require.Equal(t, http.StatusOK, status, out)
 		return secret
@@ -281,7 +284,7 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 		}
 	}
 
-	// Headers that claim another caller or host, beside those that count.
+	// Headers that claim another caller or host, in addition to the headers that dlqd reads.
 	spoofs := []http.Header{
 		{"Authorization": {"Bearer " + limited, "Bearer " + everything}},
 		{"Authorization": {"Bearer " + everything, "Bearer " + limited}},

@@ -13,7 +13,8 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 )
 
-// A list has every job of its queue and state once, over pages and priorities, in the order of their time.
+// The pages of a list have every job of its queue and state exactly once, in the order of the jobs' times, for all
+// priorities.
 func TestJobs_ListInOrder(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
@@ -204,7 +205,7 @@ func TestQueues_CountPendingJobs(t *testing.T) {
 	has(t, page, "1 job of pay_eu is scheduled.")
 }
 
-// Acting on several groups stops at a refusal. It says which groups were changed before.
+// An action on several groups stops at the first refusal. The message says how many groups were changed before.
 func TestGroups_SayHowManyWereChanged(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
@@ -216,7 +217,8 @@ func TestGroups_SayHowManyWereChanged(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.group_marks WHERE fixed_at IS NOT NULL"))
 }
 
-// The search redirects to the thing whose id is the text, and lists the things whose names contain the text.
+// If the text is the id of an entry, job, run, operation or approval, the search redirects to its page. Otherwise it
+// lists the things whose names contain the text.
 func TestSearch_FindsByIDAndName(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)

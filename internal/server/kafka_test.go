@@ -16,8 +16,8 @@ import (
 	"github.com/dlqd/dlqd/internal/source"
 )
 
-// A consumer of Spring Kafka fails, dlqd makes an entry of its record, an operator replays the record, it fails again,
-// comes back to the same entry, and is replayed again.
+// A consumer with Spring Kafka fails, and dlqd makes an entry of the record. An operator replays the entry, the
+// consumer fails again, and the record comes back to the same entry. The operator replays it again.
 func TestKafka_RecordGoesBackToItsTopic(t *testing.T) {
 	t.Parallel()
 	cluster, err := kfake.NewCluster(kfake.NumBrokers(2), kfake.SeedTopics(4, "orders", "orders.DLT"))

@@ -34,7 +34,7 @@ func TestLogs_FieldsAreDocumented(t *testing.T) {
 		}
 	}
 	require.Greater(t, len(known), 30)
-	// before has, for each method of loggers, the number of arguments before the fields.
+	// before has, for each method of a logger, the number of arguments before the fields.
 	before := map[string]int{
 		"Debug": 1, "Info": 1, "Warn": 1, "Error": 1, "DebugContext": 2,
 		"InfoContext": 2, "WarnContext": 2, "ErrorContext": 2, "Log": 3, "With": 0,
@@ -81,7 +81,7 @@ func TestLogs_FieldsAreDocumented(t *testing.T) {
 	}
 	require.Greater(t, calls, 50)
 	for name, used := range known {
-		// The context and River set these.
+		// These fields are set by the context and by River.
 		elsewhere := slices.Contains([]string{"trace_id", "span_id", "kind", "client"}, name)
 		require.True(t, used || elsewhere, "nothing logs %q", name)
 	}

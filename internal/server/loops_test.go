@@ -215,7 +215,7 @@ func freeze(t *testing.T, dir string) {
 	postmaster, _, _ := strings.Cut(string(raw), "\n")
 	pid, err := strconv.Atoi(postmaster)
 	require.NoError(t, err)
-	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP)) // it starts no further children
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP)) // a stopped postmaster starts no further children
 	all := []int{pid}
 	processes, err := filepath.Glob("/proc/[0-9]*/stat")
 	require.NoError(t, err)

@@ -21,7 +21,7 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// secrets are the values in the message that must not appear.
+// secrets are the values in the message that must not appear in answers and logs.
 var secrets = []string{
 	"4111111111111111", "kim@example.com", "dlqd_0123456789abcdefABCDEF0123456789",
 	"DE02120300000000202051", "key-of-the-shop", "sk_live_51H8abcdEFGH",
@@ -47,8 +47,8 @@ func (l *logged) text() string {
 	return l.String()
 }
 
-// A message contains a secret in every place, and the receiver's answer repeats them all. No
-// operation and no log shows a secret, except to an operator who gives a reason.
+// The message contains secrets in every place, and the receiver's answer repeats all of them. No operation and no log
+// shows a secret, except to an operator who gives a reason.
 func TestMask_NoOperationShowsASecret(t *testing.T) {
 	t.Parallel()
 	log := &logged{}
@@ -213,7 +213,7 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 
 	status, out = b.as(operator, "POST", reveal, `{"note": "ticket 7"}`)
 	require.Equal(t, http.StatusOK, status, out)
-	// The last secret is only in the receiver's answer, which is not kept.
+	// Only the receiver's answer contains the last secret, and dlqd does not store the secrets of an answer.
 	for _, secret := range secrets[:len(secrets)-1] {
 		require.Contains(t, out, secret)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// pooledSession is the state of a server session that the next client of a pooler finds.
+// pooledSession is the state of a pooler's session with the server, as the pooler's next client finds it.
 type pooledSession struct {
 	Settings map[string]string
 	Prepared []string
@@ -22,9 +22,9 @@ type pooledSession struct {
 	Advisory int
 }
 
-// pooledSessions returns the state of all sessions that a pooler has with the server, as another client of the
-// pooler finds them: with one transaction in each of them at the same time. A pooler replaces the session of a client
-// that disconnects during a statement.
+// pooledSessions returns the state of all sessions that a pooler has with the server, as another client of the pooler
+// finds them. To reach all of them, it holds one transaction in each session at the same time. A pooler replaces the
+// session of a client that disconnects during a statement.
 func pooledSessions(t *testing.T, pooled string, servers int) []pooledSession {
 	t.Helper()
 	config, err := pgx.ParseConfig(pooled)
@@ -56,8 +56,8 @@ func pooledSessions(t *testing.T, pooled string, servers int) []pooledSession {
 	return found
 }
 
-// dlqd leaves no setting, prepared statement, channel or lock in a pooler's sessions. The
-// database's default isolation is serializable here, which dlqd's transactions must not use.
+// dlqd leaves no setting, prepared statement, channel or lock in a pooler's sessions. In the test, the database's
+// default isolation is serializable; dlqd's transactions must not use it.
 func TestServe_LeavesNoStateInPooledSessions(t *testing.T) {
 	t.Parallel()
 	const servers = 4

@@ -13,9 +13,8 @@ import (
 	"github.com/dlqd/dlqd/internal/version"
 )
 
-// register announces this process to the others, now and for as long as it runs, and checks whether
-// the database was restored. It must come before anything is sent and before a job runs; see
-// process.Rescue.
+// register announces this process to the other processes for as long as it runs, and checks whether the database was
+// restored. Both must happen before anything is sent and before a job runs; see process.Rescue.
 func (s *Server) register(ctx context.Context) error {
 	// The heartbeats and the rescue of messages have a pool of their own. If requests used up a common pool, other
 	// processes would consider this one dead.
@@ -50,9 +49,8 @@ func (s *Server) register(ctx context.Context) error {
 	return nil
 }
 
-// checkRestored checks whether the database was restored before a new connection is used. If the check
-// fails, the connection is used anyway: each transaction that sends checks again (dlq.may_send),
-// and health needs a connection.
+// checkRestored checks, before a new connection is used, whether the database was restored. If the check fails, the
+// connection is used anyway: health needs a connection, and each transaction that sends checks again (dlq.may_send).
 func (s *Server) checkRestored(ctx context.Context, conn *pgx.Conn) {
 	guard := s.guard.Load()
 	if guard == nil || s.idle() != nil {
@@ -63,7 +61,7 @@ func (s *Server) checkRestored(ctx context.Context, conn *pgx.Conn) {
 	}
 }
 
-// parts returns the names of the parts that run in this process, as the flags name them.
+// parts returns the names of the parts that run in this process, as the flags of "dlqd serve" name them.
 func (s *Server) parts() []string {
 	var parts []string
 	for _, part := range []struct {

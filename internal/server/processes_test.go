@@ -25,7 +25,7 @@ import (
 	"github.com/dlqd/dlqd/internal/version"
 )
 
-// application is an application on whose River dlqd is attached, and which does not use dlqd.
+// application is an application that does not use dlqd. dlqd is attached to its River.
 type application struct {
 	url  string
 	pool *pgxpool.Pool
@@ -67,7 +67,8 @@ func (a *application) count(t *testing.T, sql string, args ...any) int {
 	return n
 }
 
-// An application's clients fetch every job of their queues, and fail jobs of unknown kinds.
+// An application's clients fetch every job of their queues, and fail jobs of unknown kinds. So dlqd refuses messages
+// for a queue that only the application works.
 func TestSubmit_RefusesQueuesOfTheApplicationAlone(t *testing.T) {
 	t.Parallel()
 	a := runApplication(t)
@@ -87,8 +88,8 @@ func TestSubmit_RefusesQueuesOfTheApplicationAlone(t *testing.T) {
 	require.Equal(t, "body.messages[0].queue", out["errors"].([]any)[0].(map[string]any)["location"])
 	require.Zero(t, a.count(t, "SELECT count(*) FROM river_job"), "nothing was stored")
 
-	// A dlqd does not work the application's queue even if its policy names it. Without another
-	// queue it does not start.
+	// A dlqd does not work the application's queue even if the policy names that queue. If the policy names no other
+	// queue, dlqd does not start.
 	_, err := server.Start(t.Context(), server.Config{
 		DatabaseURL: a.url, Schemas: postgres.DefaultSchemas(), Process: true,
 		Policy: policyOf(t, "default"), Logger: slog.New(slog.DiscardHandler),
@@ -194,8 +195,8 @@ func TestProcesses_RegisterAndUnregister(t *testing.T) {
 		`msg="River belongs to dlqd" automatic="on: dead letters are redelivered automatically"`)
 }
 
-// A process whose requests use all connections of its pool still announces itself, so that its
-// messages are not rescued.
+// If requests use all connections of a process's pool, the process still announces itself. Otherwise other processes
+// would rescue its messages.
 func TestProcesses_StayRegisteredWhileThePoolIsExhausted(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) { c.MaxConns = 5 }})
@@ -221,14 +222,14 @@ func TestProcesses_StayRegisteredWhileThePoolIsExhausted(t *testing.T) {
 	defer cancel()
 	exhausted := func() bool { return b.server.Pool().Stat().AcquiredConns() == 5 }
 	require.Eventually(t, exhausted, time.Minute, 10*time.Millisecond)
-	// By then, a heartbeat that had begun is over.
+	// A heartbeat that began before the pool was exhausted ends within 6 s, so a later one has begun since.
 	at := b.count("SELECT floor(extract(epoch FROM clock_timestamp()))::integer + 6")
 	require.Eventually(t, func() bool {
 		return b.count(fmt.Sprintf("SELECT count(*) FROM dlq.processes WHERE extract(epoch FROM seen_at) > %d", at)) == 1
 	}, 30*time.Second, 100*time.Millisecond)
 }
 
-// The logged mode is the one in force: by the policy, an operator's switch, or a stop.
+// A start logs whether automatic redelivery is on, whether the policy, an operator's switch or a stop decides that.
 func TestStart_LogsTheModeInForce(t *testing.T) {
 	t.Parallel()
 	a := runApplication(t)

@@ -60,8 +60,8 @@ func (r *repaired) seen(kind string) int {
 	return r.received[kind]
 }
 
-// A progressive run over five groups: one whose cause is fixed, one that is as broken as before, one that recovers in
-// part, one that fails in a new way, and one of three messages.
+// A progressive run replays five groups. The cause of one is fixed, one is as broken as before, one recovers in part,
+// one fails in a new way, and one has only three messages.
 func TestProgressive_FiveGroupsAtARealReceiver(t *testing.T) {
 	t.Parallel()
 	receiver := &repaired{}
@@ -103,7 +103,8 @@ func TestProgressive_FiveGroupsAtARealReceiver(t *testing.T) {
 		require.Equal(t, n, receiver.seen(kind), kind)
 	}
 	require.Equal(t, 58, receiver.ofRuns)
-	// The failures in the new way are transient, but not redelivered automatically while the run has not ended.
+	// The entries that failed in a new way are transient, but dlqd does not redeliver them automatically before the run
+	// has ended.
 	b.awaitCount(5, `SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND error_type = 'MOVED_AWAY'
 		AND waiting_for = 'run'`)
 	require.Equal(t, 5, receiver.seen("moved"))
@@ -136,7 +137,7 @@ func TestProgressive_FiveGroupsAtARealReceiver(t *testing.T) {
 	of = groups()
 	require.Equal(t, "done", of["AS_MIXED"]["state"])
 	require.Equal(t, "ended", of["AS_BROKEN"]["state"])
-	// The run has ended: what failed in it is redelivered again.
+	// After the end of the run, dlqd redelivers the entries that failed in it.
 	b.awaitCount(0, "SELECT count(*) FROM dlq.dead_letter_open WHERE error_type = 'MOVED_AWAY'")
 	require.Equal(t, 11, b.count("SELECT count(*) FROM dlq.dead_letter_open"), "those of AS_BROKEN, and one of AS_MIXED")
 	receiver.mu.Lock()

@@ -26,9 +26,9 @@ import (
 // proxyHost is the public name in docs/proxies.md.
 const proxyHost = "dlqd.example.com"
 
-// startNginx starts nginx in front of b, with the server block of docs/proxies.md, but with the given HTTP version to
-// dlqd: the document has 1.1, and nginx's default is 1.0. Its buffers hold more than a minute of events. It skips the
-// test if nginx is not installed. It returns a client that reaches nginx as https://dlqd.example.com.
+// startNginx starts nginx in front of b with the server block of docs/proxies.md, but with the given HTTP version to
+// dlqd (the document has 1.1; nginx's default is 1.0) and with buffers for more than a minute of events. It returns a
+// client that reaches nginx as https://dlqd.example.com. If nginx is not installed, startNginx skips the test.
 func startNginx(t *testing.T, b *bundle, version string) *http.Client {
 	t.Helper()
 	program, err := exec.LookPath("nginx")
@@ -50,7 +50,7 @@ func startNginx(t *testing.T, b *bundle, version string) *http.Client {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "dlqd.key"), key, 0o600))
 	socket := filepath.Join(dir, "s")
 	for _, change := range [][2]string{
-		{"listen 443 ssl;\n\thttp2 on;", "listen unix:" + socket + " ssl http2;"}, // also before 1.25.1
+		{"listen 443 ssl;\n\thttp2 on;", "listen unix:" + socket + " ssl http2;"}, // this form also works before nginx 1.25.1
 		{"/etc/nginx/", dir + "/"},
 		{"http://127.0.0.1:7353", b.base},
 		{"proxy_http_version 1.1;", "proxy_http_version " + version + "; proxy_buffer_size 256k; proxy_buffers 8 256k; " +
@@ -97,7 +97,7 @@ func startNginx(t *testing.T, b *bundle, version string) *http.Client {
 		ForceAttemptHTTP2: true, DisableCompression: true,
 	}
 	t.Cleanup(transport.CloseIdleConnections)
-	// nginx buffers the header of a stream, too, so the request would never return.
+	// Without a timeout, a request for a stream would never return if nginx buffered the stream's header.
 	return &http.Client{Transport: transport, Jar: jar, Timeout: time.Minute}
 }
 
@@ -113,7 +113,7 @@ func TestProxy_Nginx(t *testing.T) {
 	}
 }
 
-// testNginx uses the console through an nginx that asks dlqd by an HTTP version.
+// testNginx uses the console through an nginx that speaks the given HTTP version to dlqd.
 func testNginx(t *testing.T, version string) {
 	t.Helper()
 	b, secret := setupAdmin(t, func(c *server.Config) { c.Door.Hosts = []string{proxyHost} })

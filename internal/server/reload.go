@@ -23,8 +23,8 @@ const versionInterval = 2 * time.Second
 // publishTimeout limits publishing the policy to the database.
 const publishTimeout = 10 * time.Second
 
-// Reload reads the policy again and puts all of it in force, or none of it: if a file is invalid,
-// the old policy stays in force, and log, health and metrics report it.
+// Reload reads the policy again and puts all of it in force, or none of it: if a file is invalid or missing, the old
+// policy stays in force, and log, health and metrics report the error.
 func (s *Server) Reload(ctx context.Context) error {
 	s.reloading.Lock()
 	defer s.reloading.Unlock()
@@ -62,7 +62,7 @@ func (s *Server) Reload(ctx context.Context) error {
 	return nil
 }
 
-// logSecrets logs each destination whose secrets a reload changed, without the secrets.
+// logSecrets logs each destination whose signing secrets a reload changed, without the secrets.
 func (s *Server) logSecrets(old, next *policy.Policy) {
 	for _, name := range slices.Sorted(maps.Keys(next.Destinations)) {
 		former, d := old.Destinations[name], next.Destinations[name]
@@ -79,7 +79,7 @@ func (s *Server) logSecrets(old, next *policy.Policy) {
 	}
 }
 
-// missingFilesError is the error of a reload without files that the policy in force was read from.
+// missingFilesError is the error of a reload if files from which the policy in force was read are missing or empty.
 type missingFilesError struct{ files string }
 
 func (e *missingFilesError) Error() string {
@@ -87,8 +87,8 @@ func (e *missingFilesError) Error() string {
 		"write {} to the file, or restart dlqd"
 }
 
-// checkMissingFiles returns an error if files that old was read from are missing in next. A removal that is
-// committed in Git is deliberate, such as the revert of the commit that added the file.
+// checkMissingFiles returns an error if files from which old was read are missing in next, unless their removal is
+// committed in Git. A committed removal is deliberate, such as the revert of the commit that added the file.
 func (s *Server) checkMissingFiles(old, next *policy.Policy) error {
 	if missing := old.Gone(next); missing != "" && !s.config.Source.Committed() {
 		return &missingFilesError{missing}
@@ -96,8 +96,8 @@ func (s *Server) checkMissingFiles(old, next *policy.Policy) error {
 	return nil
 }
 
-// reloadCommitted reloads the policy if its files were not committed when it was last loaded or refused, and are now. A
-// commit changes no file, so [policy.Watch] does not notice it.
+// reloadCommitted reloads the policy if its files have been committed since they were last loaded or refused. A commit
+// changes no file, so [policy.Watch] does not notice it.
 func (s *Server) reloadCommitted(ctx context.Context) error {
 	removed := false
 	if err := s.reloadErr.Load(); err != nil {
@@ -114,8 +114,8 @@ func (s *Server) reloadCommitted(ctx context.Context) error {
 	return nil
 }
 
-// publishPolicy publishes to the database which data is sensitive, the policy's version, its approval rules, the work
-// that replay runs skip, and its sources and feeds. After a failure, [Server.attachmentLoop] tries again.
+// publishPolicy writes to the database which data is sensitive, the policy's version, its approval rules, the work that
+// replay runs skip, and the policy's sources and feeds. After a failure, [Server.attachmentLoop] calls it again.
 func (s *Server) publishPolicy(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
@@ -135,8 +135,8 @@ func (s *Server) publishPolicy(ctx context.Context) {
 	}
 }
 
-// draft returns the planner of the policy with text in place of one of its files. Its errors
-// contain no path of this machine.
+// draft returns the planner of the policy with text in place of one of its files. Its errors name the policy's files
+// without their directory on this machine.
 func (s *Server) draft(file, text string) (*strategy.Planner, error) {
 	next, err := s.policy().Draft(s.config.Source, file, text)
 	if err == nil {

@@ -22,8 +22,8 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// replicated starts a dlqd whose database has a streaming standby, which answers reads. It returns the configuration,
-// too.
+// replicated starts a dlqd whose database has a streaming standby, which answers reads. It also returns the servers and
+// the configuration of that dlqd.
 func replicated(t *testing.T) (*scopeBundle, *postgrestest.Replicated, server.Config) {
 	t.Helper()
 	servers := postgrestest.NewReplicated(t, false)
@@ -37,7 +37,8 @@ func replicated(t *testing.T) (*scopeBundle, *postgrestest.Replicated, server.Co
 	return b, servers, config
 }
 
-// get sends a request with a token, and returns the answer and the time of its data; "" if the primary answered.
+// get sends a request with a token. It returns the status, the answer, and the time of the answer's data if the replica
+// answered, or "" if the primary did.
 func (b *scopeBundle) get(token, method, path, body string) (status int, out, asOf string) {
 	b.Helper()
 	request, err := http.NewRequestWithContext(b.Context(), method, b.base+path, strings.NewReader(body))
@@ -53,7 +54,8 @@ func (b *scopeBundle) get(token, method, path, body string) (status int, out, as
 	return answer.StatusCode, text.String(), answer.Header.Get(api.AsOfHeader)
 }
 
-// fromReplica waits until the replica answers the token's reads: it has replayed the holder's last change.
+// fromReplica waits until the replica answers reads with the token. Until the replica has replayed the holder's last
+// change, the primary answers.
 func (b *scopeBundle) fromReplica(token string) {
 	b.Helper()
 	require.Eventually(b, func() bool {
@@ -62,7 +64,7 @@ func (b *scopeBundle) fromReplica(token string) {
 	}, 2*time.Minute, 20*time.Millisecond)
 }
 
-// reads returns the number of reads with an outcome.
+// reads returns the number of reads with an outcome, from the metric dlqd_replica_reads_total.
 func (b *scopeBundle) reads(token, outcome string) int {
 	b.Helper()
 	_, out, _ := b.get(token, "GET", "/metrics", "")
@@ -180,7 +182,7 @@ func TestReplica_AnswersListedOperations(t *testing.T) {
 
 // TestReplica_ShowsOwnActs checks that an actor sees the actor's own change although the standby does not have it: in
 // the process that made the change and in another one, in lists, on pages, and on pages that are open. Other viewers
-// see the data before it, with its time.
+// see older data, without the change, and the time of that data.
 func TestReplica_ShowsOwnActs(t *testing.T) {
 	t.Parallel()
 	b, servers, config := replicated(t)
@@ -195,7 +197,7 @@ func TestReplica_ShowsOwnActs(t *testing.T) {
 	}()
 	other := &scopeBundle{bundle: &bundle{T: t, base: s.Addresses()[0]}}
 	kim, lee := b.named("kim", access.Operator, "root"), b.named("lee", access.Operator, "root")
-	// kim acts with a token of root's, on behalf of rob, and decides on a request of pat's.
+	// kim acts with a token that root created, on behalf of rob, and decides on pat's request.
 	reader := func(name string) string { return b.named(name, access.Reader, "x") }
 	root, rob, pat := reader("root"), reader("rob"), reader("pat")
 	request := b.requestAs("pat", access.Scope{{Queues: []string{"mailqueue"}, Kinds: []string{"order.*"}}})
@@ -223,7 +225,7 @@ func TestReplica_ShowsOwnActs(t *testing.T) {
 		}()
 		return events
 	}
-	open(lee) // lee's request renders the page that both watch
+	open(lee) // lee's request renders the page that both lee and kim watch
 	watched := open(kim)
 	awaitLine := func(text string) {
 		t.Helper()

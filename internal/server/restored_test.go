@@ -27,8 +27,7 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// ledger is a receiver that counts the messages it accepted, and refuses those of the kinds in
-// refuses.
+// ledger is a receiver that counts the messages that it accepts. It refuses messages of the kinds in refuses.
 type ledger struct {
 	mu      sync.Mutex
 	taken   map[string]int // by message id: how often it was accepted
@@ -52,7 +51,7 @@ func (l *ledger) answer(kind string, status int) {
 	l.refuses[kind] = status
 }
 
-// forget clears the counts of accepted messages. The kinds in refuses stay refused.
+// forget sets the counts of accepted messages to zero. The kinds in refuses stay refused.
 func (l *ledger) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -151,7 +150,7 @@ func (c *cluster) copy(name string, more ...string) *cluster {
 	return other
 }
 
-// owned gives a copy's files to the user that runs the server of c.
+// owned makes the user that runs the server of c the owner of the files of a copy.
 func (c *cluster) owned(other *cluster) {
 	c.Helper()
 	info, err := os.Stat(filepath.Join(c.dir, "pgdata"))
@@ -239,7 +238,7 @@ func (b *bundle) awaitTaken(l *ledger, n int) {
 	require.Eventually(b, func() bool { ids, _ := l.ids(); return len(ids) >= n }, 5*time.Minute, 20*time.Millisecond)
 }
 
-// turns waits until each loop has had a successful run that began after now.
+// turns waits until each of the named loops has had a successful turn that began after the call.
 func (b *bundle) turns(names ...string) {
 	b.Helper()
 	for range 2 {
@@ -260,8 +259,8 @@ func (b *bundle) turns(names ...string) {
 	}
 }
 
-// A base backup and WAL are restored to the middle of a replay run. dlqd sends nothing automatically
-// that the receiver may already have, until an operator resumes.
+// A base backup and WAL are restored to the middle of a replay run. Until an operator resumes sending, dlqd sends
+// nothing automatically that the receiver may already have.
 func TestRestored_HoldsWhatMayHaveBeenSent(t *testing.T) {
 	t.Parallel()
 	const entries = 40
@@ -306,7 +305,7 @@ func TestRestored_HoldsWhatMayHaveBeenSent(t *testing.T) {
 	after := restoredBundle(t, backup.url("app", plainRole), l)
 	require.Equal(t, 1, after.count(`SELECT count(*) FROM dlq.automatic_switches WHERE scope = 'stop' AND name = 'restored'
 		AND note LIKE 'the server is on timeline 2, and was on 1 before: %; its last record is of %'`))
-	// River's rescuer would do the same after minutes.
+	// The test does at once what River's rescuer would do after minutes.
 	after.exec("UPDATE river_job SET state = 'available' WHERE state = 'running' AND args ->> 'kind' <> 'order.new'")
 	after.send("new", "order.new")
 	after.awaitTaken(l, 1) // new messages are delivered
@@ -352,8 +351,8 @@ func TestRestored_HoldsWhatMayHaveBeenSent(t *testing.T) {
 	require.Zero(t, again.count("SELECT count(*) FROM dlq.automatic_switches"))
 }
 
-// A standby is promoted while dlqd runs. dlqd continues without an operator, because the standby has
-// its last write.
+// A standby is promoted while dlqd runs. The standby has the last write of this dlqd, so dlqd continues without an
+// operator.
 func TestRestored_ContinuesAfterAPromotion(t *testing.T) {
 	t.Parallel()
 	c, l := newCluster(t), &ledger{taken: map[string]int{}, refuses: map[string]int{}}
@@ -391,9 +390,8 @@ func hostOf(t *testing.T, c *cluster) string {
 	return config.Host
 }
 
-// Besides a new timeline, dlqd detects a restore by another server, by another database, by tables
-// that come from a dump, and by the loss of a process's last write. An operator's stop of automatic
-// redelivery stays in force.
+// Besides a new timeline, dlqd recognizes a restore by another server, by another database, by tables that come from a
+// dump, and by the loss of the last write of a process. An operator's stop of automatic redelivery stays in force.
 func TestRestored_DetectsAndReportsARestore(t *testing.T) {
 	t.Parallel()
 	for name, becomes := range map[string]struct{ sql, note string }{

@@ -28,7 +28,8 @@ func returned(b *bundle, broker *sourcetest.Broker, key string) string {
 	return id
 }
 
-// comeBack adds a dead letter of m, a record that dlqd published, without the headers of dlqd.
+// comeBack adds m, a record that dlqd published, to the dead-letter topic again, with these headers and without the
+// headers of dlqd.
 func comeBack(broker *sourcetest.Broker, m source.Message, headers ...source.Header) {
 	m.Headers = append([]source.Header{{Key: sourcetest.HeaderError, Value: []byte("still declined")}}, headers...)
 	broker.Add("dlq.prod.pay", m)
@@ -151,8 +152,8 @@ func TestReturned_ComesBackWithoutHeaders(t *testing.T) {
 	b.await("dlq_manual", statusOfEntry, id)
 	require.Equal(t, "1", b.one(count), "the same entry")
 
-	// Without the place, key, value and topic identify the entry. A second record with equal ones becomes another
-	// entry.
+	// Without the place, the key, value and topic of a record identify the entry. A second record with the same key,
+	// value and topic becomes another entry.
 	b.sendBack(id)
 	b.await("dlq_returned", statusOfEntry, id)
 	comeBack(broker, m, source.Header{Key: sourcetest.HeaderTopic, Value: []byte("in.pay")})
@@ -162,7 +163,7 @@ func TestReturned_ComesBackWithoutHeaders(t *testing.T) {
 	comeBack(broker, m, source.Header{Key: sourcetest.HeaderTopic, Value: []byte("in.pay")})
 	b.await("2", count)
 
-	// A record with another place becomes another entry, and so does one with another topic.
+	// A record with another place, or with another topic, becomes another entry.
 	b.sendBack(id)
 	b.await("dlq_returned", statusOfEntry, id)
 	comeBack(broker, m, source.Header{Key: sourcetest.HeaderTopic, Value: []byte("in.pay")},
@@ -185,7 +186,7 @@ func TestReturned_ComesBackWithoutHeaders(t *testing.T) {
 	b.await("4", count)
 }
 
-// A dead letter may have the time of the record's first failure.
+// A dead letter may have the time of the record's first failure. It still comes back to its entry.
 func TestReturned_FailsAgainWithAnOldTime(t *testing.T) {
 	t.Parallel()
 	b, broker := setupSources(t, policytest.Files{})
@@ -221,7 +222,8 @@ const toOriginal = `
   pays: {cluster: main, topics: [pay.dlt], group: payments}
 `
 
-// A record that goes back to its own topic reaches every consumer group of it.
+// A record that is published to its own topic reaches every consumer group that reads the topic. So dlqd refuses the
+// replay if other groups than the failed one read it, or if the groups are not known, unless the operator confirms it.
 func TestReaders_OfOtherGroupsAreRefused(t *testing.T) {
 	t.Parallel()
 	b, broker := setupSources(t, policytest.Files{

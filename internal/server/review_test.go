@@ -20,8 +20,8 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 )
 
-// TestMoves_RefusalSaysWhoDecided checks that a refused move names the earlier one: in the API with
-// its time, on a page with how long ago it was.
+// TestMoves_RefusalSaysWhoDecided checks that the refusal of a move names the earlier move: in the API with its time,
+// on a page with how long ago it was.
 func TestMoves_RefusalSaysWhoDecided(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t)
@@ -61,12 +61,14 @@ func TestMoves_RefusalSaysWhoDecided(t *testing.T) {
 	has(t, string(page), `</time>: &#34;ticket &lt;4711&gt;&#34;. Allowed from dlq_resolved: reopen.`)
 }
 
-// decision finds the entry that a page of the review opens, and the page after the decision.
+// decision matches the form of the review's page. It finds the id of the entry, and the address of the page after the
+// decision.
 var decision = regexp.MustCompile(
 	`action="/dead-letters/([0-9a-f-]{36})/act#actions"[^>]*>\s*<input[^>]*>\s*` +
 		`<input type="hidden" name="next" value="([^"]*)">`)
 
-// reviewed opens the review. It returns the open entry, "" for none, and the page after the decision.
+// reviewed opens the review. It returns the id of the entry on the page ("" for none), the address of the page after
+// the decision, and the page.
 func (b *scopeBundle) reviewed(token, path string) (id, next, page string) {
 	b.Helper()
 	status, page := b.browse(token, path)
@@ -77,7 +79,7 @@ func (b *scopeBundle) reviewed(token, path string) (id, next, page string) {
 	return "", "", page
 }
 
-// handedOut hands out an entry. It returns its id, "" for none.
+// handedOut asks for an entry to review, and returns the entry's id, or "" if there is none.
 func (b *scopeBundle) handedOut(token, body string) string {
 	b.Helper()
 	status, out := b.as(token, "POST", "/api/dlq/review", body)
@@ -90,8 +92,8 @@ func (b *scopeBundle) handedOut(token, body string) string {
 	return answer.ID.String()
 }
 
-// TestReview_SharesTheEntries has four operators decide about 40 entries, two of them through the
-// console. No decision is refused because an entry was handed out twice.
+// In TestReview_SharesTheEntries four operators decide about 40 entries, two of them through the console. No decision
+// is refused because an entry was handed out twice.
 func TestReview_SharesTheEntries(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t)
@@ -191,7 +193,7 @@ func TestReview_ShowsWhoLooks(t *testing.T) {
 	opened, _, _ := b.reviewed(reader, "/review")
 	require.Equal(t, last, opened, "the first one that no operator looks at")
 
-	// kim opens another entry, so the first one is in review no longer.
+	// kim opens another entry, so the first entry is no longer in review.
 	onward, _, _ := b.reviewed(kim, next)
 	require.Equal(t, last, onward)
 	require.Equal(t, id, b.handedOut(pat, ""))

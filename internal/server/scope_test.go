@@ -26,8 +26,8 @@ var scopes = []struct {
 	name    string
 	scope   access.Scope
 	entries []string // queue/kind
-	byQueue bool     // it covers whole queues
-	queues  []string // the queues that it covers
+	byQueue bool     // whether the scope covers whole queues
+	queues  []string // the queues that the scope covers
 }{
 	{
 		"everything", nil,
@@ -145,7 +145,7 @@ func scopeSetup(t *testing.T, configs ...func(*server.Config)) *scopeBundle {
 	return b
 }
 
-// requestAs requests approval as a user who is limited to a scope.
+// requestAs requests an approval as a user who is limited to a scope, and returns the request's id.
 func (b *scopeBundle) requestAs(name string, scope access.Scope) (id string) {
 	b.Helper()
 	raw, err := json.Marshal(scope)
@@ -333,7 +333,7 @@ var operations = []operation{
 	{"get-health", "GET", "/api/health", access.Metrics, "", "", "everything"},
 	{"get-log-level", "GET", "/api/log-level", access.Metrics, "", "", "everything"},
 	{"set-log-level", "PUT", "/api/log-level", access.Admin, `{"level": "info"}`, "", "everything"},
-	// only the caller's: TestSessions_OnlyAdminsEndThoseOfOthers
+	// a caller who is not an admin sees only the caller's own: TestSessions_OnlyAdminsEndThoseOfOthers
 	{"list-sessions", "GET", "/api/sessions", "", "", "", ""},
 	{"end-session", "DELETE", "/api/sessions/0198a0b0-0000-7000-8000-000000000000", "", "", "none", ""},
 	{"end-sessions", "POST", "/api/sessions/end", "", "", "", ""},
@@ -353,8 +353,8 @@ var operations = []operation{
 	{"readyz", "GET", "/readyz", "", "", "open", ""},
 }
 
-// Every operation of the document, in the API and in the console, for every role, in every scope: a caller
-// without the right gets 403, ids outside the scope get 404, and no answer contains a hidden text.
+// The test sends every operation of the document, in the API and in the console, for every role, in every scope. A
+// caller without the right gets 403, ids outside the scope get 404, and no answer contains a hidden text.
 func TestScope_LimitsEveryOperation(t *testing.T) {
 	t.Parallel()
 	b := scopeSetup(t)
@@ -744,7 +744,7 @@ func TestScope_LimitsMoves(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, status)
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status <> 'dlq_manual'"),
 		"only the entry in scope moved")
-	// The sums by queue equal the numbers of entries: for each queue alone, and for both.
+	// The sums by queue equal the numbers of entries, for each queue alone and for both queues.
 	for scope, captured := range map[string]int{"pay_eu": 2, "mail*": 2, "*": 4} {
 		_, out = b.as(b.token(access.Reader, access.Scope{{Queues: []string{scope}}}), "GET", "/api/dlq/analytics/queues", "")
 		require.Contains(t, out, fmt.Sprintf(`"open":%d,`, captured), scope)
@@ -766,7 +766,7 @@ func TestScope_LimitsSenders(t *testing.T) {
 	}
 	status, out := b.as(sender, "POST", "/api/messages", message("m1", "order.paid"))
 	require.Equal(t, http.StatusAccepted, status, out)
-	// A sender learns nothing of queues and jobs outside its scope.
+	// A sender gets no information about queues and jobs outside of the sender's scope.
 	status, out = b.as(sender, "POST", "/api/messages", strings.Replace(message("m1", "order.paid"), "{}", "1", 1))
 	require.Equal(t, http.StatusConflict, status, out)
 	require.NotContains(t, out, "job")

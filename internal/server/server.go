@@ -1,5 +1,4 @@
-// Package server is the program behind "dlqd serve": it starts the parts in order, and stops them
-// within one deadline.
+// Package server is the program behind "dlqd serve". It starts the parts in order, and stops them within one deadline.
 package server
 
 import (
@@ -62,14 +61,14 @@ const (
 	readHeaderTimeout = 10 * time.Second
 	// maxHeaderBytes is the maximum size of a request's headers; net/http adds 4 KB.
 	maxHeaderBytes = 64 << 10
-	// idleTimeout is how long an unused connection is kept.
+	// idleTimeout is how long an unused connection stays open.
 	idleTimeout = 2 * time.Minute
 	// DefaultDatabaseWait is shorter than the startup probe of the Helm chart (3 min), so that a pod ends by itself, with
 	// the reason in its log.
 	DefaultDatabaseWait = time.Minute
 	// firstPause and longestPause bound the pauses between attempts to reach the database.
 	firstPause, longestPause = time.Second, 10 * time.Second
-	// attemptStop limits the stop of what a failed attempt has started.
+	// attemptStop limits the time to stop the parts that a failed attempt to start has started.
 	attemptStop = 2 * time.Second
 	// forgetTimeout limits one turn of the loop that deletes the places of completed ordered messages.
 	forgetTimeout = 10 * time.Minute
@@ -94,15 +93,14 @@ type Config struct {
 	// Insecure allows addresses that other machines reach without authentication.
 	Insecure bool
 	Policy   *policy.Policy
-	// Source is where Policy was read from. If it is a directory, the policy is read again when its
-	// files change.
+	// Source is where Policy was read from. If it is a directory, dlqd reads the policy again when a file there changes.
 	Source       policy.Source
 	MaxBodyBytes int64
-	// BodyGrace is the time that a body may take in addition to the time that it takes at the rate door.MinBodyRate; 0
-	// means door.DefaultBodyGrace.
+	// BodyGrace is added to the time that a client may take to send a body, which is the time at the rate
+	// door.MinBodyRate; 0 means door.DefaultBodyGrace.
 	BodyGrace time.Duration
-	// Door configures which requests are let in. The hosts of Listen are added to its Hosts. A nil
-	// Client means the authenticated caller or, without authentication, the peer.
+	// Door configures which requests are let in. The hosts of Listen are added to Door.Hosts. If Door.Client is nil, the
+	// client of a request is its authenticated caller or, without authentication, its peer.
 	Door door.Config
 	// MaxConnections limits the TCP connections to the API; 0 means door.DefaultMaxConnections.
 	MaxConnections int64
@@ -116,15 +114,15 @@ type Config struct {
 	// WriteTimeout is how long a client may leave part of a response unread; 0 means
 	// api.DefaultWriteTimeout.
 	WriteTimeout time.Duration
-	// PollInterval is how often DLQ workers look for due entries without a notification.
+	// PollInterval is how often DLQ workers look for due entries if no notification arrives.
 	PollInterval time.Duration
-	// PollOnly disables LISTEN, which transaction poolers do not support. Behind a pooler it is
-	// implied, unless Listens is set.
+	// PollOnly disables LISTEN, which transaction poolers do not support. If dlqd detects a pooler, it sets PollOnly,
+	// unless Listens is set.
 	PollOnly bool
 	// Listens means that the pooler in front of the database gives each client its own session.
 	Listens bool
-	// StopTimeout limits the whole stop, even if the database hangs. Running jobs may take most of
-	// it to finish.
+	// StopTimeout limits the whole stop, even if the database hangs. Running jobs may use most of that time to finish. 0
+	// means DefaultStopTimeout.
 	StopTimeout time.Duration
 	// RiverUI is the address of River UI, for the console's links to jobs; empty for no links.
 	RiverUI string
@@ -135,15 +133,14 @@ type Config struct {
 	// see archive.Open. Empty means no archive.
 	Archive string
 	Logger  *slog.Logger
-	// LogLevel is the level of Logger; nil if it cannot be changed.
+	// LogLevel is the level of Logger; nil if the level cannot be changed at run time.
 	LogLevel *slog.LevelVar
 	// OTLPEndpoint is the base URL of an OpenTelemetry collector for traces, metrics and logs;
 	// empty for none.
 	OTLPEndpoint string
 	// OpenSources connects to the clusters of the policy's sources; nil if the program was built without Kafka.
 	OpenSources source.Open
-	// Measure returns the load of the machine and the database; nil means that conditions measures
-	// it.
+	// Measure returns the load of the machine and the database; nil means that the breaker.Conditions measure the load.
 	Measure func(context.Context) (breaker.Load, error)
 }
 
@@ -182,15 +179,15 @@ type Server struct {
 	listeners    []net.Listener
 
 	conditions  *breaker.Conditions
-	planner     atomic.Pointer[strategy.Planner] // by the policy in force
+	planner     atomic.Pointer[strategy.Planner] // of the policy in force
 	reloading   sync.Mutex
-	reloadErr   atomic.Pointer[error]         // of the last reload; nil if it succeeded
-	published   atomic.Pointer[policy.Policy] // whose masks are in force in the database
+	reloadErr   atomic.Pointer[error]         // the error of the last reload; nil if the reload succeeded
+	published   atomic.Pointer[policy.Policy] // the policy whose masks are in force in the database
 	unpublished atomic.Bool                   // publishing the policy to the database failed, and is retried
-	authWays    atomic.Pointer[[]string]      // the last configured ways of authentication; nil if there were none
+	authWays    atomic.Pointer[[]string]      // the last ways of authentication that a policy configured; nil if none did
 
 	loops        background.Group
-	wakeApproved func()           // starts what was approved; nil if this process has no DLQ workers
+	wakeApproved func()           // starts approved operations; nil if this process has no DLQ workers
 	wakeRuns     func()           // continues replay runs; nil if this process has no DLQ workers
 	queues       *background.Loop // applies the policy's queues to River's client
 	presence     *background.Loop // announces this process and its queues to the others
@@ -199,8 +196,8 @@ type Server struct {
 	began        time.Time
 }
 
-// CheckSources returns an error if the policy has sources and a process of this configuration works their queues
-// without being able to publish. Such a process would fail each redelivery.
+// CheckSources returns an error if the policy has sources or feeds, this configuration runs Process or DLQWorkers, and
+// OpenSources is nil. Such a process could not publish, and would fail each redelivery of a source's records.
 func (c *Config) CheckSources(p *policy.Policy) error {
 	if !c.Process && !c.DLQWorkers {
 		return nil
@@ -208,7 +205,7 @@ func (c *Config) CheckSources(p *policy.Policy) error {
 	return c.OpenSources.Check(p)
 }
 
-// Start starts all parts. On an error it stops those that it has started.
+// Start starts all parts. If a part fails to start, Start stops those that run, and returns the error.
 func Start(ctx context.Context, config Config) (*Server, error) {
 	if config.StopTimeout == 0 {
 		config.StopTimeout = DefaultStopTimeout
@@ -234,8 +231,8 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 	return s, nil
 }
 
-// startParts starts all parts but the API. If the database does not answer, it stops them and tries again, until
-// DatabaseWait is over.
+// startParts starts all parts but the API. If the database at DatabaseURL does not answer, startParts stops these parts
+// and tries again until DatabaseWait is over.
 func startParts(ctx context.Context, config Config) (*Server, error) {
 	deadline := time.Now().Add(config.DatabaseWait)
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
@@ -282,7 +279,7 @@ func (s *Server) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// openDatabase has checked dlqd's own River; only an application's can be older.
+	// openDatabase has checked the version of a River that belongs to dlqd; only an application's River can be older.
 	if s.config.Process && status.RiverVersion < status.RiverLatest {
 		return fmt.Errorf("the schema of River is at version %d, and delivering messages needs version %d: "+
 			"run River's migrations, or serve with only --api and --dlq-workers", status.RiverVersion, status.RiverLatest)
@@ -345,7 +342,7 @@ func (s *Server) start(ctx context.Context) error {
 	return nil
 }
 
-// listens reports whether this process serves requests: the API or, without it, metrics and health.
+// listens reports whether this process serves HTTP requests: the API or, without the API, metrics and health.
 func (s *Server) listens() bool { return s.config.API || len(s.config.Listen) > 0 }
 
 // startPolicyAndBreakers starts what all parts use: the policy, the circuit breakers and the conditions.
@@ -391,8 +388,8 @@ func (s *Server) migrator() *postgres.Migrator {
 	return &postgres.Migrator{Pool: s.pool, Schemas: s.config.Schemas, Logger: s.logger, OwnRiver: s.embedded != nil}
 }
 
-// openDatabase opens the database. It migrates an embedded database. Any other database is only checked, because its
-// owner decides when the schema changes.
+// openDatabase opens the database and starts an embedded one. It migrates an embedded database. It only checks the
+// schema of any other database, because that database's owner decides when the schema changes.
 func (s *Server) openDatabase(ctx context.Context) error {
 	url := s.config.DatabaseURL
 	if url == "" {
@@ -411,7 +408,7 @@ func (s *Server) openDatabase(ctx context.Context) error {
 		return err
 	}
 	if postgres.IsPooled(s.pool) && !s.config.PollOnly && !s.config.Listens {
-		// Other clients of the pooler would inherit a session that listens.
+		// A transaction pooler would give other clients the session in which dlqd listens.
 		s.config.PollOnly = true
 		s.logger.Info("the database is behind a pooler, so dlqd polls; " +
 			"use --poll-only=false if the pooler gives each client its own session")
@@ -422,7 +419,7 @@ func (s *Server) openDatabase(ctx context.Context) error {
 	return s.migrator().Check(ctx)
 }
 
-// openReplica opens the read replica, if there is one.
+// openReplica opens the read replica if one is configured and this process serves the API.
 func (s *Server) openReplica(ctx context.Context) (err error) {
 	if s.config.ReplicaURL == "" || !s.config.API {
 		return nil
@@ -436,7 +433,7 @@ func (s *Server) openReplica(ctx context.Context) (err error) {
 	}
 	s.metrics.WatchReplica(func() bool {
 		ok, _ := s.replica.Status()
-		return ok || s.idle() != nil // while detached, its loop waits
+		return ok || s.idle() != nil // while dlqd is detached, the replica's loop waits, and its status is not a problem
 	}, s.replica.AsOf)
 	s.loops.Add(s.replica.Loop())
 	return nil
@@ -483,7 +480,7 @@ func (s *Server) sourceStore() *source.Store {
 	return &source.Store{DB: s.store.DB(), Policy: s.policy, Logger: s.logger.With("part", "sources")}
 }
 
-// offsetAt returns the function that finds offsets by time, or nil if this process reads no sources.
+// offsetAt returns the function that finds the offsets of a topic by time, or nil if this process reads no sources.
 func (s *Server) offsetAt() api.OffsetAt {
 	if s.sources == nil {
 		return nil
@@ -499,8 +496,8 @@ func (s *Server) publisher() source.Publisher {
 	return s.sources
 }
 
-// systemState returns the last measurement of the conditions. Only processes with DLQ workers
-// measure.
+// systemState returns the last measured load of this machine, in percent rounded to one decimal. It returns false if
+// this process has measured nothing: only processes with DLQ workers measure.
 func (s *Server) systemState() (riverdlq.SystemState, bool) {
 	load, measured := s.conditions.Load()
 	return riverdlq.SystemState{CPU: math.Round(load.CPU*10) / 10, Memory: math.Round(load.Memory*10) / 10}, measured
@@ -595,8 +592,8 @@ func (s *Server) startMaintenance() {
 	s.loops.Add(reconcile.New(reconcile.Config{DB: s.store.DB(), Logger: s.logger.With("part", "reconciler")}).Loop())
 }
 
-// cancelJob cancels a job for an approved request. If the process that executed the request before died, the job may be
-// cancelled already.
+// cancelJob cancels a job for an approved request. It succeeds if the job is cancelled already: the process that
+// executed the request before may have cancelled the job and then died.
 func (s *Server) cancelJob(ctx context.Context, client *river.Client[pgx.Tx], id int64, act deadletter.Act) error {
 	job, _, _, err := delivery.FindJob(ctx, s.store.DB(), id)
 	switch {
@@ -624,9 +621,8 @@ func (s *Server) riverAdmin() (*river.Client[pgx.Tx], error) {
 	return client, nil
 }
 
-// notifyParked logs dead letters that a worker parked, except those of muted groups. Entries parked
-// by other means do not pass through here; the metric dlqd_needs_person counts all that wait for an
-// operator.
+// notifyParked logs the dead letters that a worker parked, except those of muted groups. Entries that SQL or an
+// operator parked do not pass through here; the metric dlqd_needs_person counts all entries that wait for an operator.
 func (s *Server) notifyParked(parked []worker.Parked) {
 	type parkedGroup struct {
 		group.Key
@@ -639,7 +635,7 @@ func (s *Server) notifyParked(parked []worker.Parked) {
 		counts[parkedGroup{key, p.Class}]++
 		keys = append(keys, key)
 	}
-	// The worker's context may have ended with the loop's run. Each statement has its own timeout.
+	// The worker's context may have ended with the turn of its loop. Each statement has its own timeout.
 	marks, err := s.groups.Marks(context.Background(), keys)
 	if err != nil {
 		// Log a muted group rather than miss one that is not muted.
@@ -664,8 +660,8 @@ func exposedAddress(addresses []string) string {
 	return ""
 }
 
-// checkAccess refuses to listen where other machines connect without authentication, unless
-// Insecure is set. Authentication by certificates requires a client CA.
+// checkAccess returns an error if other machines could connect without authentication, unless Insecure is set, or if
+// the policy has authentication by certificates and TLS.ClientCA is empty.
 func (s *Server) checkAccess() error {
 	if slices.Contains(s.policy().Access.Authentication, access.ViaCertificate+"s") && s.config.TLS.ClientCA == "" {
 		return errors.New("access.yaml: authentication by certificates needs --tls-client-ca, " +
@@ -684,8 +680,8 @@ func (s *Server) checkAccess() error {
 	return nil
 }
 
-// accessHealth returns the health of authentication. It is failed if other machines can connect
-// without authentication, or if a reload removed all ways of authentication.
+// accessHealth returns the health of authentication. It reports a failure if other machines can connect without
+// authentication, or if a reload removed all ways of authentication.
 func (s *Server) accessHealth() api.Part {
 	ways := s.policy().Access.Authentication
 	address := exposedAddress(s.config.Listen)
@@ -711,8 +707,8 @@ func (s *Server) accessHealth() api.Part {
 	}
 }
 
-// rules returns the rules of authentication in force. Once authentication was configured, a reload
-// cannot switch it off: a line lost in an edit must not give everyone access.
+// rules returns the rules of authentication in force. Once a policy has configured authentication, no reload can switch
+// it off: a line that is lost in an edit must not give everyone access.
 func (s *Server) rules() access.Rules {
 	rules := s.policy().Access.Rules()
 	if len(rules.Ways) > 0 {

@@ -687,7 +687,8 @@ func TestStart_RefusesAnOldSchema(t *testing.T) {
 	require.ErrorContains(t, err, "dlqd migrate up")
 }
 
-// startLater starts a server in the background, and stops it. It returns what the server logged and its error.
+// startLater starts a server in the background, and stops it after a successful start. It returns the server's log, and
+// a channel that receives the error of the start or the stop, or nil.
 func startLater(t *testing.T, url string) (log *lockedBuffer, started <-chan error) {
 	t.Helper()
 	log = new(lockedBuffer)
@@ -707,7 +708,7 @@ func startLater(t *testing.T, url string) (log *lockedBuffer, started <-chan err
 	return log, done
 }
 
-// A start waits for a database that takes no connections yet, and not for one that refuses the user.
+// A start waits for a database that does not accept connections yet. It does not wait if the database refuses the user.
 func TestStart_WaitsForTheDatabase(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)
@@ -722,7 +723,7 @@ func TestStart_WaitsForTheDatabase(t *testing.T) {
 	require.ErrorContains(t, <-started, "absent_role")
 }
 
-// A start tries again if the database accepts connections and a later statement is not answered in time.
+// A start tries again if the database accepts connections but does not answer a later statement in time.
 func TestStart_TriesAgainAfterATimeout(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)
@@ -738,7 +739,8 @@ func TestStart_TriesAgainAfterATimeout(t *testing.T) {
 	require.NoError(t, <-started)
 }
 
-// An application may run an older version of River's schema. Dead letters work, deliveries may not.
+// An application may have an older version of River's schema. On it, dlqd handles dead letters but does not deliver
+// messages.
 func TestStart_RefusesToDeliverOnAnOlderRiver(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.Empty(t)

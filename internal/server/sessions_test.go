@@ -108,8 +108,8 @@ func (b *browser) sessions() (names []string, ids map[string]string) {
 	return names, ids
 }
 
-// The console's script uses the API with the session's rights, in every process. Pages of other
-// sites cannot.
+// The console's script uses the API with the rights of the session, in every process. Pages of other sites cannot use
+// the session.
 func TestSessions_AuthenticateAPIRequests(t *testing.T) {
 	t.Parallel()
 	dir := policytest.Dir(t, policytest.Files{"access": "authentication: [tokens]"})
@@ -132,8 +132,8 @@ func TestSessions_AuthenticateAPIRequests(t *testing.T) {
 			"Sec-Fetch-Site", "cross-site"))
 	require.Equal(t, http.StatusUnauthorized, kim.status("GET", "/api/dlq/entries", "", "Sec-Fetch-Site", "same-site"))
 
-	// Changed rights apply at once. A user who follows a run while the cookie is replaced continues
-	// to, until sign-out.
+	// Changed rights apply at once. The event stream of a replay run continues when its user's cookie is replaced, and
+	// ends when the user's rights change or the user signs out.
 	b.exec(`INSERT INTO dlq.replay_runs (id, filter, actor, total, status)
 		VALUES ('0198a0b0-0000-7000-8000-000000000000', '{}', 'kim', 1, 'paused')`)
 	follow, err := http.DefaultClient.Do(kim.request("GET", "/api/dlq/replays/0198a0b0-0000-7000-8000-000000000000/events",
@@ -146,7 +146,7 @@ func TestSessions_AuthenticateAPIRequests(t *testing.T) {
 	require.Eventually(t, func() bool { kim.status("GET", "/api/whoami", ""); return kim.cookie != before }, time.Minute,
 		100*time.Millisecond)
 	require.Equal(t, http.StatusOK, kim.status("GET", "/api/whoami", ""))
-	// The cookie of the stream is no longer valid for new requests.
+	// New requests cannot use the cookie with which the stream began any more.
 	b.exec("UPDATE dlq.sessions SET previous_until = now()")
 	events := bufio.NewScanner(follow.Body)
 	for range 6 { // one event a second: longer than lookups are cached
@@ -180,7 +180,7 @@ func TestSessions_AuthenticateAPIRequests(t *testing.T) {
 	require.Equal(t, http.StatusUnauthorized, anna.status("GET", "/api/whoami", ""))
 }
 
-// Users see and end their own sessions; an admin without limits sees and ends all.
+// A user sees and ends only the user's own sessions. An admin without limits sees and ends all sessions.
 func TestSessions_OnlyAdminsEndThoseOfOthers(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) {
@@ -219,8 +219,8 @@ func TestSessions_OnlyAdminsEndThoseOfOthers(t *testing.T) {
 	require.JSONEq(t, `{"ended": 0}`, body)
 }
 
-// A form that a browser sends without a session is answered with the sign-in page. After the sign-in, the form shows
-// once what was typed, and the user sends it again. Programs get problem details.
+// If a browser sends a form without a session, dlqd answers with the sign-in page. After the sign-in, the form shows
+// the typed values once, and the user sends it again. Programs get problem details.
 func TestSessions_KeepWhatWasTyped(t *testing.T) {
 	t.Parallel()
 	dir := policytest.Dir(t, policytest.Files{"access": "authentication: [tokens]"})
@@ -315,7 +315,7 @@ func setupAdmin(t *testing.T, change func(*server.Config)) (b *bundle, secret st
 	return b, secret
 }
 
-// A form that dlqd cannot handle now is answered with a page, which has what was typed and can send it again.
+// If dlqd cannot handle a form now, it answers with a page that shows the typed values and a button to send them again.
 func TestForms_KeepWhatWasTypedWhenRefused(t *testing.T) {
 	t.Parallel()
 	form := url.Values{

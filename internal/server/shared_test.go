@@ -17,9 +17,10 @@ type sharedBundle struct {
 	end []func()
 }
 
-// sharedServer returns a dlqd with default options that several tests use at once: a start takes 0.6 s of a processor.
-// Its receiver accepts every message. A test that uses it submits messages only with random ids. It does not count
-// rows of other tests, create dead letters, read metrics, stop the server, or change the policy, a switch or a queue.
+// sharedServer returns a dlqd with default options that several tests use at once, because each start takes 0.6 s of
+// processor time. Its receiver accepts every message. A test that uses it submits messages only with random ids. The
+// test does not count rows of other tests, create dead letters, read metrics, stop the server, or change the policy, a
+// switch or a queue.
 func sharedServer(t *testing.T) *bundle {
 	t.Helper()
 	shared.mu.Lock()

@@ -17,7 +17,8 @@ import (
 	"github.com/dlqd/dlqd/internal/source"
 )
 
-// The source is removed from the policy, while retry-policies.yaml keeps its queue, with a destination for HTTP.
+// The policy has no source any more, but retry-policies.yaml keeps the source's queue with an HTTP destination. dlqd
+// does not send the source's records there.
 func TestSources_SendNoRecordElsewhereOnceRemoved(t *testing.T) {
 	t.Parallel()
 	var requests atomic.Int32

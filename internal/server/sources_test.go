@@ -189,7 +189,7 @@ func TestPublish_RepeatsWithTheSameDelivery(t *testing.T) {
 		FROM dlq.source_deliveries`), "the same job has the same delivery")
 }
 
-// Records of one key go back in their order, even while an earlier one waits for an operator.
+// Records of one key are published in their order, even if an operator replays a later one first.
 func TestPublish_KeepsTheOrderOfAKey(t *testing.T) {
 	t.Parallel()
 	b, broker := setupSources(t, policytest.Files{"retry-policies": "queues: {orders: {ordering: true}, default: {}}\n" +

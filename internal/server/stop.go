@@ -11,15 +11,16 @@ import (
 // maxReserve is the maximum of [Server.reserve].
 const maxReserve = 5 * time.Second
 
-// ErrStoppedAtOnce means that a second signal or the time limit cut the stop short. No accepted
-// message is lost; interrupted jobs run again.
+// ErrStoppedAtOnce means that a second signal or the time limit ended the stop early. No accepted message is lost;
+// interrupted jobs run again.
 var ErrStoppedAtOnce = errors.New("stopped before all jobs finished; interrupted jobs will run again")
 
-// reserve returns the length of the last part of a stop, which cuts off everything that still runs.
+// reserve returns the length of the last part of a stop. In it, the server cuts off everything that still runs.
 func (s *Server) reserve() time.Duration { return min(s.config.StopTimeout/4, maxReserve) }
 
-// Wait waits until ctx is done or a part fails, and then stops the server. Requests, accepted messages and running jobs
-// finish within the limit; the database stops last. If hard ends, only the reserve of the limit is left.
+// Wait waits until ctx is done or a part fails, and then stops the server within StopTimeout. Requests, accepted
+// messages and running jobs finish first, and the database stops last. Once hard is done, the rest of the stop takes at
+// most [Server.reserve]. Wait returns the error of a part that failed, and the errors of the stop.
 func (s *Server) Wait(ctx, hard context.Context) error {
 	var exited <-chan struct{}
 	if s.embedded != nil {
@@ -38,9 +39,8 @@ func (s *Server) Wait(ctx, hard context.Context) error {
 	return errors.Join(failed, s.stop(hard))
 }
 
-// stop stops all started parts. One deadline covers everything, even if the database hangs. Most of
-// the time is for requests, accepted messages and running jobs; the reserve is for cutting off the
-// rest.
+// stop stops all started parts. One deadline covers everything, even if the database hangs. Requests, accepted messages
+// and running jobs have all of that time except the reserve, in which the server cuts off what still runs.
 func (s *Server) stop(hard context.Context) error {
 	s.stopping.Store(true)
 	deadline := time.Now().Add(s.config.StopTimeout)

@@ -26,8 +26,8 @@ type stream struct {
 	lines  *bufio.Scanner
 }
 
-// streams opens every event stream of a server: a live page, and a replay run that is paused. The cookie is that of a
-// session, or "".
+// streams opens every event stream of a server: a live page, and a replay run that is paused. cookie is the cookie of a
+// session, or "" for none.
 func (b *bundle) streams(cookie string) map[string]*stream {
 	b.Helper()
 	run := uuid.NewString()
@@ -70,8 +70,8 @@ func TestStreams_AreNotBufferedByProxies(t *testing.T) {
 	}
 }
 
-// A proxy closes a stream that sends nothing, so dlqd sends events even while the database does not answer. The
-// stream of a signed-in viewer goes on, too, although the session cannot be checked then.
+// A proxy closes a stream that sends nothing, so dlqd sends events even while the database does not answer. The stream
+// of a signed-in viewer continues, too, although dlqd cannot check the session then.
 func TestStreams_GoOnWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	for _, signedIn := range []bool{false, true} {

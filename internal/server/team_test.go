@@ -47,9 +47,9 @@ func (t *teamTally) add(refusal string) {
 	t.refusals[regexp.MustCompile(`[0-9a-f-]{36}|\d+`).ReplaceAllString(refusal, "#")]++
 }
 
-// TestTeam_FourOperators has four operators in browser sessions decide about dead letters as fast as they can, while
-// new ones arrive: three through the review, one through the list. A refusal is an act that dlqd refused, such as
-// one about an entry that a colleague has closed. A contradiction is an entry that two operators closed in two ways.
+// In TestTeam_FourOperators four operators in browser sessions decide about dead letters as fast as they can, while new
+// ones arrive: three use the review, one uses the list. A refusal is an act that dlqd refused, such as one about an
+// entry that a colleague has closed. A contradiction is an entry that two operators closed in different ways.
 // DLQD_TRIAL is the duration ("10m"; default: until 40 acts).
 func TestTeam_FourOperators(t *testing.T) {
 	t.Parallel()

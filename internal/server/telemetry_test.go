@@ -45,8 +45,8 @@ func (r *traced) seen() []string {
 	return r.parents
 }
 
-// submitTraced submits a message with a trace context, and returns its dead letter's id once it is
-// parked.
+// submitTraced submits a message with a trace context, waits until its dead letter is parked, and returns the id of
+// that entry.
 func (b *bundle) submitTraced(id string) string {
 	b.Helper()
 	request, err := http.NewRequestWithContext(b.Context(), http.MethodPost, b.base+"/api/messages",
@@ -67,7 +67,7 @@ func (b *bundle) submitTraced(id string) string {
 	return entry.String()
 }
 
-// replayAll replays everything in a run, and returns the run's id once the entry is resolved.
+// replayAll replays all entries in a run, waits until the entry is resolved, and returns the run's id.
 func (b *bundle) replayAll() string {
 	b.Helper()
 	status, run, _ := b.call("POST", "/api/dlq/replay",
@@ -184,8 +184,8 @@ func TestTelemetry_TracesAMessage(t *testing.T) {
 	require.NotNil(t, collector.Metric("dlqd_database_up"))
 }
 
-// The trace of a single entry's replay is linked to the trace of the request for it, and has the tracestate of that
-// request.
+// The trace of a single entry's replay is linked to the trace of the request that asked for it, and has that request's
+// tracestate.
 func TestTelemetry_LinksSingleReplays(t *testing.T) {
 	t.Parallel()
 	collector := telemetrytest.NewCollector(t)
@@ -224,8 +224,8 @@ func TestTelemetry_LinksSingleReplays(t *testing.T) {
 	}
 }
 
-// Without an endpoint nothing is sent. A trace context is forwarded unchanged, as W3C Trace Context
-// requires of a service that does not take part in tracing, and none is created.
+// Without an endpoint, dlqd sends no telemetry. It forwards a trace context unchanged, as W3C Trace Context requires of
+// a service that does not take part in tracing, and creates none.
 func TestTelemetry_DisabledForwardsTraceContexts(t *testing.T) {
 	t.Parallel()
 	receiver := &traced{}
@@ -241,7 +241,7 @@ func TestTelemetry_DisabledForwardsTraceContexts(t *testing.T) {
 	require.Equal(t, []string{as, as, " "}, receiver.seen())
 }
 
-// An unavailable collector delays neither deliveries nor a stop, and is logged only now and then.
+// An unavailable collector delays neither deliveries nor a stop, and is logged only sometimes.
 func TestTelemetry_UnavailableCollectorDelaysNothing(t *testing.T) {
 	t.Parallel()
 	receiver := &traced{}

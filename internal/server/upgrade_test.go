@@ -21,9 +21,9 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// TestUpgrade_OlderProcessesGoOn upgrades the schema beside processes as the next release would: tables get columns,
-// and functions get parameters. Running processes continue, and restarted ones start. make trial-upgrade does the same
-// with programs of both versions.
+// TestUpgrade_OlderProcessesGoOn upgrades the schema as the next release would, while processes run: tables get
+// columns, and functions get parameters. Running processes continue, and restarted ones start. make trial-upgrade does
+// the same with programs of both versions.
 func TestUpgrade_OlderProcessesGoOn(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -127,7 +127,7 @@ func TestUpgrade_OlderProcessesGoOn(t *testing.T) {
 		restarted.awaitMessage(id, "completed")
 	}
 
-	// A later release works with newer programs only.
+	// The schema of a later release may work with newer programs only.
 	b.exec(fmt.Sprintf("UPDATE dlq.settings SET value = '%d' WHERE key = 'oldest_program'", latest+1))
 	require.Contains(t, health(restarted), "database schema is too new for this dlqd")
 	_, err = server.Start(t.Context(), server.Config{
