@@ -16,20 +16,21 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// River's completer sets a job's state by the job's id. It does not check which attempt it ends, nor whether the id
-// still belongs to the same job. An outcome can therefore end an attempt that another process runs:
+// River's completer sets a job's state by the job's id. It checks neither which attempt the outcome belongs to, nor
+// whether the id still belongs to the same job. An outcome can therefore end an attempt that another process runs:
 //
 //   - A process that was paused or cut off from the database for 30 s may still run attempts of jobs that another
 //     process has rescued and runs. A late failure would end the job while the other process's attempt still runs, and
 //     that attempt's success would be lost. A process that may have been considered dead ("in doubt") checks the attempt
 //     before it sends a message and before it records outcomes.
-//   - After the promotion of an asynchronous standby, River gives ids again that the standby did not have. The outcome
-//     of a lost message would end the new message that has its id. An outcome is checked if it is recorded on another
-//     server than the one that the job was fetched from, or if one of the two is not known.
+//   - After the promotion of an asynchronous standby, River assigns ids again that the standby did not have. The
+//     outcome of a lost message would end the new message with the same id. An outcome is checked if it is recorded on
+//     another server than the one from which the job was fetched, or if one of the two servers is not known.
 //
 // Other outcomes are recorded without a check.
 
-// errAttemptLost is returned, and the message is not sent, if another process may have rescued the job.
+// errAttemptLost is the error of an attempt in which the message is not sent, because another process may have rescued
+// the job.
 var errAttemptLost = errors.New("the attempt is over: another process may deliver the message")
 
 // inDoubt reports whether another process may have rescued a job that this process runs.
@@ -37,14 +38,14 @@ func (w *Worker) inDoubt() bool {
 	return w.config.InDoubt != nil && w.config.InDoubt(w.config.Planner().Policy().MaxTimeout()+2*rescueSlack)
 }
 
-// isCurrentAttempt reports whether the job's current attempt is still this one.
+// isCurrentAttempt reports whether job is still running, in the attempt that this worker runs.
 func (w *Worker) isCurrentAttempt(ctx context.Context, job *river.Job[Args]) (bool, error) {
 	return dbsqlc.New(w.config.DB).AttemptRuns(ctx, dbsqlc.AttemptRunsParams{
 		Job: job.ID, CreatedAt: job.CreatedAt, Attempt: int32(job.Attempt),
 	})
 }
 
-// driver is River's driver, except that a client that must check outcomes records only those of current attempts.
+// driver is River's driver. If the client must check outcomes, driver records only those of current attempts.
 type driver struct {
 	*postgres.Driver
 
@@ -60,7 +61,7 @@ func (d *driver) GetExecutor() riverdriver.Executor {
 	return &executor{Executor: d.Driver.GetExecutor(), driver: d}
 }
 
-// updates are the outcomes of attempts, with one array per column.
+// updates are the outcomes of attempts, in one array for each column of river_job.
 type updates = riverdriver.JobSetStateIfRunningManyParams
 
 type executor struct {
@@ -69,9 +70,9 @@ type executor struct {
 	driver *driver
 }
 
-// JobSetStateIfRunningMany implements riverdriver.Executor. If the process is in doubt, or the connection's server is
-// not the one that the jobs were fetched from, it records only the outcomes of current attempts. Both are checked after
-// a connection was acquired, because they can change while the call waits for one.
+// JobSetStateIfRunningMany implements riverdriver.Executor. If the process is in doubt, or the jobs were not all
+// fetched from the connection's server, it records only the outcomes of current attempts. It checks both conditions
+// after it has acquired a connection, because they can change while it waits for one.
 func (e *executor) JobSetStateIfRunningMany(ctx context.Context,
 	params *updates,
 ) (rows []*rivertype.JobRow, err error) {
@@ -129,9 +130,9 @@ func updatesOf(params *updates, jobs []int64) *updates {
 	return filtered
 }
 
-// attemptOf returns the attempt whose outcome an update records. A failure has the attempt in its error. A snooze sets
-// the job's attempt back by one, so the attempt is one higher. attemptOf returns 0 if the update does not contain the
-// attempt, as for a success.
+// attemptOf returns the number of the attempt whose outcome an update records. A failure has that number in its error.
+// A snooze sets the job's attempt back by one, so attemptOf adds one. It returns 0 if the update does not contain the
+// number, as for a success.
 func attemptOf(params *updates, i int) int32 {
 	var failure rivertype.AttemptError
 	switch {

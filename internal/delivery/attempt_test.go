@@ -25,16 +25,16 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
-// late is a message that two processes deliver: the first one is considered dead, another process
-// rescues its job, and then the first one resumes.
+// late is a message that two processes deliver. The first process is considered dead, the second rescues the message's
+// job, and then the first continues.
 type late struct {
 	*testing.T
 
 	pool    *pgxpool.Pool
 	planner *strategy.Planner
-	doubt   atomic.Bool         // of the first process
+	doubt   atomic.Bool         // whether the first process is in doubt
 	arrived chan string         // attempt numbers, or message ids
-	answers map[string]chan int // by attempt number or message id: status to answer
+	answers map[string]chan int // the status to answer, by attempt number or message id
 	clients [2]*delivery.Client // one for each process
 	ended   [2]chan string      // outcomes, by process
 }
@@ -44,7 +44,7 @@ func setupLate(t *testing.T, queue string) *late {
 	return setupLateIn(t, postgrestest.Pool(t), queue, "Dlqd-Attempt", "1", "2", "3")
 }
 
-// setupLateIn returns a message whose receiver tells requests apart by the value of a header.
+// setupLateIn returns a late whose receiver distinguishes requests by the value of a header.
 func setupLateIn(t *testing.T, pool *pgxpool.Pool, queue, header string, values ...string) *late {
 	t.Helper()
 	l := &late{T: t, pool: pool, arrived: make(chan string, 10), answers: map[string]chan int{}}
@@ -52,7 +52,7 @@ func setupLateIn(t *testing.T, pool *pgxpool.Pool, queue, header string, values 
 		l.answers[value] = make(chan int, 1)
 	}
 	receiver := answering(t, func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // the server notices only then that a client has gone
+		_, _ = io.Copy(io.Discard, r.Body) // only then the server notices that a client has gone
 		value := r.Header.Get(header)
 		l.arrived <- value
 		select {
@@ -130,7 +130,7 @@ func (l *late) stopFetching(i int) {
 	require.ErrorIs(l, l.clients[i].Queues().Remove(ctx, "default"), context.DeadlineExceeded, "its jobs still run")
 }
 
-// rescueJob stops the first process's fetching, makes the process look dead, and rescues its job.
+// rescueJob makes the first process fetch no more jobs and look dead, and rescues its job.
 func (l *late) rescueJob() {
 	l.Helper()
 	l.stopFetching(0)
@@ -156,9 +156,9 @@ func (l *late) count(sql string) (n int) {
 	return n
 }
 
-// An attempt that ends after its job was rescued does not affect the attempt that another process
-// runs. River's completer applies any attempt's outcome to the job: without the check, a late
-// failure would turn a delivered message into a dead letter.
+// The outcome of an attempt whose job was rescued does not affect the attempt that another process runs. River's
+// completer applies the outcome of any attempt to the job: without dlqd's check, a late failure would turn a delivered
+// message into a dead letter.
 func TestLateAttempt_DoesNotAffectCurrentAttempt(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -203,7 +203,7 @@ func TestLateAttempt_DoesNotAffectCurrentAttempt(t *testing.T) {
 			l.run(1)
 			require.Equal(t, "2", <-l.arrived)
 			l.doubt.Store(!test.unaware)
-			if test.state == rivertype.JobStateAvailable { // otherwise the second process would run it again
+			if test.state == rivertype.JobStateAvailable { // otherwise the second process would run the job again
 				l.stopFetching(1)
 			}
 			l.answers["1"] <- test.status
@@ -226,7 +226,7 @@ func TestLateAttempt_DoesNotAffectCurrentAttempt(t *testing.T) {
 	}
 }
 
-// A process does not send a message whose job was rescued before it sent the message.
+// If a job is rescued before its process has sent the message, that process does not send it.
 func TestLateAttempt_DoesNotSendRescuedMessage(t *testing.T) {
 	t.Parallel()
 	l := setupLate(t, ", ordering: true")
@@ -256,8 +256,8 @@ func TestLateAttempt_DoesNotSendRescuedMessage(t *testing.T) {
 		5*time.Millisecond)
 }
 
-// If the answer to an outcome is lost, the outcome may be recorded, and the job may run again by the time at which
-// River's completer repeats it.
+// If the answer to the statement that records an outcome is lost, the outcome may be recorded nevertheless. The job may
+// run again by the time when River's completer repeats the statement.
 func TestLateAttempt_IsCheckedWhenOutcomeIsRepeated(t *testing.T) {
 	t.Parallel()
 	l := setupLate(t, "")

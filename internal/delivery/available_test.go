@@ -51,7 +51,7 @@ func TestTransportError_IsMasked(t *testing.T) {
 	require.NotContains(t, transportError(t.Context(), &policy.Destination{}, err, hide).Error(), "4111")
 }
 
-// A cluster that refuses a record answers, so that its breaker stays closed for the others.
+// A cluster that refuses a record is available, so its breaker stays closed for other records.
 func TestAvailable_FollowsTheClassOfAPublishError(t *testing.T) {
 	t.Parallel()
 	destination := &policy.Destination{Name: "orders", URL: "kafka://main"}

@@ -15,18 +15,18 @@ import (
 	"github.com/dlqd/dlqd/internal/riverdlq"
 )
 
-// unavailable are the gRPC statuses of destinations in trouble: those that correspond to 5xx.
+// unavailable are the gRPC statuses that correspond to HTTP 5xx: the destination is in trouble.
 var unavailable = []string{"UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "DATA_LOSS"}
 
-// callsOver returns a client for gRPC. gRPC has no redirects.
+// callsOver returns an HTTP client for gRPC calls. It follows no redirect, because gRPC has none.
 func callsOver(transport http.RoundTripper) *http.Client {
 	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse
 	}}
 }
 
-// call sends a message as the request of a gRPC method. It returns the HTTP status of the answer, or 0 if there is
-// none.
+// call sends a message as the request of a gRPC method. It returns the HTTP status of the answer, or 0 if there was no
+// answer.
 func (w *Worker) call(ctx context.Context, queue *policy.Queue, destination *policy.Destination,
 	job *river.Job[Args], meta *metadata, hide func(string) string,
 ) (status int, err error) {
@@ -94,7 +94,7 @@ func (w *Worker) requestOf(ctx context.Context, destination *policy.Destination,
 	if request, err = method.Request(job.Args.Body()); err == nil || !kept {
 		return method, request, err
 	}
-	// The method's description was cached, and the server may have been replaced since: fetch it again.
+	// The description of the method was cached, and the server may have been replaced since. Fetch the description again.
 	if method, _, err = w.reflected.Method(ctx, w.calls, target, true); err != nil {
 		return nil, nil, err
 	}
@@ -102,8 +102,8 @@ func (w *Worker) requestOf(ctx context.Context, destination *policy.Destination,
 	return method, request, err
 }
 
-// unmapped returns the error of a message that was not sent, because it could not be encoded as a request: the payload
-// does not fit the method, the descriptor cannot be used, or the server did not describe its method.
+// unmapped returns the error of a message that was not sent because it could not be encoded as a request: the payload
+// does not fit the method, the method's descriptor cannot be used, or the server did not describe the method.
 func unmapped(ctx context.Context, destination *policy.Destination, err error, hide func(string) string) error {
 	if _, ok := errors.AsType[*grpc.MappingError](err); ok {
 		return &riverdlq.Error{
@@ -123,7 +123,7 @@ func unmapped(ctx context.Context, destination *policy.Destination, err error, h
 	return transportError(ctx, destination, grpc.DeadlineError(ctx, err), hide)
 }
 
-// callError returns the error of a call that a server ended with a status.
+// callError returns the error of a call to which the server answered with a gRPC status other than OK.
 func callError(destination *policy.Destination, status *grpc.StatusError, hide func(string) string) *riverdlq.Error {
 	answer := cause.Answer{Code: status.Reason, Body: []byte(status.Message), Hide: hide}
 	found := answer.Cause()

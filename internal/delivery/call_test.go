@@ -75,7 +75,7 @@ func TestCall_SendsMessageWithMetadata(t *testing.T) {
 	require.NoError(t, webhook.Verify(message, headers), "the signature is of the request's bytes")
 }
 
-// The status decides whether the job is retried, and what is recorded.
+// The gRPC status decides whether the job is retried, and which class the error has.
 func TestCall_StatusDecidesRetry(t *testing.T) {
 	t.Parallel()
 	for code, want := range map[codes.Code]struct {
@@ -115,7 +115,7 @@ func TestCall_StatusDecidesRetry(t *testing.T) {
 	}
 }
 
-// The status' details name the cause and when to send the message again.
+// The details of the status have the cause, and the time after which to send the message again.
 func TestCall_ReadsDetails(t *testing.T) {
 	t.Parallel()
 	answer, err := status.New(codes.FailedPrecondition, "declined").WithDetails(
@@ -272,7 +272,7 @@ func TestCall_BreakerFollowsServer(t *testing.T) {
 	require.NotEqual(t, breaker.Closed, state)
 	grpctest.Start(t, grpctest.Config{Address: server.Address, Reflection: "v1", Capture: answer})
 	for i := 3; state != breaker.Closed; i++ {
-		require.Eventually(t, func() bool { // until it lets a message through
+		require.Eventually(t, func() bool { // until the breaker lets a message through
 			_, wait := breakers.State(breaker.DestinationPrefix + "default")
 			return wait == 0
 		}, 5*time.Minute, 10*time.Millisecond)

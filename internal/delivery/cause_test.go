@@ -33,8 +33,8 @@ func TestDeliver_RecordsTheCause(t *testing.T) {
 	require.Contains(t, s.Context["url"], "http://127.0.0.1:")
 }
 
-// An answer whose body never ends or breaks off is still a failure by its status. The part of the
-// body that arrived gives the cause.
+// An answer whose body never ends or breaks off is still a failure by its status. The cause is read from the part of
+// the body that arrived.
 func TestDeliver_RecordsCauseOfTruncatedAnswer(t *testing.T) {
 	t.Parallel()
 	for name, write := range map[string]func(w http.ResponseWriter, r *http.Request){
@@ -66,7 +66,7 @@ func TestDeliver_RecordsCauseOfTruncatedAnswer(t *testing.T) {
 	}
 }
 
-// Headers of an answer are truncated like its body, and the status is not repeated as a code.
+// Headers of an answer are truncated as its body is. If the code is the status, the message does not repeat it.
 func TestFailureOf_TruncatesErrorHeaders(t *testing.T) {
 	t.Parallel()
 	const body = `{"title": "Card declined", "detail": "insufficient funds"}`
@@ -91,8 +91,8 @@ func TestFailureOf_TruncatesErrorHeaders(t *testing.T) {
 	}
 }
 
-// Receivers repeat a value in their encoder's escaping, and the answer's body is recorded without
-// decoding it.
+// A receiver repeats a value with the escaping of its own encoder. Values are masked although dlqd does not decode the
+// answer's body.
 func TestFailureOf_MasksEscapedValues(t *testing.T) {
 	t.Parallel()
 	data := &policy.Data{SensitivePaths: []string{"payload.name"}}
@@ -100,7 +100,7 @@ func TestFailureOf_MasksEscapedValues(t *testing.T) {
 	for _, text := range []string{
 		`Zoë \"O'Neill\" <z>`,                 // in JSON
 		`Zo\u00eb \"O'Neill\" <z>`,            // in JSON by Python
-		`Zo\u00EB \"O'Neill\" <z>`,            // in upper case
+		`Zo\u00EB \"O'Neill\" <z>`,            // the same with upper-case digits
 		`Zoë \"O'Neill\" \u003cz\u003e`,       // in JSON by Go
 		`Zoë &#34;O&#39;Neill&#34; &lt;z&gt;`, // in HTML
 	} {
@@ -114,7 +114,7 @@ func TestFailureOf_MasksEscapedValues(t *testing.T) {
 	}
 }
 
-// Values that the policy masks are in no recorded text, wherever a text is truncated.
+// No recorded text contains a value that the policy masks, or a part of it, wherever the text is truncated.
 func TestFailureOf_MasksBeforeTruncating(t *testing.T) {
 	t.Parallel()
 	const card, name, token = "4111111111111111", "Ann Smith", "sk_live_abcdefgh1234"

@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// fetchCooldown is the shortest time between two fetches of a queue. River's default of 100 ms
-	// limits a queue to concurrency / 0.1 s (measured: 5 ms gives 18,000 jobs/s at 1,000 workers).
+	// fetchCooldown is the shortest time between two fetches of a queue. River's default of 100 ms limits a queue to
+	// concurrency / 0.1 s (measured: 18,000 jobs/s with 5 ms and 1,000 workers).
 	fetchCooldown = 5 * time.Millisecond
 	// fetchPollInterval is how soon new jobs are found if NOTIFY does not arrive.
 	fetchPollInterval = time.Second
@@ -33,19 +33,18 @@ const (
 	// time after which River rescues a job as stuck.
 	rescueSlack = time.Minute
 
-	// queuesInterval is how often the client's queues are compared with the policy's, in addition
-	// to each reload.
+	// queuesInterval is how often the client compares its queues with the policy's, in addition to each reload.
 	queuesInterval = 10 * time.Second
-	// removeTimeout bounds one wait for the running jobs of a queue that is removed. During the wait, River's client
-	// adds no queue. removeAgain is the pause between two waits.
+	// removeTimeout limits each wait for the running jobs of a queue that is removed, because River's client adds no
+	// queue during the wait. removeAgain is the pause between two waits.
 	removeTimeout = time.Second
 	removeAgain   = time.Second
 )
 
 // ClientConfig configures a [Client].
 type ClientConfig struct {
-	// ID is the process's id in dlq.processes, by which other processes find the jobs to rescue
-	// when this one dies. If empty, River generates one.
+	// ID is the id of this process in dlq.processes. When this process dies, other processes use the id to find the jobs
+	// to rescue. If empty, River generates one.
 	ID      string
 	Pool    *pgxpool.Pool
 	Schemas postgres.Schemas
@@ -54,18 +53,17 @@ type ClientConfig struct {
 	Logger  *slog.Logger
 	// PollOnly polls instead of using LISTEN.
 	PollOnly bool
-	// Attached means that River belongs to an application. The client then never becomes River's
-	// leader: a leader discards stuck jobs of kinds that it does not know, and deletes old jobs by
-	// its own settings.
+	// Attached means that River belongs to an application. The client then never becomes River's leader: a leader
+	// discards stuck jobs whose kinds are unknown to its own client, and deletes old jobs by its own settings.
 	Attached bool
-	// Shared, if not nil, returns which of the given queues other clients work too. Those clients
-	// would fetch messages' jobs, so this client does not work these queues.
+	// Shared, if not nil, returns which of the given queues other clients also work. This client does not work them,
+	// because those clients would fetch the jobs of messages.
 	Shared func(ctx context.Context, queues []string) ([]string, error)
-	// Idle, if not nil, returns the reason while the client must work no queue, else nil.
+	// Idle, if not nil, returns the reason why the client must work no queue now, or nil if it may work queues.
 	Idle func() error
 	// Changed, if not nil, is called when the set of worked queues has changed.
 	Changed func()
-	// SystemState, if not nil, returns how busy this machine is. Failed attempts record it.
+	// SystemState, if not nil, returns the load of this machine, or false if it is unknown. Failed attempts record it.
 	SystemState func() (riverdlq.SystemState, bool)
 	// SoftStopTimeout is how long running jobs may take to finish when the client stops.
 	SoftStopTimeout time.Duration
@@ -77,8 +75,8 @@ type Client struct {
 
 	config ClientConfig
 	worked map[string]int           // concurrency by queue
-	ending map[string]bool          // queues whose removal has begun and must be finished: they fetch no more jobs
-	names  atomic.Pointer[[]string] // of the worked queues, for other goroutines
+	ending map[string]bool          // queues that fetch no more jobs, because their removal has begun and must be finished
+	names  atomic.Pointer[[]string] // the names of the worked queues, for other goroutines
 	shared atomic.Pointer[[]string] // queues of the policy that are not worked because other clients work them
 }
 
@@ -106,7 +104,7 @@ func (c *Client) withoutShared(ctx context.Context, names []string) ([]string, e
 	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(shared, name) }), nil
 }
 
-// Worked returns the queues that the client currently works.
+// Worked returns the queues that the client works now; none once the client has stopped.
 func (c *Client) Worked() []string {
 	select {
 	case <-c.Stopped():
@@ -123,7 +121,7 @@ func (c *Client) storeNames() bool {
 	return old == nil || !slices.Equal(*old, names)
 }
 
-// NewClient returns a client that is not started.
+// NewClient returns a client, which the caller starts. It fails if no queue of the policy is left to work.
 func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 	c := &Client{config: config}
 	c.shared.Store(&[]string{})
@@ -175,7 +173,7 @@ func NewClient(ctx context.Context, config ClientConfig) (*Client, error) {
 	return c, nil
 }
 
-// panics counts deliveries that panic. River logs each panic and records it as the job's error.
+// panics counts deliveries that panic. River itself logs each panic and records it as the job's error.
 type panics struct{}
 
 // HandleError implements river.ErrorHandler.
@@ -189,8 +187,8 @@ func (panics) HandlePanic(_ context.Context, _ *rivertype.JobRow, value any, _ s
 	return nil
 }
 
-// Loop returns the loop that adapts the client to the current policy's queues. Wake it when the
-// policy changes.
+// Loop returns the loop that adds and removes the client's queues as the current policy requires. The caller wakes it
+// when the policy changes.
 func (c *Client) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "policy-queues", Interval: queuesInterval, WhenIdle: true,
@@ -198,8 +196,9 @@ func (c *Client) Loop() *background.Loop {
 	})
 }
 
-// updateQueues adds and removes queues as the policy requires. Removing a queue waits for its running
-// jobs, so it is tried repeatedly in short waits that let other queues and reloads proceed.
+// updateQueues adds and removes queues as the policy requires. The removal of a queue has to wait for the queue's
+// running jobs. updateQueues waits for removeTimeout and tries again in its next turn, so that other queues and reloads
+// do not wait.
 func (c *Client) updateQueues(ctx context.Context) (time.Duration, error) {
 	p := c.config.Policy()
 	names := p.QueueNames()
@@ -219,7 +218,7 @@ func (c *Client) updateQueues(ctx context.Context) (time.Duration, error) {
 	add := func(name string) {
 		concurrency := p.Concurrency(name)
 		if err := c.Queues().Add(name, river.QueueConfig{MaxWorkers: concurrency}); err != nil {
-			// River keeps a queue that it failed to start, and would refuse to add it again.
+			// If River fails to start a queue, it keeps the queue and would refuse to add it again.
 			_ = c.Queues().Remove(ctx, name)
 			errs = append(errs, fmt.Errorf("queue %s: %w", name, err))
 			return
@@ -242,7 +241,7 @@ func (c *Client) updateQueues(ctx context.Context) (time.Duration, error) {
 		err := c.Queues().Remove(removing, name)
 		cancel()
 		switch {
-		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil: // its jobs still run: try again
+		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil: // the queue's jobs still run: try again
 			wait = removeAgain
 		case err != nil:
 			errs = append(errs, fmt.Errorf("queue %s: %w", name, err))
@@ -257,9 +256,9 @@ func (c *Client) updateQueues(ctx context.Context) (time.Duration, error) {
 	return wait, errors.Join(errs...)
 }
 
-// RiverLog returns a handler for River's log lines. It renames fields to dlqd's names, drops the
-// errors of jobs, and passes informational lines only at debug level: River logs one for each
-// failed job, and one for each queue every few seconds.
+// RiverLog returns a handler for River's log lines. It renames fields to dlqd's names and drops the errors of jobs. It
+// passes informational lines only if next is enabled at debug level: River logs one for each failed job, and one for
+// each queue every few seconds.
 func RiverLog(next slog.Handler) slog.Handler { return riverLog{next, false} }
 
 type riverLog struct {
@@ -278,8 +277,7 @@ func (h riverLog) Enabled(ctx context.Context, level slog.Level) bool {
 	return h.Handler.Enabled(ctx, level) && (level >= slog.LevelWarn || h.Handler.Enabled(ctx, slog.LevelDebug))
 }
 
-// Handle drops the error text of a job, which may contain sensitive data; the dead letter records
-// it.
+// Handle drops the error text of a job, which may contain sensitive data. The dead letter records that text.
 func (h riverLog) Handle(ctx context.Context, r slog.Record) error {
 	var attrs []slog.Attr
 	r.Attrs(func(a slog.Attr) bool {
@@ -292,7 +290,8 @@ func (h riverLog) Handle(ctx context.Context, r slog.Record) error {
 	return h.Handler.Handle(ctx, renamed)
 }
 
-// renamed returns the fields with dlqd's names, and whether they are about a job. It leaves out the error of a job.
+// renamed returns the fields with dlqd's names but without the error of a job, and reports whether the fields are about
+// a job.
 func (h riverLog) renamed(attrs []slog.Attr) (renamed []slog.Attr, ofJob bool) {
 	ofJob = h.ofJob || slices.ContainsFunc(attrs, func(a slog.Attr) bool {
 		return a.Key == "job_id" || a.Key == "job_kind"

@@ -17,7 +17,7 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
-// River's client accepts every policy that loads. Loading refuses the others, with file and line.
+// River's client accepts every policy that loads. policy.Load refuses all others, with file and line.
 func TestNewClient_AcceptsEveryLoadedPolicy(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)

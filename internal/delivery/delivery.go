@@ -1,6 +1,5 @@
-// Package delivery has the River client and worker that deliver messages to their destinations over
-// HTTP and gRPC and classify the answers. It also holds messages that may not be sent yet, and releases
-// them.
+// Package delivery has the River client and worker that deliver messages to their destinations over HTTP and gRPC and
+// classify the answers. It also holds messages that may not be sent yet, and releases these messages later.
 package delivery
 
 import (
@@ -49,18 +48,17 @@ const (
 	// connectTimeout bounds connecting, so that an unreachable host does not use up the whole
 	// timeout.
 	connectTimeout = 5 * time.Second
-	// maxExcerpt is how many bytes of an answer's body the error contains.
+	// maxExcerpt is the maximum number of bytes of an answer's body in the error.
 	maxExcerpt = 2 << 10
-	// maxRetryAfter bounds how long a Retry-After header can delay the next attempt. The error
-	// records the unbounded value, which the dead letter's redelivery respects.
+	// maxRetryAfter is the longest time by which a Retry-After header can delay the next attempt. The error records the
+	// value of the header, which the redelivery of the dead letter respects.
 	maxRetryAfter = time.Hour
 	// maxIdleConns limits the idle connections to a host. It is so large that every concurrent
 	// delivery can reuse one.
 	maxIdleConns = 10_000
 	// recordTime is added to a delivery's timeout for recording the outcome.
 	recordTime = 5 * time.Second
-	// jitterShare is the largest share by which a backoff or a hold time differs from its nominal
-	// length.
+	// jitterShare is the largest share of its nominal length by which a backoff or a hold time is made shorter or longer.
 	jitterShare = 0.2
 	// maxPostponed limits how often a redelivery is made again because its destination asks for fewer requests: with
 	// the default backoff, for a quarter of an hour, after which a progressive run is held for want of outcomes.
@@ -112,21 +110,21 @@ type Delivered struct {
 	Took        time.Duration
 }
 
-// Observer is called after each delivery, also if it only held the message.
+// Observer is called after each delivery, even if the message was only held.
 type Observer func(Delivered)
 
 // Config configures a [Worker].
 type Config struct {
-	Planner  func() *strategy.Planner // of the current policy
+	Planner  func() *strategy.Planner // returns the planner of the current policy
 	Breakers *breaker.Breakers
 	DB       postgres.DB // renders schema names in queries
 	// Publisher publishes the records of entries; nil without sources.
 	Publisher source.Publisher
 	Observe   Observer
-	Tracer    trace.Tracer // nil: deliveries pass on the trace that their message came with
+	Tracer    trace.Tracer // nil: deliveries pass on the trace context of their message unchanged
 	Logger    *slog.Logger
-	// InDoubt, if not nil, reports whether another process may have rescued a job that this process
-	// began within the given duration.
+	// InDoubt, if not nil, reports whether another process may have rescued a job that this process runs or has run
+	// within the given duration.
 	InDoubt func(within time.Duration) bool
 	// Holds, if not nil, reports whether a job created at the given time is held because the
 	// database was restored.
@@ -157,8 +155,8 @@ func NewWorker(config Config) *Worker {
 	}
 	return &Worker{config: config, calls: callsOver(grpc.Transport(transport)), client: &http.Client{
 		Transport: transport,
-		// A redirect to another host would send the payload to a host that the policy does not
-		// name. A redirect that turns the POST into a GET would lose the payload.
+		// A redirect to another host would send the payload to a host that is not in the policy. A redirect that turns the
+		// POST into a GET would lose the payload.
 		CheckRedirect: func(next *http.Request, via []*http.Request) error {
 			if next.URL.Host != via[0].URL.Host || next.URL.Scheme != via[0].URL.Scheme || next.Method != http.MethodPost ||
 				len(via) >= 3 {
@@ -185,9 +183,8 @@ func (w *Worker) Timeout(job *river.Job[Args]) time.Duration {
 	return p.Defaults.Timeout
 }
 
-// NextRetry implements river.Worker. The delay is the queue's backoff or the destination's
-// Retry-After, the longer of the two: a Retry-After of zero or in the past must not use up all
-// attempts at once.
+// NextRetry implements river.Worker. The delay is the queue's backoff or, if that is longer, the destination's
+// Retry-After. A Retry-After of zero or in the past must not use up all attempts at once.
 func (w *Worker) NextRetry(job *river.Job[Args]) time.Time {
 	return time.Now().Add(w.retryDelay(job, job.Attempt))
 }
@@ -220,9 +217,9 @@ func (w *Worker) isPostponed(ctx context.Context, job *river.Job[Args], meta *me
 	return progressive
 }
 
-// Backoff returns the delay before the next attempt, varied by up to 20 %. An exponential backoff
-// doubles with each attempt, up to 24 hours before the variation. attempt is the failed attempt,
-// counted from 1; random is in [0, 1).
+// Backoff returns the delay before the next attempt, varied at random by up to 20 %. An exponential backoff doubles
+// with each attempt, up to 24 hours before the variation. attempt is the number of the failed attempt, from 1; random
+// is in [0, 1).
 func Backoff(b policy.Backoff, attempt int, random float64) time.Duration {
 	const most = 24 * time.Hour
 	nominal := float64(b.Delay)
@@ -254,8 +251,8 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[Args]) error {
 	return err
 }
 
-// work delivers or holds a message. It sets the result's destination and whether that was available, and returns the
-// outcome: OutcomeOK, OutcomeHeld or the class of the error.
+// work delivers or holds a message. It sets the destination of result, and whether the destination was available. It
+// returns the outcome: OutcomeOK, OutcomeHeld or the class of the error.
 func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
 	result *Delivered,
 ) (outcome string, err error) {
@@ -299,8 +296,8 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
 			return hold(ctx, job, heldFor, errors.Join(errAttemptLost, err))
 		}
 	}
-	// The releaser takes a place for each message that it releases, and removes HeldKey. A message that still has
-	// HeldKey became due by itself and has no place yet, like a redelivery at its first attempt.
+	// The releaser takes a place for each message that it releases, and removes HeldKey. A message that still has HeldKey
+	// was not released but became due, so it has no place yet. Neither has a redelivery at its first attempt.
 	if meta.Held != "" || meta.EntryID != nil && meta.Snoozes == 0 {
 		if !w.config.Breakers.TakePlace(destination) {
 			return hold(ctx, job, heldFor, nil)
@@ -311,8 +308,8 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
 		return hold(ctx, job, heldFor, err)
 	}
 	err = w.deliver(ctx, &planner.Policy().Data, target, queue, job, meta)
-	// A delivery that was cut off by a stop or a cancellation says nothing about its destination, nor does a message
-	// that was not sent.
+	// The breaker does not count a delivery that a stop or a cancellation cut off, nor a message that was not sent:
+	// neither shows whether the destination is available.
 	unknown := isStopped(ctx) || isUnsent(err)
 	result.Available = isAvailable(err) || unknown
 	result.Limited = isLimited(err, result.Available)
@@ -332,9 +329,9 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
 	return OutcomeOK, nil
 }
 
-// completeOrdered completes the job of a delivered ordered message and releases the next message of
-// its key. If the query fails, the delivery still counts as successful: River completes the job,
-// and the next message finds that when it checks again.
+// completeOrdered completes the job of a delivered ordered message and releases the next message of the ordering key.
+// If the query fails, the delivery still succeeds: River completes the job, and the next message is checked again after
+// its hold time. If another process has rescued the job, completeOrdered returns a snooze.
 func (w *Worker) completeOrdered(ctx context.Context, job *river.Job[Args]) error {
 	completed, err := dbsqlc.New(w.config.DB).CompleteOrdered(ctx, dbsqlc.CompleteOrderedParams{
 		Queue: job.Queue, Key: job.Args.OrderingKey, Job: job.ID, CreatedAt: job.CreatedAt, Attempt: int32(job.Attempt),
@@ -353,9 +350,8 @@ func (w *Worker) completeOrdered(ctx context.Context, job *river.Job[Args]) erro
 	return nil
 }
 
-// classify classifies an error of a delivery by the rules, and cancels the job if another attempt
-// cannot help. An error that is no [riverdlq.Error] has the class unknown, and the job is not
-// cancelled.
+// classify classifies the error of a delivery by the policy's rules, and cancels the job if another attempt cannot
+// help. If the error is not a [riverdlq.Error], its class is unknown and the job is not cancelled.
 func (w *Worker) classify(planner *strategy.Planner, job *river.Job[Args], err error) (outcome string, _ error) {
 	structured, ok := errors.AsType[*riverdlq.Error](err)
 	if !ok {
@@ -368,11 +364,11 @@ func (w *Worker) classify(planner *strategy.Planner, job *river.Job[Args], err e
 	return string(class), err
 }
 
-// factsOf returns the facts that rules match.
+// factsOf returns the facts of a failure that rules match.
 func factsOf(failure *riverdlq.Error, job *river.Job[Args]) strategy.Facts {
 	details, err := json.Marshal(failure.Context)
 	if err != nil {
-		details = nil // without a context, rules that match it do not apply
+		details = nil // without a context, no rule with a condition on the context applies
 	}
 	return strategy.Facts{
 		Type: failure.Type, Code: failure.Code, Title: failure.Title, Message: failure.Message,
@@ -397,7 +393,7 @@ func isAvailable(err error) bool {
 	}
 	status, answered := structured.Context["status"].(int)
 	if status == http.StatusLocked || status == http.StatusTooEarly {
-		return true // a problem with this one request: the destination is available
+		return true // only this one request is the problem
 	}
 	class := strategy.ClassifyStatus(status)
 	return answered && class != riverdlq.ClassTransient && class != riverdlq.ClassOutage
@@ -441,7 +437,7 @@ func (w *Worker) deliver(
 	return err
 }
 
-// post sends a message over HTTP. It returns the status of the answer, or 0 if there is none.
+// post sends a message over HTTP. It returns the HTTP status of the answer, or 0 if there was no answer.
 func (w *Worker) post(ctx context.Context, queue *policy.Queue, destination *policy.Destination,
 	job *river.Job[Args], meta *metadata, hide func(string) string,
 ) (status int, err error) {
@@ -464,16 +460,16 @@ func (w *Worker) post(ctx context.Context, queue *policy.Queue, destination *pol
 // versionHeader is the header of an answer in which a receiver may report its version.
 const versionHeader = "Dlqd-Version"
 
-// reportVersion records the version that a receiver reported with the job, as riverdlq records the version of a worker.
-// It ignores a destination to which an operator sent the message, because its version is not that of the queue's
-// destination.
+// reportVersion records in the job's metadata the version that a receiver reported, as riverdlq records the version of
+// a worker. It ignores a receiver to which an operator redirected the message, because that receiver is not the queue's
+// destination, and it ignores a value that does not have the form of a version.
 func reportVersion(ctx context.Context, meta *metadata, reported string) {
 	if meta.Destination == "" && deadletter.IsVersion(reported) {
 		_ = river.MetadataSet(ctx, riverdlq.VersionKey, reported) // fails only outside of a worker
 	}
 }
 
-// requestError returns the error of a message from which no request can be made.
+// requestError returns the error of a message that cannot be turned into a request.
 func requestError(destination *policy.Destination, err error) error {
 	return &riverdlq.Error{
 		Type: TypeRequest, Class: riverdlq.ClassMalformed, Message: destination.Hide(redact.Text(err.Error())),
@@ -491,8 +487,7 @@ func (w *Worker) judge(ctx context.Context, queue *policy.Queue, destination *po
 	case success:
 		return w.success(ctx, job, queue, destination, response, body, hide)
 	}
-	// An answer that was cut off is a failure by its status, with the part of the body that
-	// arrived.
+	// If the body was cut off, the failure has the status and the part of the body that arrived.
 	failure := answerError(destination, response, body, hide)
 	if after, ok := retryAfter(response.Header.Get("Retry-After"), time.Now()); ok {
 		job.Args.retryAfter = &after
@@ -508,24 +503,24 @@ type metadata struct {
 	EntryID *uuid.UUID `json:"dlq:entry_id"`
 	RunID   *uuid.UUID `json:"dlq:run_id"` // the replay run that made this redelivery
 	Replay  int        `json:"dlq:replay"` // the number of this redelivery of the entry, from 1
-	Trace   string     `json:"dlq:trace"`  // of the request that asked for the replay: traceparent and tracestate
-	Snoozes int        `json:"snoozes"`    // River's count
+	Trace   string     `json:"dlq:trace"`  // traceparent and tracestate of the request that asked for the replay
+	Snoozes int        `json:"snoozes"`    // the number of snoozes, which River counts
 	Held    string     `json:"dlq:held"`   // HeldKey
-	// Record says that the entry was made from a record of a source, which is published.
+	// Record says that the entry was made from a record of a source. The redelivery publishes the record.
 	Record bool `json:"dlq:record"`
-	// Destination is where an operator sent this redelivery, instead of to its queue's destination.
+	// Destination is where an operator sent this redelivery, or "" for the queue's destination.
 	Destination string `json:"dlq:destination"`
 }
 
 func metadataOf(job *river.Job[Args]) metadata {
 	var m metadata
-	// Any client can write metadata. Fields that cannot be decoded stay empty.
+	// Any client of River can write metadata. Fields that cannot be decoded stay empty.
 	_ = json.Unmarshal(job.Metadata, &m)
 	return m
 }
 
-// newRequest returns the POST request. Its body is the payload, or a gRPC request; its headers let a receiver drop a
-// repeat (Webhook-Id), see the attempt, verify the signature and continue the trace.
+// newRequest returns the POST request with body: the payload, or an encoded gRPC request. Its headers let a receiver
+// recognize a repeated message (Webhook-Id), see the attempt, verify the signature and continue the trace.
 func newRequest(ctx context.Context, destination *policy.Destination, address string, body []byte,
 	job *river.Job[Args], meta *metadata,
 ) (*http.Request, error) {
@@ -565,9 +560,9 @@ func newRequest(ctx context.Context, destination *policy.Destination, address st
 	return request, nil
 }
 
-// newMasker returns a function that masks sensitive values and the destination's secrets in a text:
-// many receivers repeat the message and the URL in their answer. It reads the message at the first
-// call, so that successful deliveries do not pay for it.
+// newMasker returns a function that masks sensitive values and the destination's secrets in a text, because many
+// receivers repeat the message and the URL in their answer. The function decodes the message at its first call, so that
+// successful deliveries do not pay for that.
 func newMasker(data *policy.Data, destination *policy.Destination, job *river.Job[Args]) func(text string) string {
 	mask := sync.OnceValue(func() func(string) string {
 		return data.Mask(func() map[string]any { return eventOf(job) })
@@ -575,14 +570,14 @@ func newMasker(data *policy.Data, destination *policy.Destination, job *river.Jo
 	return func(text string) string { return mask()(destination.Hide(text)) }
 }
 
-// eventOf returns the parts of a job that sensitive paths refer to.
+// eventOf returns the parts of a job to which the policy's sensitive paths refer.
 func eventOf(job *river.Job[Args]) map[string]any {
 	event := map[string]any{}
 	for root, raw := range map[string]json.RawMessage{"payload": job.Args.Body(), "metadata": job.Args.Metadata} {
 		decoder := json.NewDecoder(bytes.NewReader(raw))
 		decoder.UseNumber()
 		var value any
-		_ = decoder.Decode(&value) // validated at submission
+		_ = decoder.Decode(&value) // the JSON was validated at submission
 		event[root] = value
 	}
 	headers := map[string]any{}
@@ -593,7 +588,8 @@ func eventOf(job *river.Job[Args]) map[string]any {
 	return event
 }
 
-// success handles a 2xx answer, which may still report a logical failure ("success": false).
+// success handles a 2xx answer. If the answer reports a logical failure ("success": false), success returns an error if
+// the queue has DeadLetterLogicalFailures. Otherwise it records the logical failure in the job's metadata.
 func (w *Worker) success(
 	ctx context.Context, job *river.Job[Args], queue *policy.Queue, destination *policy.Destination,
 	response *http.Response, body []byte, hide func(string) string,
@@ -663,7 +659,8 @@ func answerError(
 // maxHeader limits the value of an answer's header that an entry stores, in bytes.
 const maxHeader = 200
 
-// shownHeaders returns the headers of an answer that help to find its cause. Others may be secret (Set-Cookie).
+// shownHeaders returns the headers of an answer that help to find its cause, masked and truncated to maxHeader. Other
+// headers may be secret (Set-Cookie).
 func shownHeaders(of http.Header, hide func(string) string) map[string]string {
 	shown := map[string]string{}
 	for _, name := range []string{
@@ -708,13 +705,14 @@ func transportError(
 		failure.Type = TypeTLS
 	}
 	if outer, ok := errors.AsType[*url.Error](err); ok {
-		err = outer.Err // its text repeats the URL, which may contain a password
+		err = outer.Err // the text of err repeats the URL, which may contain a password
 	}
-	failure.Message = hide(err.Error()) // the text quotes an answer that is not HTTP
+	failure.Message = hide(err.Error()) // the text may quote an answer that is not HTTP
 	return failure
 }
 
-// retryAfter parses a Retry-After header (RFC 9110, 10.2.3): seconds, or a date.
+// retryAfter parses a Retry-After header (RFC 9110, 10.2.3), which has seconds or a date. It returns false if there is
+// none or it is invalid.
 func retryAfter(value string, now time.Time) (time.Duration, bool) {
 	if value == "" {
 		return 0, false

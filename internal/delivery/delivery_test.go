@@ -193,7 +193,7 @@ func TestDeliver_SignsExactPayload(t *testing.T) {
 	require.NoError(t, webhook.Verify([]byte(payload), headers))
 }
 
-// The status decides whether the job is retried, and what is recorded.
+// The HTTP status decides whether the job is retried, and which class the error has.
 func TestDeliver_StatusDecidesRetry(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -302,7 +302,7 @@ func TestDeliver_DestinationSetsClass(t *testing.T) {
 	}
 }
 
-// A message is not sent again if its receiver reports a bug with a 500: it would fail each time.
+// If a receiver reports its own bug with a 500, the message is not sent again: it would fail each time.
 func TestDeliver_ReceiverBugEndsJob(t *testing.T) {
 	t.Parallel()
 	url := answering(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -421,7 +421,7 @@ func TestDeliver_CompletesJobIfReleasingNextFails(t *testing.T) {
 	require.EqualValues(t, 1, taken.Load())
 }
 
-// A message that a restored database already had may have been delivered since, so it is held.
+// A message that was in the backup of a restored database may have been delivered since, so dlqd holds it.
 func TestDeliver_HoldsMessagesOfARestoredDatabase(t *testing.T) {
 	t.Parallel()
 	var taken atomic.Int64
@@ -435,8 +435,8 @@ func TestDeliver_HoldsMessagesOfARestoredDatabase(t *testing.T) {
 	require.Zero(t, taken.Load())
 }
 
-// A Retry-After delays the next attempt by an hour at most; the error records the full value for
-// the dead letter.
+// A Retry-After delays the next attempt by an hour at most. The error records the full value, for the redelivery of the
+// dead letter.
 func TestDeliver_RecordsFullRetryAfter(t *testing.T) {
 	t.Parallel()
 	for header, seconds := range map[string]float64{
@@ -477,7 +477,7 @@ func TestDeliver_TypesOfTransportErrors(t *testing.T) {
 	other, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer func() { _ = other.Close() }()
-	// The client's local address refuses connections: its port is taken and has no listener.
+	// The local address of this connection refuses connections: its port is used and has no listener.
 	taken, err := net.Dial("tcp", other.Addr().String())
 	require.NoError(t, err)
 	defer func() { _ = taken.Close() }()
@@ -489,7 +489,7 @@ func TestDeliver_TypesOfTransportErrors(t *testing.T) {
 	}{
 		"connection refused": {refusing, delivery.TypeConnectionRefused, "1m"},
 		"no answer": {answering(t, func(_ http.ResponseWriter, r *http.Request) {
-			_, _ = io.Copy(io.Discard, r.Body) // the server notices only then that the client hangs up
+			_, _ = io.Copy(io.Discard, r.Body) // only then the server notices that the client hangs up
 			select {
 			case <-r.Context().Done():
 			case <-time.After(20 * time.Second):
@@ -557,7 +557,7 @@ func TestDeliver_EndlessAnswerFailsByStatus(t *testing.T) {
 	require.Equal(t, "HTTP_500", structuredOf(t, job).Type, "an endless body does not hide the status")
 }
 
-// A destination that switches protocols can keep the connection open without end.
+// A destination that switches protocols could keep the connection open for ever, so its answer is a failure.
 func TestDeliver_SwitchingProtocolsIsFailure(t *testing.T) {
 	t.Parallel()
 	done := make(chan struct{})
@@ -607,8 +607,8 @@ func TestBackoff(t *testing.T) {
 		delivery.Backoff(policy.Backoff{Kind: policy.BackoffFixed, Delay: 5 * time.Second}, 7, 0.5))
 }
 
-// A rule whose plan is manual applies from the first attempt on: the receiver may have booked the payment, so the
-// message is not sent again. The rule matches the payload and the headers, which the error's context does not contain.
+// A rule with the strategy manual applies from the first attempt on: the receiver may have booked the payment, so the
+// message is not sent again. The rule matches the payload and the headers, which are not part of the error.
 func TestDeliver_ManualPlanAppliesToFirstAttempt(t *testing.T) {
 	t.Parallel()
 	var requests atomic.Int32

@@ -11,7 +11,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// failedOver are messages that processes deliver while a standby is promoted.
+// failedOver has messages that processes deliver while a standby is promoted.
 type failedOver struct {
 	*late
 
@@ -35,7 +35,7 @@ func (f *failedOver) fail() {
 	}, 5*time.Minute, 50*time.Millisecond)
 }
 
-// resubmit submits a message whose job gets the given id, as River gives ids again after a failover.
+// resubmit submits a message whose job gets the given id, because River assigns ids again after a failover.
 func (f *failedOver) resubmit(message string, id int64) {
 	f.Helper()
 	_, err := f.pool.Exec(f.Context(), "SELECT setval(pg_get_serial_sequence('river_job', 'id'), $1, false)", id)
@@ -62,8 +62,8 @@ func (f *failedOver) awaitState(id int64, state rivertype.JobState) {
 	}, 5*time.Minute, 20*time.Millisecond)
 }
 
-// After the promotion of a standby that lagged, River gives ids again. The outcome of a message that the standby does
-// not have does not affect the message that has its id.
+// After the promotion of a standby that lagged, River assigns ids again. The outcome of a message that the standby does
+// not have does not affect the new message with the same job id.
 func TestLateAttempt_DoesNotAffectMessageWithSameID(t *testing.T) {
 	t.Parallel()
 	f := setupFailedOver(t, "success", "failure", "retry", "new-success", "new-failure", "new-retry")
@@ -87,7 +87,7 @@ func TestLateAttempt_DoesNotAffectMessageWithSameID(t *testing.T) {
 	for range ids {
 		<-f.ended[0]
 	}
-	f.halt(0) // this flushes the outcomes of its jobs
+	f.halt(0) // stopping the client flushes the outcomes of its jobs
 	for lost, id := range ids {
 		job := f.job(id)
 		require.Equal(t, rivertype.JobStateRunning, job.State, lost)
@@ -98,7 +98,8 @@ func TestLateAttempt_DoesNotAffectMessageWithSameID(t *testing.T) {
 	}
 }
 
-// A process that still delivers a lost message delivers the new message with the same job id afterwards.
+// While a process still delivers a lost message, a new message gets the same job id. The process delivers the new
+// message afterwards.
 func TestFetch_WithholdsIDsInUse(t *testing.T) {
 	t.Parallel()
 	f := setupFailedOver(t, "lost", "new")
@@ -118,7 +119,7 @@ func TestFetch_WithholdsIDsInUse(t *testing.T) {
 	require.Zero(t, f.count("SELECT cardinality(coalesce(errors, '{}')) FROM river_job"))
 }
 
-// A promoted standby may have the fetch of a message and not its outcome.
+// A promoted standby may have the fetch of a message, but not the message's outcome. The client puts that job back.
 func TestFetch_PutsBackJobsAfterFailover(t *testing.T) {
 	t.Parallel()
 	f := setupFailedOver(t, "delivered")

@@ -14,55 +14,56 @@ import (
 	"github.com/dlqd/dlqd/internal/delivery/internal/dbsqlc"
 )
 
-// A fetch marks jobs as running and returns them. In three cases a job stays running although no process delivers it.
-// River's rescuer would release it minutes after the longest timeout:
+// A fetch marks jobs as running and returns them. In three cases a job stays running although no process delivers it,
+// until River's rescuer releases it minutes after the longest timeout:
 //
 //   - The connection breaks during a fetch that the database has committed.
-//   - The promoted standby has the fetch of a message, but not its outcome.
-//   - The fetch returns the id of a job that the client still delivers. Ids are given again after a promotion
-//     (attempt.go), and River's client knows jobs by id. The client withholds such a job from River until the outcome of
-//     the earlier one is recorded, however often River's completer retries that.
+//   - A standby is promoted that has the fetch of a message, but not the message's outcome.
+//   - The fetch returns the id of a job that the client still delivers. River assigns ids again after a promotion
+//     (attempt.go), and River's client knows jobs by id. So the client withholds the new job from River until the outcome
+//     of the earlier job is recorded, however often River's completer has to try.
 //
 // The client therefore remembers the jobs that its fetches returned. After each of these events it looks for other jobs
-// that are running with its id in attempted_by, and puts them back.
+// that are running with the client's id in attempted_by, and puts those jobs back.
 
 const (
-	// lookFor is how long a client looks for jobs to put back, because the statement of a failed fetch may still run on
-	// the server, or be on its way there. It is twice the time limit of a fetch (postgres.DefaultTimeout).
+	// lookFor is how long a client looks for jobs to put back. The statement of a failed fetch may still run on the
+	// server, or be on its way to the server. So lookFor is twice the time limit of a fetch (postgres.DefaultTimeout).
 	lookFor = 2 * time.Minute
-	// lookInterval is how often it looks.
+	// lookInterval is the time between two looks.
 	lookInterval = time.Second
 	// maxPutBack bounds the jobs that one statement puts back.
 	maxPutBack = 500
 )
 
-// fetches are the jobs of a client.
+// fetches has the jobs that a client's fetches returned.
 type fetches struct {
 	mu sync.Mutex
-	// delivering are jobs by id, from the fetch that returned them until their outcome is recorded.
+	// delivering has, by id, each job from its fetch until its outcome is recorded.
 	delivering map[int64]*fetched
-	servers    map[string]string // of the last fetch, by queue
+	servers    map[string]string // the server of the last fetch, by queue; "" if it is not known
 	looks      map[string]*look  // by queue
 }
 
 // fetched is a job that the client delivers.
 type fetched struct {
 	createdAt time.Time
-	server    string // that it was fetched from, or "" if that is not known
-	withheld  string // the queue of a job with the same id that a later fetch returned, or ""
+	server    string // the server from which the job was fetched, or "" if that is not known
+	withheld  string // the queue of another job with the same id, which a later fetch returned, or ""
 }
 
-// look is a period during which the client looks for jobs of a queue to put back: its end, and when to look next.
+// look is a period during which the client looks for jobs of a queue to put back. until is its end, next the time of
+// the next look.
 type look struct{ until, next time.Time }
 
-// look makes the client look for jobs of a queue to put back.
+// look begins or extends the period during which the client looks for jobs of a queue to put back.
 func (f *fetches) look(queue string, now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.beginLook(queue, now)
 }
 
-// beginLook does what look does, for a caller that holds the lock.
+// beginLook does the same as look. The caller holds the lock.
 func (f *fetches) beginLook(queue string, now time.Time) {
 	l := f.looks[queue]
 	if l == nil {
@@ -72,8 +73,8 @@ func (f *fetches) beginLook(queue string, now time.Time) {
 	l.until = now.Add(lookFor)
 }
 
-// due reports whether to look for jobs of a queue to put back, and returns the jobs that the client delivers. A queue
-// has one producer, whose fetches follow each other, so no other fetch of the queue is in progress.
+// due reports whether the client has to look now for jobs of a queue to put back, and returns the jobs that the client
+// delivers. River fetches for a queue one fetch after the other, so no other fetch of the queue is in progress.
 func (f *fetches) due(queue string, now time.Time) (delivering []int64, due bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -85,10 +86,11 @@ func (f *fetches) due(queue string, now time.Time) (delivering []int64, due bool
 		delete(f.looks, queue) // after a last look
 	}
 	l.next = now.Add(lookInterval)
-	return slices.AppendSeq([]int64{}, maps.Keys(f.delivering)), true // not nil, which would be NULL
+	return slices.AppendSeq([]int64{}, maps.Keys(f.delivering)), true // not nil, because nil would be NULL in SQL
 }
 
-// add records the jobs that a fetch of a queue returned, and returns those that are not withheld.
+// add records the jobs that a fetch of a queue returned. It returns these jobs without those whose id the client still
+// delivers, which it withholds.
 func (f *fetches) add(queue, server string, jobs []*rivertype.JobRow) []*rivertype.JobRow {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -106,7 +108,8 @@ func (f *fetches) add(queue, server string, jobs []*rivertype.JobRow) []*riverty
 	})
 }
 
-// fetchedFrom returns when jobs were created, and reports whether all of them were fetched from the given server.
+// fetchedFrom returns when each of the jobs was created, and reports whether all of them were fetched from the given
+// server. It returns false if that server, or one of the jobs, is not known.
 func (f *fetches) fetchedFrom(server string, jobs []int64) (createdAt []time.Time, same bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -123,8 +126,9 @@ func (f *fetches) fetchedFrom(server string, jobs []int64) (createdAt []time.Tim
 	return createdAt, same
 }
 
-// recorded forgets jobs whose outcomes are recorded. If err is not nil, the outcomes may be recorded nevertheless, and
-// the jobs may run again. So recorded forgets the server of these jobs, and the next try checks their attempts.
+// recorded is called after the statement that records the outcomes of jobs. If err is nil, it forgets the jobs.
+// Otherwise the outcomes may be recorded nevertheless, and the jobs may run again. So it forgets the server of the
+// jobs, which makes the next try check their attempts.
 func (f *fetches) recorded(jobs []int64, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -143,8 +147,8 @@ func (f *fetches) recorded(jobs []int64, err error) {
 	}
 }
 
-// JobGetAvailable implements riverdriver.Executor. If one of the events above may have left jobs that no process
-// delivers, it first puts them back.
+// JobGetAvailable implements riverdriver.Executor. After an event that may have left jobs which no process delivers
+// (see the top of this file), it first puts such jobs back.
 func (e *executor) JobGetAvailable(ctx context.Context,
 	params *riverdriver.JobGetAvailableParams,
 ) (result *riverdriver.JobGetAvailableResult, err error) {
@@ -168,12 +172,13 @@ func (e *executor) JobGetAvailable(ctx context.Context,
 	return result, err
 }
 
-// putBack puts back the jobs of a queue that are running with the client's id and that the client does not deliver.
+// putBack makes jobs of a queue available again that are running with the client's id but that the client does not
+// deliver.
 func (e *executor) putBack(ctx context.Context, params *riverdriver.JobGetAvailableParams, delivering []int64) error {
 	config := e.driver.config
 	q := dbsqlc.New(config.Schemas.Rendered(config.Pool))
-	// The statement may reach the server late, when later fetches have marked other jobs. So it puts back only jobs that
-	// were fetched before this time.
+	// The statement may reach the server late, when later fetches have marked other jobs as running. So it puts back only
+	// jobs that were fetched before now.
 	now, err := q.Clock(ctx)
 	if err != nil {
 		return err

@@ -8,9 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFetch_PutsBackJobsOfLostFetch breaks the connection during a client's fetch, while a job is running in the
-// client's name that no fetch returned, as if the answer to its fetch was lost. The client puts that job back and
-// delivers it. It does not put back the job that it is delivering.
+// TestFetch_PutsBackJobsOfLostFetch breaks the connection during a client's fetch. A job is running with the client's
+// id that no fetch returned, as if the answer to its fetch was lost. The client puts that job back and delivers it. It
+// does not put back the job that it is delivering.
 func TestFetch_PutsBackJobsOfLostFetch(t *testing.T) {
 	t.Parallel()
 	l := setupLate(t, "")

@@ -23,12 +23,12 @@ const HeldKey = "dlq:held"
 
 // Reasons to hold a message.
 const (
-	HeldForBreaker = "breaker" // its destination's breaker is open
-	HeldForOrder   = "order"   // an earlier message of its ordering key is not done
+	HeldForBreaker = "breaker" // the breaker of the message's destination is open
+	HeldForOrder   = "order"   // an earlier message with the same ordering key is not done
 	// HeldForRedirected: the message is a redelivery to a destination other than its queue's, and
 	// that destination's breaker is open.
 	HeldForRedirected = "redirected"
-	// HeldForRestored: the database was restored, and the message may have been delivered since the
+	// HeldForRestored: the database was restored from a backup, and the message may have been delivered after that
 	// backup.
 	HeldForRestored = "restored"
 )
@@ -36,21 +36,21 @@ const (
 const (
 	// releaseInterval is the time between two rounds of the releaser.
 	releaseInterval = time.Second
-	// holdTime is the longest time until a held message is checked again, before jitter. Usually
-	// the releaser or the predecessor releases the message earlier; holdTime covers a release that
-	// was missed. Each recheck costs as much as a delivery.
+	// holdTime is the longest time until a held message is checked again, before jitter. Usually the releaser or the
+	// predecessor releases the message earlier; holdTime is for a release that was missed. Each check costs as much as a
+	// delivery.
 	holdTime = 15 * time.Minute
-	// maxWake bounds the ordering keys that one round looks at. A key takes some 0.1 ms.
+	// maxWake is the maximum number of ordering keys in one round. A key takes some 0.1 ms.
 	maxWake = 500
-	// maxRelease bounds the messages of a destination that one round releases.
+	// maxRelease is the maximum number of messages of a destination that one round releases.
 	maxRelease = 1000
-	// restoredLinger is how long messages may still become held after an operator has resumed a restored database.
+	// restoredLinger is how long after an operator has resumed sending other processes may still hold messages.
 	restoredLinger = time.Minute
-	// maxDoublings bounds the doublings of a hold time: 20 exceed holdTime.
+	// maxDoublings is the maximum number of doublings of a hold time of 1 s. 20 doublings exceed holdTime.
 	maxDoublings = 20
 )
 
-// HoldTime returns how long to hold a message, spread so that messages held together do not return
+// HoldTime returns how long to hold a message. It is spread at random, so that messages held together do not return
 // together.
 func HoldTime() time.Duration { return spread(holdTime) }
 
@@ -58,8 +58,8 @@ func spread(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * (1 - jitterShare + 2*jitterShare*mathrand.Float64()))
 }
 
-// hold postpones a message without spending an attempt. If err is not nil, the check itself failed,
-// and the message is checked again in a second.
+// hold postpones a message for the given reason, without spending an attempt. If err is not nil, the check failed and
+// its result is unknown: the message is checked again in a second.
 func hold(ctx context.Context, job *river.Job[Args], reason string, err error) (string, error) {
 	if err != nil {
 		return OutcomeHeld, errors.Join(river.JobSnooze(time.Second), err)
@@ -69,18 +69,18 @@ func hold(ctx context.Context, job *river.Job[Args], reason string, err error) (
 	}
 	most := holdTime
 	if reason != HeldForBreaker && reason != HeldForRestored {
-		// The releaser does not handle redirected destinations, and it can miss a message whose predecessor ends before
-		// the message is visible as held. So these messages are checked after a second, and then at doubling intervals.
-		// The releaser usually releases an ordered message earlier.
+		// The releaser does not handle redirected destinations. It can also miss a message whose predecessor ends before
+		// the message is visible as held. So these messages are checked after a second, and then at doubling intervals. The
+		// releaser usually releases an ordered message earlier.
 		most = min(time.Second<<min(metadataOf(job).Snoozes, maxDoublings), holdTime)
 	}
 	return OutcomeHeld, river.JobSnooze(spread(most))
 }
 
-// Releaser releases held messages. Those held for a breaker are released as the breaker permits: a
-// few as probes and, after it has closed, as many as the destination takes ([breaker.Breakers.Places]), up to
-// maxRelease and the destination's pace. Releaser also releases messages whose predecessor is done, and those of a
-// restored database after it was resumed.
+// Releaser releases held messages. For an open breaker it releases a few messages as probes. After the breaker has
+// closed, it releases as many as the destination takes ([breaker.Breakers.Places]), up to maxRelease and the
+// destination's pace. It also releases messages whose predecessor is done, and the messages of a restored database
+// after an operator has resumed sending.
 type Releaser struct {
 	DB       postgres.DB // renders schema names in queries
 	Policy   func() *policy.Policy
@@ -89,14 +89,14 @@ type Releaser struct {
 	// Restored, if not nil, reports whether messages are held because the database was restored.
 	Restored func() bool
 
-	// resumedAt is when Restored last returned true, or when the loop started. It is zero once no
-	// message is held for a restore.
+	// resumedAt is when Restored last returned true, or when the loop started. It is zero once no message is held because
+	// of a restore.
 	resumedAt time.Time
-	// queue and orderingKey identify the last ordering key that the previous round read. The next round begins after
-	// it.
+	// queue and orderingKey identify the last ordering key that the previous round read. The next round begins after that
+	// key.
 	queue, orderingKey string
 
-	drained map[string]bool // by destination: no message is held
+	drained map[string]bool // by destination: whether no message is held for its breaker
 }
 
 // Loop returns the loop that releases held messages.
@@ -108,8 +108,8 @@ func (r *Releaser) Loop() *background.Loop {
 	})
 }
 
-// once runs one round. It releases messages held for a restored database, then the first messages of
-// ordering keys, then messages held for breakers that permit it.
+// once runs one round. It releases messages held because of a restore, then the first messages of ordering keys, then
+// the messages that the breakers of their destinations let through.
 func (r *Releaser) once(ctx context.Context) error {
 	errs := []error{r.releaseRestored(ctx), r.wakeOrdered(ctx)}
 	for name := range r.Policy().Destinations {
@@ -120,9 +120,9 @@ func (r *Releaser) once(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// wakeOrdered releases messages whose predecessor is done. Usually the end of a message releases
-// the next one of its key. That fails if the next one is just becoming held or is locked, if the
-// predecessor was deleted, or if the process that worked on the predecessor died.
+// wakeOrdered releases messages whose predecessor is done. Usually the end of a message releases the next one of its
+// key. That fails if the next message is locked or not yet visible as held, if the predecessor was deleted, or if the
+// process that worked on the predecessor died.
 func (r *Releaser) wakeOrdered(ctx context.Context) error {
 	last, err := dbsqlc.New(r.DB).WakeOrdered(ctx, dbsqlc.WakeOrderedParams{
 		MaxKeys: maxWake, Queue: r.queue, OrderingKey: r.orderingKey,
@@ -172,9 +172,8 @@ func (r *Releaser) releaseFor(ctx context.Context, destination string) error {
 	return err
 }
 
-// releaseRestored releases the messages that are held because the database was restored, after an
-// operator has resumed them. After a start it also releases messages that another process left
-// held.
+// releaseRestored releases the messages that were held because the database was restored, once an operator has resumed
+// sending. After the start of this process, it also releases messages that another process left held.
 func (r *Releaser) releaseRestored(ctx context.Context) error {
 	if r.Restored == nil {
 		return nil
@@ -189,7 +188,7 @@ func (r *Releaser) releaseRestored(ctx context.Context) error {
 	released, err := dbsqlc.New(r.DB).ReleaseHeld(ctx, dbsqlc.ReleaseHeldParams{
 		Queues: r.Policy().QueueNames(), MaxJobs: maxRelease, Horizon: holdTime * 2, Held: HeldForRestored,
 	})
-	// For a moment, other processes may still hold messages.
+	// Other processes may hold further messages for restoredLinger after the resume.
 	if err == nil && released < maxRelease && time.Since(r.resumedAt) > restoredLinger {
 		r.resumedAt = time.Time{}
 	}
@@ -206,20 +205,21 @@ func (r *Releaser) release(ctx context.Context, destination string, most int) (i
 	return int(released), err
 }
 
-// ForgetOrdered deletes the order rows of messages whose work is done.
+// ForgetOrdered deletes the rows of dlq.ordered_jobs that belong to messages whose work is done.
 func ForgetOrdered(ctx context.Context, db postgres.DB) error {
 	_, err := dbsqlc.New(db).ForgetOrdered(ctx)
 	return err
 }
 
-// LiveJobs is the number of jobs of a queue in a state, and how many of them are held.
+// LiveJobs has the number of jobs of a queue that are in a state, and how many of these jobs are held.
 type LiveJobs = dbsqlc.LiveJobsRow
 
-// QueueFlow is when the oldest ready job of a queue became ready, and how many jobs completed since a time. A time that
-// is absent is the epoch.
+// QueueFlow has, for a queue, when its oldest ready job became ready, how many jobs that were due since Since have
+// completed, and how many jobs were inserted since InsertedSince. A time that is absent is the epoch. See
+// dlq.queue_flow.
 type QueueFlow = dbsqlc.QueueFlowRow
 
-// FlowOf returns the flow of each of the queues.
+// FlowOf returns the flow of each of the given queues.
 func FlowOf(ctx context.Context, db postgres.DB, queues []string) ([]QueueFlow, error) {
 	return dbsqlc.New(db).QueueFlow(ctx, queues)
 }

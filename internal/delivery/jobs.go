@@ -59,10 +59,10 @@ var endedStates = map[string]bool{"cancelled": true, "completed": true, "discard
 // HasEnded reports whether the job ended.
 func (j *Job) HasEnded() bool { return endedStates[j.State] }
 
-// ListJobs returns up to limit jobs of a queue in a state. It begins after a place, or with the first job if
-// after is nil. next is the place after which the next page begins; it is nil after the last page. Jobs that
-// have not ended are in the order of their time; ended jobs begin with the latest. For a caller who sees only
-// some kinds, a page may have fewer jobs than limit, or none, although others follow.
+// ListJobs returns up to limit jobs of a queue in a state. The page begins after the place after, or with the first job
+// if after is nil. next is the place after which the next page begins; it is nil on the last page. Jobs that have not
+// ended are in the order of their time; of ended jobs, the latest is first. For a caller who sees only some kinds, a
+// page may have fewer jobs than limit, or none, although further pages have jobs.
 func ListJobs(ctx context.Context, db postgres.DB, queue, state string, after *JobPlace, limit int,
 ) (jobs []Job, next *JobPlace, err error) {
 	queries := dbsqlc.New(db)
@@ -84,7 +84,7 @@ func ListJobs(ctx context.Context, db postgres.DB, queue, state string, after *J
 			ids = append(ids, row.ID)
 		}
 	}
-	// The list reads a range. If the range was full, more jobs may follow.
+	// The query reads limit+1 places. If it found all of them, more jobs may follow.
 	if next == nil && len(found) > limit {
 		next = &JobPlace{found[len(found)-1].At, found[len(found)-1].ID}
 	}
@@ -97,7 +97,7 @@ func ListJobs(ctx context.Context, db postgres.DB, queue, state string, after *J
 		byID[rows[i].ID] = &rows[i]
 	}
 	for _, id := range ids {
-		if row := byID[id]; row != nil && row.State == state { // else its state has changed since
+		if row := byID[id]; row != nil && row.State == state { // else the job's state has changed since the list was read
 			job, _, err := jobOf(row)
 			if err != nil {
 				return nil, nil, err
@@ -108,8 +108,8 @@ func ListJobs(ctx context.Context, db postgres.DB, queue, state string, after *J
 	return jobs, next, nil
 }
 
-// FindJob returns a job, its failed attempts, and its args (null if the caller may not see them); nil if the job does
-// not exist or is outside of the caller's scope.
+// FindJob returns a job, its failed attempts, and its args (null if the caller may not see them). The job is nil if it
+// does not exist or is outside of the caller's scope.
 func FindJob(ctx context.Context, db postgres.DB, id int64) (*Job, []Failure, json.RawMessage, error) {
 	rows, err := dbsqlc.New(db).ShowJobs(ctx, dbsqlc.ShowJobsParams{Ids: []int64{id}, Everything: true})
 	if err != nil || len(rows) == 0 {
@@ -119,8 +119,9 @@ func FindJob(ctx context.Context, db postgres.DB, id int64) (*Job, []Failure, js
 	return job, failures, rows[0].Args, err
 }
 
-// CancelJob cancels a job in a transaction, and returns the act for the audit trail. allowed, if not nil, is called
-// before the change. CancelJob waits for no lock.
+// CancelJob cancels a job that has not ended, in a transaction. It asks the worker of a running job to end. It returns
+// the act for the audit trail. allowed, if not nil, is called before the change; its error prevents the change.
+// CancelJob fails instead of waiting if another session has locked the job.
 func CancelJob(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, db postgres.DB, id int64,
 	allowed func() error,
 ) (act string, err error) {
@@ -134,14 +135,15 @@ func CancelJob(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, db 
 	if err != nil {
 		return "", err
 	}
-	if job.State == "running" { // its worker may still complete it
+	if job.State == "running" { // the job's worker may still complete it
 		return fmt.Sprintf("asked running job %d to end", id), nil
 	}
 	return fmt.Sprintf("cancelled job %d", id), nil
 }
 
-// RetryJob makes a job that waits, or that was cancelled, available in a transaction, and returns the act for the audit
-// trail. RetryJob waits for no lock.
+// RetryJob makes a job available in a transaction, and returns the act for the audit trail. The job must be retryable
+// or scheduled, or cancelled without a dead letter and without a place in an order. RetryJob fails instead of waiting
+// if another session has locked the job.
 func RetryJob(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, db postgres.DB, id int64,
 ) (act string, err error) {
 	job, err := lockJob(ctx, db, id, "retry", "retryable", "scheduled", "cancelled")
@@ -165,9 +167,8 @@ func notAllowed(hint, detail string, args ...any) error {
 	return &deadletter.MoveError{Kind: deadletter.ErrNotAllowed, Detail: fmt.Sprintf(detail, args...), Hint: hint}
 }
 
-// lockJob locks a job as River does to change it, until the end of the transaction. It returns an error if the job is
-// in another state, or if another session has locked it. The lock is on the row that River changes next, so that the
-// job is in the state that River finds.
+// lockJob locks a job until the end of the transaction, so that River finds the state that lockJob checked. It returns
+// an error if the job is in none of the allowed states, or if another session has locked the job.
 func lockJob(ctx context.Context, tx postgres.DB, id int64, verb string,
 	allowed ...string,
 ) (*dbsqlc.LockJobRow, error) {

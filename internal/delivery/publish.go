@@ -21,15 +21,16 @@ import (
 // TypePublish is the error type of a record that could not be published.
 const TypePublish = "PUBLISH_ERROR"
 
-// contextTopic is the key of the topic in the context of the error of a record that could not be published.
+// contextTopic is the key of the topic in an error's context, if the error is that of a record that could not be
+// published.
 const contextTopic = "topic"
 
 // errNoClient is the error of a process that was started without a client for sources.
 var errNoClient = errors.New("this process has no client for sources")
 
-// publish publishes the record of an entry. It commits the redelivery's id before it publishes, and the
-// partition and offset of the record afterwards. If this process dies in between, the job is rescued, and
-// the record is published twice with the same id.
+// publish publishes the record of an entry. It commits the redelivery's id before the publication, and the partition
+// and offset of the published record afterwards. If this process dies in between, the job is rescued and the record is
+// published twice, with the same id.
 func (w *Worker) publish(ctx context.Context, queue *policy.Queue, destination *policy.Destination,
 	job *river.Job[Args], _ *metadata, hide func(string) string,
 ) (status int, err error) {
@@ -109,7 +110,8 @@ func valueOf(record *dbsqlc.RecordOfJobRow, edited json.RawMessage) ([]byte, err
 	return nil, errors.New("the record's value is binary: an edited payload cannot be published")
 }
 
-// headersOf returns the headers of a record. The headers of dlqd replace those of earlier deliveries.
+// headersOf returns the headers to publish with a record. They have the headers of dlqd for this delivery, in place of
+// those of earlier deliveries.
 func headersOf(record *dbsqlc.RecordOfJobRow, delivery uuid.UUID) []source.Header {
 	headers := make([]source.Header, 0, len(record.HeaderKeys)+3)
 	for i, key := range record.HeaderKeys {
@@ -127,7 +129,7 @@ func headersOf(record *dbsqlc.RecordOfJobRow, delivery uuid.UUID) []source.Heade
 	return headers
 }
 
-// publishError returns the error of a record that was not acknowledged.
+// publishError returns the error of a record whose publication was not acknowledged.
 func publishError(ctx context.Context, destination *policy.Destination, topic string, err error,
 	hide func(string) string,
 ) error {

@@ -27,7 +27,7 @@ func receive(db *pgxpool.Pool, work func(context.Context, pgx.Tx, []byte) error)
 				seen, err := tx.Exec(r.Context(),
 					"INSERT INTO seen_messages (id) VALUES ($1) ON CONFLICT DO NOTHING", r.Header.Get("Webhook-Id"))
 				if err != nil || seen.RowsAffected() == 0 {
-					return err // nil for a repeat: its work is done
+					return err // nil for a repeated message: its work is done
 				}
 				return work(r.Context(), tx, payload)
 			})
@@ -51,7 +51,8 @@ func TestReceiver_IsTheDocumentedOne(t *testing.T) {
 	require.Contains(t, code, "func receive(")
 }
 
-// The documented receivers in other languages compile, with what each takes from its caller.
+// The documented receivers in other languages compile, together with the code that each of them expects from its
+// caller.
 func TestReceiver_CompilesInEachLanguage(t *testing.T) {
 	t.Parallel()
 	document, err := os.ReadFile("../../docs/delivery.md")

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// River's lines have dlqd's field names and no errors of jobs.
+// River's log lines have dlqd's field names, and do not contain errors of jobs.
 func TestRiverLog_RenamesFieldsAndDropsJobErrors(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer

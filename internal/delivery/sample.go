@@ -58,8 +58,8 @@ func (a *Answer) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// FailureOf delivers a message as a [Worker] does, with answer in place of the network, and returns
-// the facts that rules match.
+// FailureOf delivers a message as a [Worker] does, with answer in place of the network, and returns the facts of the
+// failure that rules match. It returns an error if the answer is not a failure, or if answer.Failure is unknown.
 func FailureOf(
 	ctx context.Context, data *policy.Data, queue *policy.Queue, destination *policy.Destination,
 	m *message.Message, answer *Answer,

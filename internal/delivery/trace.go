@@ -15,9 +15,9 @@ import (
 	"github.com/dlqd/dlqd/internal/telemetry"
 )
 
-// startSpan starts the span of an attempt, in the trace of the message's submission. A redelivery
-// may come weeks later and starts its own trace, linked to the submission and to the replay run or
-// request that asked for it.
+// startSpan starts the span of an attempt, in the trace of the message's submission. A redelivery may come weeks later.
+// It starts a trace of its own, which is linked to the submission and to the replay run or request that asked for the
+// redelivery.
 func (w *Worker) startSpan(ctx context.Context, job *river.Job[Args], meta *metadata) (context.Context, trace.Span) {
 	ctx = telemetry.Extract(ctx, meta.Parent, meta.State)
 	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer)}
@@ -55,8 +55,8 @@ func (w *Worker) startSpan(ctx context.Context, job *river.Job[Args], meta *meta
 	return ctx, span
 }
 
-// endSpan ends an attempt's span. It does not end the span of a held message, so that span is never
-// exported: the message was not sent, and is checked repeatedly.
+// endSpan ends an attempt's span. It does not end the span of a held message, so that this span is never exported: the
+// message was not sent, and is checked repeatedly.
 func endSpan(span trace.Span, outcome string, err error) {
 	if outcome == OutcomeHeld {
 		return
@@ -81,8 +81,8 @@ func endRequestSpan(span trace.Span, destination *policy.Destination, status int
 	span.End()
 }
 
-// markFailed records an error's type. It leaves out the message, in which a receiver may repeat the
-// payload.
+// markFailed records the type of an error in a span. It leaves out the error's message, in which a receiver may repeat
+// the payload.
 func markFailed(span trace.Span, err error) {
 	if err == nil {
 		return

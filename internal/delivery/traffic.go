@@ -19,25 +19,28 @@ import (
 )
 
 const (
-	// trafficSlot is the length of a slot. The times of a comparison are rounded to slots.
+	// trafficSlot is the length of a slot. Deliveries are counted by slot, and the times of a comparison are rounded to
+	// slots.
 	trafficSlot = 10 * time.Second
-	// trafficBefore is the period before a run whose deliveries are compared with those during the run.
+	// trafficBefore is the length of the period before a run. A comparison compares its deliveries with those during the
+	// run.
 	trafficBefore = time.Hour
 	// trafficDuring limits a comparison to the last deliveries during a run, so that the first ones do not hide a later
 	// change.
 	trafficDuring = 2 * time.Minute
-	// trafficInterval is the time between two writes of counts, trafficTimeout the limit of one.
+	// trafficInterval is the time between two writes of counts, and trafficTimeout the time limit of one write.
 	trafficInterval = 5 * time.Second
 	trafficTimeout  = 30 * time.Second
-	// trafficLeast is the number of deliveries below which a comparison says nothing.
+	// trafficLeast is the number of deliveries that each of the two periods needs for a comparison.
 	trafficLeast = 30
-	// trafficShare is the share of the deliveries of the hour before that are slower than its 95th percentile.
+	// trafficShare is the share of the deliveries of the hour before the run that are slower than that hour's 95th
+	// percentile.
 	trafficShare = 0.05
-	// trafficError is the significance level: a difference that arises by chance is reported with this probability. It
-	// is lower than for a single comparison, because a run compares about once a second.
+	// trafficError is the significance level: the probability with which one comparison reports a difference that arose
+	// by chance. It is lower than usual, because a run compares about once a second.
 	trafficError = 0.001
-	// trafficLevels is the number of classes of durations: powers of the square root of 2, from 1 ms on. Failures count
-	// in the last class.
+	// trafficLevels is the number of classes of durations. Their bounds are powers of the square root of 2, from 1 ms on.
+	// Failures count in the last class.
 	trafficLevels = 48
 	// trafficLimited is the place of the number of answers that asked for fewer requests. They also count in their
 	// class. Rows of earlier versions do not have it.
@@ -78,11 +81,11 @@ type (
 
 type trafficSlotOf struct {
 	destination string
-	run         uuid.UUID // uuid.Nil: of no replay run
+	run         uuid.UUID // uuid.Nil: the delivery does not belong to a replay run
 	slot        int64
 }
 
-// NewTraffic returns counts that are written to a database.
+// NewTraffic returns a Traffic that writes its counts to a database.
 func NewTraffic(db postgres.DB) *Traffic {
 	return &Traffic{db: db, new: map[trafficSlotOf]*trafficCounts{}, jobs: map[jobTrafficOf]*jobTraffic{}}
 }
@@ -91,7 +94,8 @@ func slotOf(at time.Time) int64 { return at.Unix() / int64(trafficSlot/time.Seco
 
 func slotTime(slot int64) time.Time { return time.Unix(slot*int64(trafficSlot/time.Second), 0).UTC() }
 
-// Observe counts a delivery that ended at a time. It is for [Config.Observe].
+// Observe counts a delivery that ended at the given time, unless it was held or had no destination. It is for
+// [Config.Observe].
 func (t *Traffic) Observe(d *Delivered, at time.Time) {
 	if d.Destination == "" || d.Outcome == OutcomeHeld {
 		return
@@ -121,8 +125,8 @@ func (t *Traffic) Loop() *background.Loop {
 	})
 }
 
-// Write adds the counts since the last call to those of all processes. Counts that it cannot write are lost. A
-// comparison then has fewer deliveries to compare: it finds less, but reports nothing wrong.
+// Write adds the counts since the last call to the counts of all processes in the database. Counts that it cannot write
+// are lost. A comparison then has fewer deliveries: it may miss a difference, but it does not report a false one.
 func (t *Traffic) Write(ctx context.Context) error {
 	type row struct {
 		Destination string         `json:"destination"`
@@ -338,8 +342,8 @@ func sum(counts []int) (total int) {
 	return total
 }
 
-// fisher returns the probability that at least bad of total are bad, if the bad ones of both samples are spread at
-// random (Fisher's exact test, one-sided); 1 if their share is not larger than in the other sample.
+// fisher returns the probability, by Fisher's one-sided exact test, that at least bad of total are bad if the bad ones
+// of both samples are spread at random. It returns 1 if the share of bad ones is not larger than in the other sample.
 func fisher(bad, total, otherBad, otherTotal int) float64 {
 	all, allBad := total+otherTotal, bad+otherBad
 	if bad*otherTotal <= otherBad*total {
@@ -355,7 +359,7 @@ func fisher(bad, total, otherBad, otherTotal int) float64 {
 	return min(p, 1)
 }
 
-// logChoose returns the logarithm of the number of ways to choose k of n.
+// logChoose returns the natural logarithm of the number of ways to choose k of n.
 func logChoose(n, k int) float64 {
 	if k < 0 || k > n {
 		return math.Inf(-1)

@@ -18,7 +18,7 @@ func TestTraffic_TellsWhetherOtherDeliveriesAreWorse(t *testing.T) {
 	pool := postgrestest.Pool(t)
 	run, began := uuid.New(), time.Now().Truncate(time.Minute)
 	now := began.Add(2 * time.Minute)
-	// deliver makes n deliveries, of which every bad one fails or is slow.
+	// deliver observes n deliveries; bad of them fail, or are slow if slow is set.
 	deliver := func(processes []*delivery.Traffic, to string, of uuid.UUID, from time.Time, n, bad int, slow bool) {
 		for i := range n {
 			d := &delivery.Delivered{

@@ -9,7 +9,8 @@ import (
 	"github.com/dlqd/dlqd/internal/source"
 )
 
-// A null value deletes a record of a compacted topic. So null is published only if the record's value was null.
+// A record with a null value deletes its key in a compacted topic. So null is published only if the record's value was
+// null, and not if the value was erased.
 func TestValueOf_RejectsErasedValue(t *testing.T) {
 	t.Parallel()
 	for _, form := range []string{source.FormJSON, source.FormText, source.FormBinary, source.FormDecoded} {
