@@ -40,9 +40,8 @@ const (
 // Roles returns all roles.
 func Roles() []Role { return []Role{Reader, Operator, Admin, Sender, Metrics} }
 
-// Includes reports whether r allows everything that other allows. Operators and admins are also
-// senders: a caller who may replay dead letters may submit messages. Readers and above may also
-// read metrics.
+// Includes reports whether r allows everything that other allows. Operators and admins are also senders: a caller who
+// may replay dead letters may submit messages. Readers, operators and admins may also read metrics.
 func (r Role) Includes(other Role) bool {
 	if r == other {
 		return slices.Contains(Roles(), r)
@@ -54,7 +53,7 @@ func (r Role) Includes(other Role) bool {
 	return slices.Contains(personRoles, other) && slices.Index(personRoles, r) >= slices.Index(personRoles, other)
 }
 
-// Grant is a role, limited to the queues, kinds and sources that match.
+// Grant is a role, limited to the queues, kinds and sources that match its patterns.
 type Grant struct {
 	Role    Role
 	Queues  []string // patterns, in which * matches any text; none: every queue
@@ -76,11 +75,10 @@ const (
 	ViaSocket = "socket"
 	ViaProxy  = "proxy"
 	ViaOIDC   = "oidc"
-	// ViaCertificate means that the client presented a TLS certificate.
+	// ViaCertificate means that the client authenticated with a TLS certificate.
 	ViaCertificate = "certificate"
-	// ViaNothing means that the policy configures no authentication. dlqd serves such callers only
-	// if users of this machine alone can connect, or if the operator allows it
-	// ([Authenticator.Open]).
+	// ViaNothing means that the policy configures no authentication. dlqd serves such a caller only if
+	// [Authenticator.Open] is set.
 	ViaNothing = ""
 )
 
@@ -89,7 +87,7 @@ type Principal struct {
 	Name   string // the actor of the audit trail
 	Via    string
 	Grants []Grant
-	// Groups are the groups that the provider or the proxy sent.
+	// Groups are the groups of the user, as the provider or the proxy sent them.
 	Groups []string
 	// TokenBy is the creator of the caller's token; empty for callers without a token.
 	TokenBy string
@@ -97,11 +95,10 @@ type Principal struct {
 	Session string
 }
 
-// Unrestricted returns the principal of every caller where authentication is off: an admin without a
-// name.
+// Unrestricted returns the principal of every caller if authentication is off: an admin without a name.
 func Unrestricted() *Principal { return &Principal{Grants: []Grant{{Role: Admin}}} }
 
-// May reports whether the caller has the role in any scope.
+// May reports whether the caller has the role anywhere, in any scope.
 func (p *Principal) May(role Role) bool {
 	return slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) })
 }
@@ -112,15 +109,15 @@ func (p *Principal) MayEverywhere(role Role) bool {
 	return slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) && g.everything() })
 }
 
-// SeesPayloads reports whether an operation that requires role shows payloads to the caller. It does if the caller is
-// operator everywhere, or if each of the caller's grants that includes role also includes operator. Otherwise the whole
-// operation shows what a reader sees.
+// SeesPayloads reports whether an operation that requires role shows payloads to the caller. The caller must be
+// operator everywhere, or each of the caller's grants that includes role must also include operator. Otherwise the
+// whole operation shows only what a reader may see.
 func (p *Principal) SeesPayloads(role Role) bool {
 	return p.MayEverywhere(Operator) ||
 		!slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) && !g.Role.Includes(Operator) })
 }
 
-// MayIn reports whether the caller has the role for at least part of the queue.
+// MayIn reports whether the caller has the role for the queue, or at least for some of its kinds or sources.
 func (p *Principal) MayIn(role Role, queue string) bool {
 	return slices.ContainsFunc(p.Grants, func(g Grant) bool { return g.Role.Includes(role) && matches(g.Queues, queue) })
 }
@@ -159,7 +156,7 @@ func MatchPattern(pattern, text string) bool {
 	}
 	parts := strings.Split(rest, "*")
 	last := len(parts) - 1
-	for _, part := range parts[:last] { // the first match of each part leaves the most text to the parts after it
+	for _, part := range parts[:last] { // the first match of a part leaves the longest text for the parts after it
 		at := strings.Index(text, part)
 		if at < 0 {
 			return false
@@ -183,17 +180,17 @@ type reauthentication struct {
 	ended func() <-chan struct{}
 }
 
-// WithReauthentication returns a context in which [StillAuthenticated] authenticates the caller by
-// calling again, and [SessionsEnded] calls ended.
+// WithReauthentication returns a context for [StillAuthenticated] and [SessionsEnded]. StillAuthenticated authenticates
+// the caller with again; SessionsEnded returns the channel of ended.
 func WithReauthentication(ctx context.Context, again func() (*Principal, error),
 	ended func() <-chan struct{},
 ) context.Context {
 	return context.WithValue(ctx, reauthenticationKey{}, reauthentication{again, ended})
 }
 
-// StillAuthenticated reports whether the caller would be authenticated now with the same grants as at the start
-// of the request. Long-running requests check it. It returns an error if the check failed, for example because the
-// database does not answer. Without [WithReauthentication] it returns true.
+// StillAuthenticated reports whether the caller would now be authenticated with the same name and grants as at the
+// start of the request. Long-running requests check that. It returns an error if the check failed, for example because
+// the database does not answer. Without [WithReauthentication] it returns true.
 func StillAuthenticated(ctx context.Context) (bool, error) {
 	r, ok := ctx.Value(reauthenticationKey{}).(reauthentication)
 	if !ok {
@@ -206,9 +203,8 @@ func StillAuthenticated(ctx context.Context) (bool, error) {
 	return err == nil && reflect.DeepEqual(p, From(ctx)), nil
 }
 
-// SessionsEnded returns a channel that the next [Authenticator.EndSessions] of this process closes,
-// so that long-running requests call [StillAuthenticated] at once. Without [WithReauthentication]
-// it returns nil.
+// SessionsEnded returns a channel that the next [Authenticator.EndSessions] in this process closes. A long-running
+// request waits on it, to call [StillAuthenticated] at once. Without [WithReauthentication] it returns nil.
 func SessionsEnded(ctx context.Context) <-chan struct{} {
 	r, ok := ctx.Value(reauthenticationKey{}).(reauthentication)
 	if !ok {
@@ -229,15 +225,15 @@ var unrestricted = Unrestricted() // never changed
 
 // Errors of authentication.
 var (
-	// ErrUnknown means that the request has no credentials, or none that the policy accepts.
+	// ErrUnknown means that the request has no credentials, or only credentials of a kind that the policy does not
+	// accept.
 	ErrUnknown = errors.New("authentication required")
 	// ErrRefused means that the credentials were rejected, for example a malformed, unknown,
 	// expired or revoked token.
 	ErrRefused = errors.New("the token is not valid")
 )
 
-// Token is a key to the API. Its secret is shown once, when it is created; the database stores a
-// hash.
+// Token is a key to the API. Its secret is shown only once, when the token is created; the database stores a hash.
 type Token struct {
 	ID        string     `json:"id" doc:"Id of the token, for revoking it. It is not a credential."`
 	Name      string     `json:"name" doc:"Name of the holder: the actor in the audit trail."`
@@ -254,13 +250,13 @@ type Token struct {
 	RevokedBy string     `json:"revokedBy,omitempty" doc:"Actor who revoked the token."`
 }
 
-// grant returns what the token allows.
+// grant returns the grant of the token's holder.
 func (t *Token) grant() Grant {
 	return Grant{Role: t.Role, Queues: t.Queues, Kinds: t.Kinds, Sources: t.Sources}
 }
 
-// State returns "active", "expired", "revoked", or "until" and the time from which the token is
-// refused.
+// State returns "active", "expired", "revoked", or, for a token that a rotation replaced and that still works, "until"
+// and the time from which the token is refused.
 func (t *Token) State(now time.Time) string {
 	switch {
 	case t.RevokedAt != nil && !now.Before(*t.RevokedAt):
@@ -274,8 +270,8 @@ func (t *Token) State(now time.Time) string {
 	}
 }
 
-// checkName refuses empty and overlong names, names that an audit trail cannot print, and the names
-// under which dlqd itself acts (see dlq.is_person).
+// checkName returns an error for an empty name, a name of more than 255 bytes, a name that an audit trail cannot print,
+// and the names under which dlqd itself acts (see dlq.is_person).
 func checkName(name string) error {
 	switch {
 	case name == "" || len(name) > 255:
@@ -289,8 +285,8 @@ func checkName(name string) error {
 	return nil
 }
 
-// CheckGrant returns an error if the grant is invalid: an unknown role, a limit that its role does
-// not have, or an empty or overlong pattern.
+// CheckGrant returns an error if the grant has an unknown role, a limit that the role cannot have, or an empty pattern
+// or one of more than 255 bytes.
 func CheckGrant(g Grant) error {
 	if !slices.Contains(Roles(), g.Role) {
 		return fmt.Errorf("unknown role %q (roles: reader, operator, admin, sender, metrics)", g.Role)

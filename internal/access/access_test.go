@@ -67,7 +67,7 @@ func TestPrincipal_MayForMatchesPatterns(t *testing.T) {
 		{access.Operator, "orders-eu", "card.refund", "", false},
 		{access.Sender, "q", "k", "shop", true},
 		{access.Sender, "q", "k", "", false},
-		{access.Sender, "orders", "card.refund", "another", true}, // as an operator
+		{access.Sender, "orders", "card.refund", "another", true}, // operators are senders, too
 	} {
 		require.Equal(t, c.may, p.MayFor(c.role, c.queue, c.kind, c.source), "%+v", c)
 	}
@@ -103,8 +103,8 @@ func (b *bundle) token(t access.Token) (secret, id string) {
 	return secret, t.ID
 }
 
-// send sends a request with a token, if any, and further headers. It returns the status and the
-// body, which names the caller.
+// send sends a request, with token unless it is empty, and with further headers. It returns the status and the body,
+// which names the caller.
 func (b *bundle) send(url, token string, headers ...string) (status int, caller string) {
 	b.Helper()
 	client := http.DefaultClient
@@ -133,7 +133,7 @@ func (b *bundle) send(url, token string, headers ...string) (status int, caller 
 	return response.StatusCode, string(body)
 }
 
-// serve starts a server, on TCP and on a Unix socket, that answers with the caller.
+// serve starts a server on TCP and on a Unix socket. The server answers each request with its caller.
 func (b *bundle) serve(a *access.Authenticator) (url, socket string) {
 	b.Helper()
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -214,8 +214,8 @@ func TestTokens_AuthenticateUntilRevoked(t *testing.T) {
 	require.NotNil(t, tokens[0].UsedAt)
 }
 
-// A token is looked up once for many requests. Here use and revocation race: after the first
-// refusal the token stays refused.
+// A process caches the lookup of a token for several requests. In the test, a token is used while it is revoked: after
+// the first refusal, the token stays refused.
 func TestTokens_StayRefusedAfterRevocation(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -276,7 +276,7 @@ func TestTokens_LimitFailedAttempts(t *testing.T) {
 	}
 	require.Contains(t, caller, "too many failed sign-ins")
 	fresh, _ := b.token(access.Token{Name: "new", Role: access.Reader})
-	for _, token := range []string{good, fresh} { // the second one is unknown to this process
+	for _, token := range []string{good, fresh} { // this process has not looked up the second one yet
 		status, caller = b.send(url, token)
 		require.Equal(t, 200, status, caller)
 	}
@@ -331,7 +331,7 @@ func TestProxy_IsTrustedOnlyFromItsAddresses(t *testing.T) {
 		{nil, access.ErrUnknown.Error() + "\n"},
 		{[]string{"X-User", ""}, access.ErrUnknown.Error() + "\n"},
 		{[]string{"X-User", "capture"}, access.ErrUnknown.Error() + "\n"},
-		// The proxy's header and one of the client:
+		// The proxy's header, and another one that the client sent:
 		{[]string{"X-User", "anna", "X-User", "kim"}, access.ErrUnknown.Error() + "\n"},
 		{[]string{"X-User", "anna", "X-Groups", "staff", "X-Groups", "oncall"}, access.ErrUnknown.Error() + "\n"},
 		{[]string{"X-User", "an\u202ena"}, access.ErrUnknown.Error() + "\n"},
@@ -369,8 +369,7 @@ func TestSocket_AuthenticatesOSUser(t *testing.T) {
 	require.Equal(t, 401, status)
 }
 
-// Without authentication every caller may do everything if only users of this machine can connect,
-// and nothing otherwise.
+// Without authentication, every caller has all rights if Open is set, and none otherwise.
 func TestAuthenticate_AllowsEveryCallerOnlyIfOpen(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -382,7 +381,7 @@ func TestAuthenticate_AllowsEveryCallerOnlyIfOpen(t *testing.T) {
 	require.Equal(t, 401, status)
 }
 
-// A slow database does not lock out its operators: a lookup may take longer than its result is cached.
+// A slow database does not lock out operators: a lookup may take longer than tokenTTL, for which its result is cached.
 func TestTokens_WaitForSlowDatabase(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -408,7 +407,7 @@ func TestTokens_WaitForSlowDatabase(t *testing.T) {
 	require.Equal(t, 200, <-answered)
 }
 
-// While the database is unavailable, a token is neither accepted nor refused.
+// While the database is unavailable, the answer to a token is neither success nor a refusal, but 503.
 func TestTokens_NeitherAcceptedNorRefusedWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

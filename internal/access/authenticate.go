@@ -22,7 +22,7 @@ import (
 
 // Rules configure how callers are authenticated, and what callers without a token may do.
 type Rules struct {
-	Ways   []string // of "tokens", "socket", "proxy", "oidc" and "certificates"; empty: authentication is off
+	Ways   []string // some of "tokens", "socket", "proxy", "oidc" and "certificates"; empty: authentication is off
 	Proxy  Proxy
 	OIDC   OIDC
 	Grants []UserGrant
@@ -30,7 +30,7 @@ type Rules struct {
 	Sessions SessionLimits
 }
 
-// principal returns a caller with all grants for which names returns true.
+// principal returns a caller who has each grant for which names returns true.
 func (r *Rules) principal(name, via string, names func(*UserGrant) bool) *Principal {
 	p := &Principal{Name: name, Via: via}
 	for _, g := range r.Grants {
@@ -41,8 +41,8 @@ func (r *Rules) principal(name, via string, names func(*UserGrant) bool) *Princi
 	return p
 }
 
-// user returns a caller whom a proxy or a provider authenticated, with the grants of the name and
-// the groups.
+// user returns a caller whom a proxy or a provider authenticated, with the grants that list the name or one of the
+// groups.
 func (r *Rules) user(name, via string, groups []string) *Principal {
 	p := r.principal(name, via, func(g *UserGrant) bool {
 		return slices.Contains(g.Users, name) ||
@@ -60,8 +60,7 @@ type Proxy struct {
 	GroupsHeader string
 }
 
-// UserGrant is a grant for the users, groups, operating system users and certificates that it
-// names.
+// UserGrant is a grant for the listed users, groups, operating system users and certificates.
 type UserGrant struct {
 	Grant
 
@@ -71,20 +70,20 @@ type UserGrant struct {
 // Authenticator authenticates callers.
 type Authenticator struct {
 	Tokens *Store
-	Rules  func() Rules // of the policy in force
-	// Open allows every caller everything if the policy configures no authentication: only users of
-	// this machine reach dlqd, or the operator asked for it.
+	Rules  func() Rules // returns the rules of the policy in force
+	// Open gives every caller all rights if the policy configures no authentication. The server sets it if only users of
+	// this machine can connect, or if the operator asked for it.
 	Open   bool
 	Logger *slog.Logger
-	// Now is the clock for the expiry of the provider's tokens; nil for time.Now.
+	// Now is the clock for the expiry of the provider's tokens; nil means time.Now.
 	Now func() time.Time
 
-	provider *provider // of the policy in force; nil until first used
+	provider *provider // the provider of the policy in force; nil until first used
 	flights  singleflight.Group
 	mu       sync.Mutex
 	known    map[[32]byte]lookup
-	ended    chan struct{} // closed when sessions end; nil until awaited
-	turn     chan struct{} // held by one lookup or code exchange of a peer with too many failures; see waitTurn
+	ended    chan struct{} // closed by EndSessions; nil until a request waits on it
+	turn     chan struct{} // held during a lookup or code exchange of a peer with too many failures; see waitTurn
 	failures failedSignIns
 }
 
@@ -98,12 +97,12 @@ type lookup struct {
 const (
 	// tokenTTL is how long the result of a lookup is used, from the start of the lookup on.
 	tokenTTL = 3 * time.Second
-	// lookupTimeout bounds a lookup. A database that is slow, for instance in an incident, must not lock out its
+	// lookupTimeout limits a lookup. It is long, so that a slow database, for instance in an incident, does not lock out
 	// operators.
 	lookupTimeout = 20 * time.Second
 )
 
-// maxCached is the maximum number of cached lookups, and of peers with counted failures.
+// maxCached is the maximum number of cached lookups. It is also the maximum number of peers whose failures are counted.
 const maxCached = 10_000
 
 type peerKey struct{}
@@ -126,15 +125,15 @@ func ConnContext(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, peerKey{}, uid)
 }
 
-// RetryError is returned to a caller who must wait before the next attempt.
+// RetryError is the error for a caller who has to wait for After before the next attempt.
 type RetryError struct{ After time.Duration }
 
 func (e *RetryError) Error() string {
 	return fmt.Sprintf("too many failed sign-ins from this address; try again in %s", e.After.Round(time.Second))
 }
 
-// Authenticate returns the caller of a request. It fails with [ErrUnknown], [ErrRefused], a
-// [*RetryError], [ErrProvider], or an error of the database or of the request's context.
+// Authenticate returns the caller of a request. It fails with [ErrUnknown], [ErrRefused], a [*RetryError],
+// [ErrProvider], or an error of the database or of the request's context. [IsRefusal] distinguishes these.
 func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 	rules := a.Rules()
 	if len(rules.Ways) == 0 {
@@ -147,7 +146,7 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 	scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	secret = strings.TrimSpace(secret)
 	tokens, provider := slices.Contains(rules.Ways, ViaToken+"s"), slices.Contains(rules.Ways, ViaOIDC)
-	if len(r.Header.Values("Authorization")) > 1 { // a proxy in front of dlqd may have checked the other one
+	if len(r.Header.Values("Authorization")) > 1 { // a proxy in front of dlqd may have checked only one of them
 		return nil, a.refuse(door.Peer(r))
 	}
 	if strings.EqualFold(scheme, "Bearer") && (tokens || provider) {
@@ -159,8 +158,8 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 	if p, err := a.authenticateSession(r, &rules); p != nil || err != nil {
 		return p, err
 	}
-	// A proxy may forward the credentials of its own users in Authorization, such as Basic. So a
-	// scheme other than Bearer is refused only if no other way identifies the caller.
+	// A proxy may forward the credentials of its own users in Authorization, for example with the scheme Basic. So a
+	// request with another scheme than Bearer is refused only if it has no other way of authentication.
 	if p := proxyUser(r, &rules); p != nil {
 		return p, nil
 	}
@@ -176,9 +175,9 @@ func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 	return nil, ErrUnknown
 }
 
-// refuse returns the error for invalid credentials: ErrRefused, or a RetryError after too many
-// failures of the peer. Credentials are checked first, so that valid ones work from an address
-// where others fail; secrets are too long to guess.
+// refuse returns the error for invalid credentials: ErrRefused or, after too many failures of the peer, a RetryError.
+// It is called only after a check of the credentials, so that valid credentials always work, even from an address that
+// sent invalid ones. That is safe because a secret is too long to guess.
 func (a *Authenticator) refuse(from string) error {
 	if wait := a.failures.wait(from, time.Now()); wait > 0 {
 		return &RetryError{After: wait}
@@ -203,9 +202,9 @@ func (a *Authenticator) authenticateToken(r *http.Request, secret string) (*Prin
 	return found.principal, nil
 }
 
-// cachedOrFind returns a cached lookup that is younger than tokenTTL. Otherwise it calls find and
-// returns fresh as true. If possible is false (the secret is malformed), it returns an empty lookup
-// and calls nothing.
+// cachedOrFind returns the cached lookup of key if it is younger than tokenTTL. Otherwise it looks key up with find and
+// returns fresh as true. If possible is false, because the secret is malformed, it returns an empty lookup and does not
+// call find.
 func (a *Authenticator) cachedOrFind(r *http.Request, key [32]byte, possible bool,
 	find func(context.Context) (lookup, error),
 ) (found lookup, fresh bool, err error) {
@@ -215,8 +214,8 @@ func (a *Authenticator) cachedOrFind(r *http.Request, key [32]byte, possible boo
 	if !possible || time.Since(found.at) < tokenTTL {
 		return found, false, nil
 	}
-	// Peers with too many failures query the database one at a time, for secrets without a cached
-	// lookup.
+	// A peer with too many failures has to wait for its turn, unless the secret has a cached lookup. So all such peers
+	// together query the database one at a time.
 	if found.at.IsZero() && a.failures.wait(door.Peer(r), time.Now()) > 0 {
 		done, err := a.waitTurn(r.Context())
 		if err != nil {
@@ -228,7 +227,7 @@ func (a *Authenticator) cachedOrFind(r *http.Request, key [32]byte, possible boo
 	return found, true, err
 }
 
-// waitTurn waits until it holds a.turn, and returns the function that releases it.
+// waitTurn waits until it holds a.turn, and returns the function that releases a.turn.
 func (a *Authenticator) waitTurn(ctx context.Context) (done func(), err error) {
 	a.mu.Lock()
 	if a.turn == nil {
@@ -244,8 +243,8 @@ func (a *Authenticator) waitTurn(ctx context.Context) (done func(), err error) {
 	}
 }
 
-// lookUp queries the database and caches the result. Concurrent requests for the same key share a query that began
-// less than tokenTTL ago. The result's age counts from the start of the query.
+// lookUp queries the database with find and caches the result. Concurrent requests for the same key share a query that
+// began less than tokenTTL ago. The age of a result counts from the start of its query.
 func (a *Authenticator) lookUp(ctx context.Context, key [32]byte, find func(context.Context) (lookup, error)) (lookup,
 	error,
 ) {
@@ -290,7 +289,7 @@ func proxyUser(r *http.Request, rules *Rules) *Principal {
 	}
 	users, groupHeaders := r.Header.Values(rules.Proxy.UserHeader), r.Header.Values(rules.Proxy.GroupsHeader)
 	if len(users) != 1 || len(groupHeaders) > 1 || checkName(strings.TrimSpace(users[0])) != nil {
-		return nil // there is no header, or the client added one to the proxy's
+		return nil // no header, or the client sent one in addition to the proxy's
 	}
 	var groups []string
 	for group := range strings.SplitSeq(strings.Join(groupHeaders, ","), ",") {
@@ -313,9 +312,9 @@ func socketUser(r *http.Request, rules *Rules) *Principal {
 	return rules.principal(name, ViaSocket, func(g *UserGrant) bool { return slices.Contains(g.OSUsers, name) })
 }
 
-// certificateUser returns the holder of a client certificate. The name is the common name or, if
-// that is missing or invalid, the first valid alternative name; grants may name any of the valid
-// names. It checks the expiry again because a connection may outlive its certificate.
+// certificateUser returns the holder of a client certificate. The holder's name is the common name or, if that is
+// missing or invalid, the first valid alternative name. A grant may list any of the valid names. certificateUser checks
+// the expiry again, because a connection may outlive the certificate.
 func certificateUser(r *http.Request, rules *Rules) *Principal {
 	certificate := door.ClientCertificate(r)
 	if certificate == nil || !slices.Contains(rules.Ways, ViaCertificate+"s") || time.Now().After(certificate.NotAfter) {
@@ -347,8 +346,8 @@ type peerFailures struct {
 	n     int
 }
 
-// A peer may fail maxFailures times within failureWindow; until the window ends, further failures
-// get a RetryError.
+// A peer may fail maxFailures times within failureWindow. Until the end of the window, each further failure gets a
+// RetryError.
 const (
 	maxFailures   = 20
 	failureWindow = time.Minute
@@ -377,8 +376,8 @@ func (s *failedSignIns) record(from string, now time.Time) {
 	f.n++
 }
 
-// IsRefusal reports whether an error is about the caller, rather than about the database or the
-// provider.
+// IsRefusal reports whether an error of [Authenticator.Authenticate] is a refusal of the caller. Other errors are those
+// of the database, the provider or the request's context.
 func IsRefusal(err error) bool {
 	var retry *RetryError
 	return errors.Is(err, ErrUnknown) || errors.Is(err, ErrRefused) || errors.As(err, &retry)

@@ -26,44 +26,42 @@ import (
 type OIDC struct {
 	Issuer        string
 	ClientID      string   // client of "dlqd login" and of sessions
-	Audiences     []string // accepted audiences of tokens: any of these
-	UsernameClaim string   // empty: the email if it is verified, else the subject
+	Audiences     []string // a token is accepted if it has one of these audiences
+	UsernameClaim string   // empty: the email if the provider has verified it, else the subject
 	GroupsClaim   string
 	Scopes        []string // requested at sign-in
 	ClientSecret  string   // for sessions; empty: a public client
 }
 
-// ErrProvider means that a token cannot be verified now: the provider's keys are unknown, and the provider does not
-// answer.
+// ErrProvider means that dlqd cannot verify a token or sign a user in now: the provider does not answer, and its keys
+// or endpoints are not cached.
 var ErrProvider = errors.New("the OpenID Connect provider does not answer")
 
 const (
-	// clockSkew is the tolerated difference to the provider's clock: a token is accepted this long
-	// after its expiry. For a token that is not valid yet, the tolerance is go-oidc's five minutes
-	// less clockSkew.
+	// clockSkew is how long after its expiry a token is still accepted, because the provider's clock may differ. A token
+	// that is not valid yet is accepted if it becomes valid within go-oidc's five minutes less clockSkew.
 	clockSkew = time.Minute
-	// refreshKeysAfter is the age after which keys are fetched again in the background, while
-	// requests still use them. A withdrawn key is refused once that fetch has succeeded.
+	// refreshKeysAfter is the age from which keys are fetched again in the background, while requests still use the old
+	// ones. A withdrawn key is refused once that fetch has succeeded.
 	refreshKeysAfter = 5 * time.Minute
-	// maxKeysAge is how long keys are used while the provider does not answer.
+	// maxKeysAge is how long keys are used if the provider does not answer.
 	maxKeysAge = time.Hour
-	// providerInterval is the minimum time between two fetches of the provider's metadata and keys,
-	// however many tokens name an unknown key.
+	// providerInterval is the minimum time between two fetches of the provider's metadata and keys, even if many tokens
+	// name an unknown key.
 	providerInterval = 5 * time.Second
-	// providerTimeout limits a request to the provider; providerWait is how long a caller's request
-	// waits for it.
+	// providerTimeout limits a request to the provider. providerWait limits how long a caller's request waits for that
+	// request.
 	providerTimeout = 10 * time.Second
 	providerWait    = 2 * time.Second
-	// maxJWT is the maximum size of a token, in bytes. Tokens of users in hundreds of groups have
-	// several thousand.
+	// maxJWT is the maximum size of a token, in bytes. The tokens of users in hundreds of groups have several thousand
+	// bytes.
 	maxJWT = 32 << 10
 	// maxKeysBytes is the maximum size of the provider's key set, in bytes.
 	maxKeysBytes = 1 << 20
 )
 
-// algorithms are the accepted signature algorithms, all with a private key. With "none", anyone
-// could make a token. With a shared secret (HS256), anyone who has the provider's public key could
-// sign one.
+// algorithms are the accepted signature algorithms. All of them sign with a private key. With "none", any caller could
+// make a token. With a shared secret (HS256), any caller who knows the provider's public key could sign a token.
 var algorithms = []jose.SignatureAlgorithm{
 	jose.RS256, jose.RS384, jose.RS512, jose.ES256, jose.ES384, jose.ES512, jose.PS256, jose.PS384, jose.PS512, jose.EdDSA,
 }
@@ -77,9 +75,8 @@ func Algorithms() []string {
 	return names
 }
 
-// CheckProviderURL accepts a URL with https, or with http on this machine, but without a user and a
-// fragment. With http to another host, any machine on the network could answer in place of the
-// provider.
+// CheckProviderURL returns an error unless the URL has the scheme https, or http and a host on this machine, and has no
+// user and no fragment. With http to another host, any machine on the network could answer in place of the provider.
 func CheckProviderURL(text string) error {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" || u.User != nil || u.Fragment != "" {
@@ -97,8 +94,8 @@ func IsLoopback(host string) bool {
 	return host == "localhost" || err == nil && address.IsLoopback()
 }
 
-// ProviderClient returns the HTTP client for providers. It follows no redirects: a provider's
-// endpoints are where its metadata says.
+// ProviderClient returns the HTTP client for providers. It follows no redirects: a provider's endpoints are the URLs in
+// its metadata.
 func ProviderClient() *http.Client {
 	return &http.Client{
 		Timeout:       providerTimeout,
@@ -106,12 +103,11 @@ func ProviderClient() *http.Client {
 	}
 }
 
-// isJWT reports whether a bearer token has the form of a JWT: three parts. Tokens of dlqd have no
-// dots.
+// isJWT reports whether a bearer token has the form of a JWT: three parts between dots. Tokens of dlqd have no dots.
 func isJWT(secret string) bool { return strings.Count(secret, ".") == 2 }
 
-// provider caches the keys and endpoints of an OpenID Connect provider. A token or a browser's sign-in waits for the
-// provider only if it needs keys or endpoints that are not cached.
+// provider caches the keys and endpoints of an OpenID Connect provider. A request waits for the provider only if it
+// needs keys or endpoints that are not cached.
 type provider struct {
 	issuer string
 	now    func() time.Time
@@ -123,12 +119,12 @@ type provider struct {
 	fetchedAt    time.Time     // when keys were fetched
 	requestedAt  time.Time     // when the last request to the provider began
 	refreshing   chan struct{} // closed when the current request ends; nil without one
-	err          error         // of the last request; nil if it succeeded
-	failingSince time.Time     // when the first of the current failures ended
+	err          error         // the error of the last request; nil if the request succeeded
+	failingSince time.Time     // when the first failed request since the last success ended
 }
 
-// refresh starts fetching the provider's keys, unless a request is running or began less than
-// providerInterval ago. The returned channel is closed when the request has ended.
+// refresh starts a request for the provider's keys and endpoints, unless one is running or began less than
+// providerInterval ago. The returned channel is closed once no request is running.
 func (p *provider) refresh() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -164,7 +160,7 @@ func (p *provider) refresh() <-chan struct{} {
 	return done
 }
 
-// wait waits up to providerWait for the provider's answer.
+// wait waits until answered is closed, for at most providerWait.
 func wait(ctx context.Context, answered <-chan struct{}) {
 	ctx, cancel := context.WithTimeout(ctx, providerWait)
 	defer cancel()
@@ -174,8 +170,8 @@ func wait(ctx context.Context, answered <-chan struct{}) {
 	}
 }
 
-// cachedKeys returns the keys, their age, and the error of the last request. Without keys, or with
-// keys of maxKeysAge or more, it returns nil and maxKeysAge.
+// cachedKeys returns the keys, their age, and the error of the last request. If there are no keys, or they are as old
+// as maxKeysAge, it returns nil and maxKeysAge.
 func (p *provider) cachedKeys() (keys []jose.JSONWebKey, age time.Duration, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -192,8 +188,8 @@ type endpoints struct {
 	secretInHeader bool // the client sends its secret as HTTP Basic, not in the form
 }
 
-// endpointNow returns the sign-in endpoints and how a client sends its secret, if it has one. It fails with
-// ErrProvider.
+// endpointNow returns the sign-in endpoints, with the way in which a client sends its secret if it has one. It fails
+// with ErrProvider if they are not cached and the provider does not answer, or if the provider has none.
 func (p *provider) endpointNow(ctx context.Context, hasSecret bool) (oauth2.Endpoint, error) {
 	if keys, _, _ := p.cachedKeys(); keys == nil {
 		wait(ctx, p.refresh())
@@ -271,7 +267,7 @@ func discover(ctx context.Context, issuer string) (keys []jose.JSONWebKey, found
 
 var errSignature = errors.New("no key of the provider matches the signature")
 
-// payload returns the token's content if the provider signed it.
+// payload returns the content of token if the provider signed it.
 func (p *provider) payload(ctx context.Context, token *jose.JSONWebSignature) ([]byte, error) {
 	keys, age, _ := p.cachedKeys()
 	if keys == nil {
@@ -287,7 +283,7 @@ func (p *provider) payload(ctx context.Context, token *jose.JSONWebSignature) ([
 	if payload != nil {
 		return payload, nil
 	}
-	// The signing key may be new.
+	// The token may be signed with a new key.
 	wait(ctx, p.refresh())
 	keys, _, err := p.cachedKeys()
 	if payload, _ = signed(token, keys); payload != nil {
@@ -299,8 +295,8 @@ func (p *provider) payload(ctx context.Context, token *jose.JSONWebSignature) ([
 	return nil, errSignature
 }
 
-// signed returns the token's content if one of the keys signed it. tried is true if a key matches the
-// token's key id (if the token has one) and algorithm (if the key names one).
+// signed returns the content of token if one of the keys signed it. tried is true if a key has the token's key id (or
+// the token has none) and the token's algorithm (or the key names none).
 func signed(token *jose.JSONWebSignature, keys []jose.JSONWebKey) (payload []byte, tried bool) {
 	header := token.Signatures[0].Protected
 	for _, key := range keys {
@@ -315,8 +311,7 @@ func signed(token *jose.JSONWebSignature, keys []jose.JSONWebKey) (payload []byt
 	return nil, tried
 }
 
-// signatures is the key set for go-oidc. It keeps the last error, of which go-oidc passes on only
-// the text.
+// signatures is the key set for go-oidc. It stores the last error, because go-oidc returns only that error's text.
 type signatures struct {
 	provider *provider
 	err      error
@@ -328,8 +323,8 @@ func (s *signatures) VerifySignature(ctx context.Context, raw string) (payload [
 	if err != nil {
 		return nil, err
 	}
-	// Only access tokens and ID tokens are accepted. A provider signs other things for the same
-	// audience, such as logout tokens.
+	// Only access tokens and ID tokens are accepted. A provider also signs other tokens for the same audience, such as
+	// logout tokens.
 	if kind, ok := token.Signatures[0].Protected.ExtraHeaders[jose.HeaderType]; ok {
 		name, _ := kind.(string)
 		if name = strings.TrimPrefix(strings.ToLower(name), "application/"); name != "jwt" && name != "at+jwt" {
@@ -339,8 +334,8 @@ func (s *signatures) VerifySignature(ctx context.Context, raw string) (payload [
 	return s.provider.payload(ctx, token)
 }
 
-// userOf returns the holder of a token. It fails with ErrProvider, or with the reason for the refusal,
-// which is for the log only.
+// userOf returns the holder of a token. It fails with ErrProvider, or with the reason why the token is refused. That
+// reason is for the log only.
 func (p *provider) userOf(ctx context.Context, rules *Rules, raw string) (*Principal, error) {
 	token, claims, err := p.verify(ctx, raw)
 	if err != nil {
@@ -356,7 +351,7 @@ func (p *provider) userOf(ctx context.Context, rules *Rules, raw string) (*Princ
 	return rules.user(name, ViaOIDC, claimStrings(claims[rules.OIDC.GroupsClaim])), nil
 }
 
-// verify returns the token and its claims for any audience. It fails as userOf does.
+// verify returns a token of any audience, and the token's claims. It fails as userOf does.
 func (p *provider) verify(ctx context.Context, raw string) (*oidc.IDToken, map[string]any, error) {
 	if len(raw) > maxJWT {
 		return nil, nil, fmt.Errorf("the token is longer than %d bytes", maxJWT)
@@ -381,9 +376,9 @@ func (p *provider) verify(ctx context.Context, raw string) (*oidc.IDToken, map[s
 	return token, claims, nil
 }
 
-// name returns the user's name: the configured claim or, without one, the verified email, else the
-// subject. It fails for an email that is not verified, and for a subject that looks like an email
-// unless sub is configured.
+// name returns the user's name from the configured claim or, without one, the verified email, else the subject. It
+// fails if the configured claim is email and the email is not verified, if no claim is configured and the subject looks
+// like an email, or if the name is invalid.
 func (o *OIDC) name(claims map[string]any) (string, error) {
 	claim := o.UsernameClaim
 	email := claimStrings(claims["email"])
@@ -408,7 +403,7 @@ func (o *OIDC) name(claims map[string]any) (string, error) {
 	return name, nil
 }
 
-// claimStrings returns the strings of a claim that is a string or an array.
+// claimStrings returns the strings of a claim, which is a string or an array.
 func claimStrings(claim any) []string {
 	switch claim := claim.(type) {
 	case string:
@@ -425,14 +420,14 @@ func claimStrings(claim any) []string {
 	return nil
 }
 
-// truncated returns at most 300 bytes of an error's text, for the log. Answers of other systems may
-// be long.
+// truncated returns at most 300 bytes of an error's text, for the log. The text may quote a long answer of another
+// system.
 func truncated(err error) string {
 	text := err.Error()
 	return text[:min(len(text), 300)]
 }
 
-// authenticateJWT returns the caller of a request with a token of the provider.
+// authenticateJWT returns the caller of a request that has a token of the provider.
 func (a *Authenticator) authenticateJWT(r *http.Request, rules *Rules, raw string) (*Principal, error) {
 	p, err := a.providerOf(rules.OIDC.Issuer).userOf(r.Context(), rules, raw)
 	if err == nil || errors.Is(err, ErrProvider) {
@@ -445,7 +440,7 @@ func (a *Authenticator) authenticateJWT(r *http.Request, rules *Rules, raw strin
 	return nil, refused
 }
 
-// providerOf returns the cached provider, or a new one if the policy now names another issuer.
+// providerOf returns the cached provider, or a new one if the issuer is another than that of the cached one.
 func (a *Authenticator) providerOf(issuer string) *provider {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -458,8 +453,8 @@ func (a *Authenticator) providerOf(issuer string) *provider {
 	return a.provider
 }
 
-// ProviderDown returns since when the OpenID Connect provider has not answered, or the zero time.
-// While the provider is down, a call starts another request to it, at most one per providerInterval.
+// ProviderDown returns the time since which the OpenID Connect provider has not answered, or the zero time if it
+// answers. While the provider is down, a call starts another request to the provider, at most one per providerInterval.
 func (a *Authenticator) ProviderDown() time.Time {
 	rules := a.Rules()
 	if !slices.Contains(rules.Ways, ViaOIDC) {

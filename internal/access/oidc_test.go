@@ -25,7 +25,7 @@ import (
 	"github.com/dlqd/dlqd/internal/access/accesstest"
 )
 
-// signIn is an Authenticator with a clock that the test controls, and its log.
+// signIn is an Authenticator with a clock that the test controls, and with the Authenticator's log.
 type signIn struct {
 	*access.Authenticator
 
@@ -72,7 +72,7 @@ func newSignIn(issuer string) *signIn {
 	return s
 }
 
-// from authenticates a request from an address with a token.
+// from authenticates a request that comes from an address and has a token.
 func (s *signIn) from(t *testing.T, address, token string) (*access.Principal, error) {
 	t.Helper()
 	request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/api/whoami", nil)
@@ -117,7 +117,7 @@ func TestOIDC_MapsClaimsToNameAndGrants(t *testing.T) {
 	require.ErrorIs(t, err, access.ErrRefused)
 }
 
-// The reason for a refusal is in the log only, and no part of the token is.
+// Only the log has the reason for a refusal. It contains no part of the token.
 func TestOIDC_RejectsInvalidTokens(t *testing.T) {
 	t.Parallel()
 	issuer, other := accesstest.New(t), accesstest.New(t)
@@ -208,7 +208,7 @@ func TestOIDC_RejectsInvalidTokens(t *testing.T) {
 	}
 }
 
-// The provider's clock may be one minute off, and no more.
+// The provider's clock may differ by one minute, but not by more.
 func TestOIDC_ToleratesOneMinuteOfClockSkew(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
@@ -227,8 +227,7 @@ func TestOIDC_ToleratesOneMinuteOfClockSkew(t *testing.T) {
 	require.ErrorIs(t, err, access.ErrRefused)
 }
 
-// A new key is accepted with the first token that it signed. A withdrawn key is refused after a few
-// minutes.
+// A new key is accepted at the first token that it signed. A withdrawn key is refused after a few minutes.
 func TestOIDC_FollowsKeyRotation(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
@@ -247,7 +246,7 @@ func TestOIDC_FollowsKeyRotation(t *testing.T) {
 	require.ErrorIs(t, err, access.ErrRefused)
 	require.Equal(t, 2, issuer.Fetched())
 
-	// The provider changes its key, and no token with the new key arrives.
+	// The provider replaces its key, but no token with the new key arrives.
 	issuer.Rotate()
 	s.later.Store(int64(20 * time.Minute))
 	require.Eventually(t, func() bool {
@@ -256,7 +255,7 @@ func TestOIDC_FollowsKeyRotation(t *testing.T) {
 	}, 5*time.Minute, 50*time.Millisecond)
 }
 
-// Tokens with unknown keys cause few requests to the provider, however many arrive.
+// Many tokens with unknown keys cause only few requests to the provider.
 func TestOIDC_BoundsKeyRequests(t *testing.T) {
 	t.Parallel()
 	issuer, other := accesstest.New(t), accesstest.New(t)
@@ -275,7 +274,8 @@ func TestOIDC_BoundsKeyRequests(t *testing.T) {
 	require.Equal(t, 2, issuer.Fetched())
 	require.LessOrEqual(t, strings.Count(s.log.String(), "rejected"), 40, "rejected tokens do not fill the log")
 
-	// An address that sent invalid tokens has to wait, but a valid token from it is accepted.
+	// Further invalid tokens from an address are answered with a time to wait, but a valid token from that address is
+	// accepted.
 	_, err = s.from(t, "10.0.0.2", other.Token(nil))
 	var retry *access.RetryError
 	require.ErrorAs(t, err, &retry)
@@ -289,7 +289,7 @@ func TestOIDC_UsesCachedKeysWhileProviderIsDown(t *testing.T) {
 	issuer.Down(true)
 	s := newSignIn(issuer.URL)
 	token := issuer.Token(nil)
-	for range 100 { // more than the attempts that may fail
+	for range 100 { // more requests than an address may fail
 		_, err := s.from(t, "10.0.0.1", token)
 		require.ErrorIs(t, err, access.ErrProvider)
 		require.False(t, access.IsRefusal(err))
@@ -301,7 +301,7 @@ func TestOIDC_UsesCachedKeysWhileProviderIsDown(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, s.log.String(), "answers again")
 
-	// The provider is down again: tokens are accepted until the keys are too old.
+	// The provider is down again. Tokens are accepted until the cached keys are too old.
 	issuer.Down(true)
 	s.later.Store(int64(30 * time.Minute))
 	_, err = s.from(t, "10.0.0.1", issuer.Token(map[string]any{"exp": time.Now().Add(3 * time.Hour).Unix()}))
@@ -311,8 +311,7 @@ func TestOIDC_UsesCachedKeysWhileProviderIsDown(t *testing.T) {
 	require.ErrorIs(t, err, access.ErrProvider)
 }
 
-// The server at the issuer's URL must name that issuer, and serve its keys over https or on this
-// machine.
+// The metadata at the issuer's URL must name that issuer, and a URL of its keys with https or on this machine.
 func TestOIDC_RejectsFalseProvider(t *testing.T) {
 	t.Parallel()
 	real := accesstest.New(t)

@@ -8,9 +8,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Scope is the queues and kinds in which a caller may act: the union of its parts. Nil means
-// everywhere. Its JSON is the value of dlq.scope(), by which the database filters entries
-// (dlq.in_scope).
+// Scope is the queues and kinds in which a caller may act: the union of its parts. Nil means all of them. The database
+// filters entries by the JSON of a scope, which is the value of dlq.scope() (dlq.in_scope).
 type Scope []Part
 
 // Part is one part of a scope.
@@ -19,8 +18,8 @@ type Part struct {
 	Kinds  []string `json:"kinds,omitempty"`  // patterns; none: every kind
 }
 
-// Scope returns where the caller has the role: the union of all grants that include it; nil for the
-// role "".
+// Scope returns the scope in which the caller has the role: the union of all grants that include the role. It is nil
+// for the role "", and for a caller who has the role everywhere.
 func (p *Principal) Scope(role Role) Scope {
 	if role == "" || p.MayEverywhere(role) {
 		return nil
@@ -52,7 +51,7 @@ func Limit(ctx context.Context, scope Scope) (context.Context, error) {
 	return postgres.WithScope(ctx, string(raw)), nil
 }
 
-// ScopeOf returns the scope to which ctx is limited.
+// ScopeOf returns the scope to which ctx is limited, or nil if ctx has no limit.
 func ScopeOf(ctx context.Context) Scope {
 	text := postgres.Scope(ctx)
 	if text == "" {

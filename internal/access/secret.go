@@ -8,15 +8,14 @@ import (
 	"strings"
 )
 
-// secretPrefix begins every token, so that scanners of repositories and logs can recognize one.
+// secretPrefix begins every token, so that scanners of repositories and logs can recognize tokens.
 const secretPrefix = "dlqd_"
 
 // sessionPrefix begins the value of a session cookie, which has the form of a token.
 const sessionPrefix = "dlqds_"
 
-// A token is the prefix, randomLength digits of base 62 (178 bits), and a checksum of
-// checksumLength digits. The checksum lets dlqd refuse a mistyped or invented token without a
-// query.
+// A token is the prefix, randomLength digits of base 62 (178 bits), and a checksum of checksumLength digits. Because of
+// the checksum, dlqd refuses a mistyped or invented token without a query.
 const (
 	randomLength   = 30
 	checksumLength = 6
@@ -54,7 +53,7 @@ func hashOf(secret string) []byte {
 	return hash[:]
 }
 
-// wellFormed reports whether secret has the form of a token, or of a session cookie's value.
+// wellFormed reports whether secret has the form of a token, or of a session cookie's value, with the given prefix.
 func wellFormed(prefix, secret string) bool {
 	if len(secret) != len(prefix)+randomLength+checksumLength || !strings.HasPrefix(secret, prefix) {
 		return false

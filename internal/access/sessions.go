@@ -22,8 +22,8 @@ import (
 
 // SessionLimits limits how long a browser stays signed in.
 type SessionLimits struct {
-	Idle     time.Duration // since the last request
-	Absolute time.Duration // since sign-in
+	Idle     time.Duration // time since the last request
+	Absolute time.Duration // time since the sign-in
 }
 
 // Defaults of SessionLimits: a working day, and a week.
@@ -33,21 +33,21 @@ const (
 )
 
 const (
-	// rotateAfter is the age at which a session's cookie is replaced.
+	// rotateAfter is the age at which a session gets a new cookie.
 	rotateAfter = time.Hour
-	// arriveWithin is how long the browser may take to show the new cookie. After that, the answer
-	// counts as lost and the browser gets another cookie.
+	// arriveWithin is how long the browser may take to send the new cookie. After that time dlqd assumes that the new
+	// cookie did not arrive, and gives the browser another one.
 	arriveWithin = time.Minute
-	// keepPrevious is how long the old cookie works after the browser has shown the new one, for
-	// requests that were already sent.
+	// keepPrevious is how long the old cookie works after the browser has first sent the new one. The browser may have
+	// sent other requests with the old cookie before.
 	keepPrevious = time.Minute
-	// maxSessions is the maximum number of sessions of a user; the oldest end.
+	// maxSessions is the maximum number of sessions of a user. A further sign-in ends the oldest session.
 	maxSessions = 100
 )
 
-// cookieName is the name of the session cookie. Because of its prefix, browsers accept it only from
-// the host itself, over https, and for all paths. Over http on loopback, where browsers refuse that
-// prefix, the cookie has plainCookieName.
+// cookieName is the name of the session cookie. Because of its prefix, browsers accept the cookie only from the host
+// itself, over https, and for all paths. Browsers refuse that prefix over http on loopback; there the cookie has the
+// name plainCookieName.
 const (
 	cookieName      = "__Host-dlqd"
 	plainCookieName = "dlqd"
@@ -68,19 +68,19 @@ type Session struct {
 // ErrNoSession means that no session has the id.
 var ErrNoSession = errors.New("session not found")
 
-// session is a session as found in the database.
+// session is a session that was found in the database.
 type session struct {
 	id        string
 	name, via string
-	grant     *Grant // of the token that began it; nil for sessions by OIDC
+	grant     *Grant // the grant of the token with which the session began; nil for sessions by OIDC
 	tokenBy   string
-	issuer    string // of the OpenID Connect provider
+	issuer    string // the OpenID Connect provider's issuer; "" for sessions by token
 	groups    []string
-	rotate    bool // the cookie is due for replacement
+	rotate    bool // whether the cookie is due for replacement
 }
 
-// principal returns the session's user under the policy in force, or nil if there is no session, or
-// if the policy no longer allows its way of sign-in or names another provider.
+// principal returns the session's user with the rights that the policy in force gives. It returns nil if s is nil, if
+// the policy no longer allows the way by which the user signed in, or if the policy names another provider.
 func (s *session) principal(rules *Rules) *Principal {
 	var p *Principal
 	switch {
@@ -108,7 +108,7 @@ type identity struct {
 // origin is where a sign-in came from.
 type origin struct{ address, agent string }
 
-// maxAgent is how much of a User-Agent a session stores, in bytes.
+// maxAgent is the maximum number of bytes of a User-Agent that a session stores.
 const maxAgent = 200
 
 func originOf(r *http.Request) origin {
@@ -127,14 +127,14 @@ func originOf(r *http.Request) origin {
 
 func (o origin) String() string {
 	text := "console, from " + o.address
-	if o.agent != "" { // a bracket in the client's text must not end this part
+	if o.agent != "" { // a bracket in the client's text must not end the part in brackets
 		text += " (" + strings.NewReplacer("(", "[", ")", "]").Replace(o.agent) + ")"
 	}
 	return text
 }
 
-// begin starts a session and returns the value of its cookie. If instead is the cookie of a
-// session, begin ends that session.
+// begin starts a session and returns the value of its cookie. If instead is the cookie of another session, begin ends
+// that session. If the user has more than maxSessions, begin ends the oldest ones.
 func (s *Store) begin(ctx context.Context, p *identity, from origin, instead string) (secret string, err error) {
 	secret, hash, err := newSecret(sessionPrefix)
 	if err != nil {
@@ -158,7 +158,8 @@ func (s *Store) begin(ctx context.Context, p *identity, from origin, instead str
 	})
 }
 
-// findSession returns the session of a cookie's hash or of an id, or nil.
+// findSession returns the session that has the cookie's hash or the id, or nil. If the cookie was replaced before, it
+// was copied: findSession ends the session and returns nil.
 func (s *Store) findSession(ctx context.Context, hash []byte, id uuid.UUID, limits SessionLimits) (*session, error) {
 	row, err := s.queries.FindSession(ctx, dbsqlc.FindSessionParams{
 		Hash: hash, ID: id, RotateAfter: rotateAfter,
@@ -169,7 +170,7 @@ func (s *Store) findSession(ctx context.Context, hash []byte, id uuid.UUID, limi
 		return nil, nil //nolint:nilnil // none
 	case err != nil:
 		return nil, err
-	case row.Replaced: // the cookie was copied: end the session, and its user notices by having to sign in again
+	case row.Replaced: // the cookie was copied: end the session, which the user notices by having to sign in again
 		_, err := s.End(ctx, Ending{ID: row.ID.String(), By: "sweep", Note: "a replaced cookie was used again: the cookie " +
 			"was copied"})
 		if errors.Is(err, ErrNoSession) {
@@ -210,15 +211,15 @@ func (s *Store) Sessions(ctx context.Context, name string, limits SessionLimits)
 
 // Ending selects the sessions to end, and says who ends them.
 type Ending struct {
-	ID     string // the session to end; if Name is set, it must be the session's user
-	Name   string // without an ID: the user whose sessions all end
+	ID     string // the session to end; if Name is set, the session must be that user's
+	Name   string // without an ID: the user all of whose sessions end
 	By     string
 	Origin string // address and program of the caller
 	Note   string
 }
 
-// End ends sessions and returns their number. All processes refuse the sessions within five
-// seconds. It fails with [ErrNoSession] if there are none.
+// End ends the selected sessions and returns their number. All processes refuse these sessions within five seconds. It
+// fails with [ErrNoSession] if there is no such session.
 func (s *Store) End(ctx context.Context, e Ending) (n int, err error) {
 	params := dbsqlc.EndSessionsParams{Name: e.Name}
 	if e.ID != "" {
@@ -246,7 +247,7 @@ func (s *Store) End(ctx context.Context, e Ending) (n int, err error) {
 	return n, err
 }
 
-// TrimSessions deletes expired sessions, and those of expired or revoked tokens.
+// TrimSessions deletes expired sessions, and sessions of expired or revoked tokens.
 func (s *Store) TrimSessions(ctx context.Context, limits SessionLimits) error {
 	limits = limits.orDefault()
 	_, err := s.queries.TrimSessions(ctx, dbsqlc.TrimSessionsParams{Absolute: limits.Absolute, Idle: limits.Idle})
@@ -265,16 +266,15 @@ func cookieOf(r *http.Request) string {
 	return plainCookieName
 }
 
-// isSecure reports whether the session cookie of a request is for https only: with TLS, behind a
-// proxy with https, and for any host but loopback. Browsers drop such a cookie over plain http,
-// where the network could read it. A client that forges X-Forwarded-Proto gets only a stricter
-// cookie.
+// isSecure reports whether the session cookie of a request must be for https only: if the request came over TLS,
+// through a proxy with https, or to any host but loopback. Browsers drop such a cookie over plain http, where the
+// network could read the cookie. A client that forges X-Forwarded-Proto only gets a stricter cookie.
 func isSecure(r *http.Request) bool {
 	return r.TLS != nil || !IsLoopback(door.Host(r)) || r.Header.Get("X-Forwarded-Proto") == "https"
 }
 
 // SetCookie sets a cookie of dlqd's pages, or deletes it if value is empty. The cookie's name is the session cookie's
-// name and a suffix. Browsers protect it like the session cookie.
+// name and suffix. Browsers protect the cookie like the session cookie.
 func SetCookie(w http.ResponseWriter, r *http.Request, suffix, value string, life time.Duration) {
 	//nolint:gosec // Secure wherever browsers accept such a cookie
 	cookie := &http.Cookie{
@@ -287,7 +287,7 @@ func SetCookie(w http.ResponseWriter, r *http.Request, suffix, value string, lif
 	http.SetCookie(w, cookie)
 }
 
-// Cookie returns the value of a cookie of [SetCookie], or "" if the request has none or several.
+// Cookie returns the value of a cookie that [SetCookie] set, or "" if the request has none or several with that name.
 func Cookie(r *http.Request, suffix string) string {
 	cookies := r.CookiesNamed(cookieOf(r) + suffix)
 	if len(cookies) != 1 {
@@ -307,9 +307,9 @@ func sessionCookie(r *http.Request) string {
 }
 
 // isOwnPage reports whether a request comes from a page of dlqd, or from a browser that opens a page of dlqd by its
-// address or by a link. The session cookie is accepted only then. Browsers send Sec-Fetch-Site, and older ones Origin
-// with requests that change something. A request with neither header comes from such an older browser and only reads,
-// or from another program.
+// address or by a link. Only then the session cookie is accepted. Browsers send Sec-Fetch-Site. Older browsers send
+// only Origin, with requests that change something. A request with neither header is a read of an older browser, or
+// comes from another program.
 func isOwnPage(r *http.Request) bool {
 	switch r.Header.Get("Sec-Fetch-Site") {
 	case "same-origin", "none":
@@ -327,7 +327,8 @@ func isOwnPage(r *http.Request) bool {
 	}
 }
 
-// authenticateSession returns the caller of a request with a valid session cookie, or nil.
+// authenticateSession returns the caller of a request with a valid session cookie, or nil if the request has none or
+// does not come from a page of dlqd.
 func (a *Authenticator) authenticateSession(r *http.Request, rules *Rules) (*Principal, error) {
 	secret := sessionCookie(r)
 	if secret == "" || !isOwnPage(r) {
@@ -347,8 +348,8 @@ func (a *Authenticator) authenticateSession(r *http.Request, rules *Rules) (*Pri
 	return found.session.principal(rules), nil
 }
 
-// Reauthenticate authenticates a request again after [Authenticator.Authenticate]. It looks up a session by
-// its id, because the cookie may have been replaced in between.
+// Reauthenticate authenticates a request again that [Authenticator.Authenticate] authenticated before. It looks up a
+// session by the session's id, because the cookie may have been replaced since. It fails as Authenticate does.
 func (a *Authenticator) Reauthenticate(r *http.Request, before *Principal) (*Principal, error) {
 	if before.Session == "" {
 		return a.Authenticate(r)
@@ -371,8 +372,8 @@ func (a *Authenticator) Reauthenticate(r *http.Request, before *Principal) (*Pri
 	return nil, ErrUnknown
 }
 
-// Renew replaces the session's cookie when it is due, before the request is answered. This limits
-// how long a stolen copy works.
+// Renew replaces the session's cookie if the cookie is due, before the request is answered. This limits how long a
+// stolen copy of the cookie works.
 func (a *Authenticator) Renew(w http.ResponseWriter, r *http.Request, p *Principal) {
 	if p.Session == "" {
 		return
@@ -410,7 +411,7 @@ func (a *Authenticator) forget(keys ...[32]byte) {
 	}
 }
 
-// EndSessions ends sessions as [Store.End] does. This process refuses them at once.
+// EndSessions ends sessions as [Store.End] does. This process refuses the ended sessions at once.
 func (a *Authenticator) EndSessions(ctx context.Context, e Ending) (int, error) {
 	n, err := a.Tokens.End(ctx, e)
 	a.mu.Lock()
@@ -433,8 +434,8 @@ func (a *Authenticator) SessionsEnded() <-chan struct{} {
 	return a.ended
 }
 
-// rotate replaces the value of a session's cookie and returns the new one; empty if another request
-// replaced it first.
+// rotate replaces the value of a session's cookie and returns the new value, or "" if another request replaced the
+// value first.
 func (s *Store) rotate(ctx context.Context, id string, hash []byte) (secret string, err error) {
 	secret, next, err := newSecret(sessionPrefix)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// console is a server with sign-in that answers with the caller, as the console does for a browser.
+// console is a server with sign-in. For a browser, it answers as the console does, with the caller.
 type console struct {
 	*bundle
 
@@ -64,7 +64,7 @@ type browser struct {
 
 func (c *console) browser() *browser { return &browser{c, map[string]string{}} }
 
-// send sends a request as a page of dlqd does, unless headers say otherwise.
+// send sends a request with the headers that a page of dlqd sends, unless headers replaces them.
 func (b *browser) send(method, path string, form url.Values, headers ...string) (*http.Response, string) {
 	b.Helper()
 	request, err := http.NewRequestWithContext(b.Context(), method, b.url+path, strings.NewReader(form.Encode()))
@@ -106,7 +106,7 @@ var insecure = func() *http.Transport {
 	return server.Client().Transport.(*http.Transport)
 }()
 
-// caller returns the caller that the server sees; empty if it sees none.
+// caller returns the caller that the server recognizes, or "" if the server refuses the request.
 func (b *browser) caller(headers ...string) string {
 	b.Helper()
 	response, caller := b.send(http.MethodGet, "/", nil, headers...)
@@ -125,7 +125,7 @@ func (b *browser) signIn(token string, headers ...string) *http.Response {
 	return response
 }
 
-// awaitCaller waits until caller returns want. That may take until cached lookups have expired.
+// awaitCaller waits until caller returns want, which may take until cached lookups have expired.
 func (b *browser) awaitCaller(want string) {
 	b.Helper()
 	require.Eventually(b, func() bool { return b.caller() == want }, 5*time.Minute, 50*time.Millisecond)
@@ -158,7 +158,7 @@ func TestSessions_SignInAndOut(t *testing.T) {
 	require.Equal(t, "token kim operator", c.bundle.console(rules(access.Rules{Ways: []string{"tokens"}}),
 		false).with(kim.cookies).caller(), "in another process")
 
-	// The database stores no secret. The audit trail has who signed in, and from where.
+	// The database stores no secret. The audit trail records who signed in, and from where.
 	for _, sql := range []string{
 		"SELECT string_agg(s::text, ' ') FROM dlq.sessions s",
 		"SELECT string_agg(a::text, ' ') FROM dlq.acts a",
@@ -180,7 +180,7 @@ func TestSessions_SignInAndOut(t *testing.T) {
 		bool_or(has_table_privilege(r, 'dlq.sessions', 'SELECT'))::text, (SELECT c.relrowsecurity::text FROM pg_class c
 			WHERE c.oid = 'dlq.sessions'::regclass)) FROM unnest(ARRAY['dlq_reader', 'dlq_operator', 'dlq_admin']) r`))
 
-	// A token takes precedence over the cookie. Revoking a token ends its sessions.
+	// A token takes precedence over the session cookie. If a token is revoked, the sessions that began with it end.
 	reader, _ := b.token(access.Token{Name: "anna", Role: access.Reader})
 	require.Equal(t, "token anna reader", kim.caller("Authorization", "Bearer "+reader))
 	anna := c.browser()
@@ -189,8 +189,7 @@ func TestSessions_SignInAndOut(t *testing.T) {
 	kim.awaitCaller("")
 	require.Equal(t, "token anna reader", anna.caller())
 
-	// Signing out ends this session, or all sessions of the user. A copy of the cookie is refused,
-	// too.
+	// A sign-out ends this session, or all sessions of the user. A copy of the cookie is refused afterwards, too.
 	second := c.browser()
 	second.signIn(reader)
 	copied := map[string]string{"dlqd": anna.cookies["dlqd"]}
@@ -219,7 +218,7 @@ func (c *console) with(cookies map[string]string) *browser {
 	return &browser{c, maps.Clone(cookies)}
 }
 
-// Over https, browsers accept the cookie only from this host and send it only there.
+// Over https, browsers accept the cookie only from this host, and send the cookie only to this host.
 func TestSessions_UseHostCookieOverHTTPS(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -248,14 +247,15 @@ func TestSessions_UseHostCookieOverHTTPS(t *testing.T) {
 	require.Empty(t, response.Cookies())
 }
 
-// The cookie is replaced every hour, and no request fails because of that. The old cookie works for one more minute. A
-// request with it after that ends the session, because the cookie was copied.
+// The cookie is replaced every hour without a failed request. The old cookie works for one more minute after the
+// browser has first sent the new one. A later request with the old cookie ends the session, because the cookie was
+// copied.
 func TestSessions_RotateCookie(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	c := b.console(rules(access.Rules{Ways: []string{"tokens"}}), false)
 	secret, _ := b.token(access.Token{Name: "kim", Role: access.Reader})
-	// fresh returns a process without cached lookups.
+	// fresh returns a process that has cached no lookup.
 	fresh := func() *console { return b.console(rules(access.Rules{Ways: []string{"tokens"}}), false) }
 	kim := c.browser()
 	kim.signIn(secret)
@@ -282,7 +282,7 @@ func TestSessions_RotateCookie(t *testing.T) {
 	require.Equal(t, "token kim reader", fresh().with(map[string]string{"dlqd": before}).caller(),
 		"the old cookie works until the new one is used")
 
-	// If the new cookie never arrived, the browser gets another.
+	// If the new cookie did not arrive, the browser gets another one.
 	b.exec("UPDATE dlq.sessions SET rotated_at = now() - interval '2 minutes'")
 	again := fresh().with(map[string]string{"dlqd": before})
 	require.Equal(t, "token kim reader", again.caller())
@@ -301,7 +301,7 @@ func TestSessions_RotateCookie(t *testing.T) {
 		AND actor = 'sweep'`), "the cookie was copied")
 }
 
-// A cookie that was planted, invented, changed or kept too long signs no browser in.
+// No browser is signed in by a cookie that an attacker planted, invented or changed, or that is too old.
 func TestSessions_RejectHostileCookies(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -340,7 +340,7 @@ func TestSessions_RejectHostileCookies(t *testing.T) {
 	_, caller := b.send(c.url, good)
 	require.NotContains(t, caller, "kim", "a session cookie is not a token")
 
-	// The cookie is accepted from dlqd's own pages and for links to them.
+	// dlqd accepts the cookie from its own pages, and from a browser that opens a link to dlqd.
 	for _, test := range []struct {
 		headers []string
 		known   bool
@@ -377,7 +377,7 @@ func TestSessions_RejectHostileCookies(t *testing.T) {
 	}
 	require.Equal(t, "token kim reader", kim.caller())
 
-	// A session ends at its limits. The time of its last request is recorded once a minute.
+	// A session ends at its limits. The time of its last request is recorded at most once a minute.
 	fresh := func() *browser {
 		return b.console(rules(access.Rules{Ways: []string{"tokens"}, Sessions: limits}), false).with(kim.cookies)
 	}
@@ -392,7 +392,7 @@ func TestSessions_RejectHostileCookies(t *testing.T) {
 	require.NoError(t, b.store.TrimSessions(t.Context(), limits))
 	require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.sessions"))
 
-	// A client that guesses must wait; one with a valid token does not.
+	// A client that guesses tokens has to wait; a client with a valid token does not.
 	for range 25 {
 		response, _ := c.browser().send(http.MethodPost, "/sign-in", url.Values{"token": {"dlqd_" + strings.Repeat("b", 36)}})
 		require.Contains(t, []int{http.StatusUnauthorized, http.StatusTooManyRequests}, response.StatusCode)
@@ -435,8 +435,8 @@ func TestSessions_EndWhenTheirTokenExpires(t *testing.T) {
 	require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.sessions"))
 }
 
-// A user whom a proxy names needs no session. After signing in, the session names the caller instead of
-// the proxy, until the user signs out. With authentication off, an old cookie is ignored.
+// A user whom a proxy names needs no session. After a sign-in, the caller is the user of the session and not the one
+// whom the proxy names, until the user signs out. If authentication is off, an old cookie is ignored.
 func TestSessions_TakePrecedenceOverProxy(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -467,7 +467,7 @@ func TestSessions_TakePrecedenceOverProxy(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, response.StatusCode)
 }
 
-// A session is used while it is ended: once refused, it stays refused in every process.
+// A session ends while requests use it. Once a process has refused it, that process does not accept it again.
 func TestSessions_StayEndedWhileUsed(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -500,7 +500,7 @@ func TestSessions_StayEndedWhileUsed(t *testing.T) {
 	require.ErrorIs(t, err, access.ErrNoSession)
 }
 
-// A program that signs in again and again is limited to maxSessions.
+// A user has at most maxSessions sessions, even if a program signs in again and again.
 func TestSessions_LimitPerUser(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -516,7 +516,7 @@ func TestSessions_LimitPerUser(t *testing.T) {
 		count(*) FILTER (WHERE name = 'lee')) FROM dlq.sessions`))
 }
 
-// After sign-in, the browser goes only to pages of dlqd.
+// After a sign-in, the browser is redirected only to pages of dlqd.
 func TestReturnTo_AcceptsOnlyOwnPaths(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{"/", "/dead-letters", "/dead-letters?q=a:b%20c&x=//y", "/groups/3f2a#top"} {
@@ -547,14 +547,14 @@ func oidcRules(issuer string) access.Rules {
 	}
 }
 
-// provider sends the browser to the provider, and returns the callback path to which the provider
-// redirects it.
+// provider sends the browser to the provider, and returns the path of dlqd's callback to which the provider redirects
+// the browser.
 func (b *browser) provider() string {
 	b.Helper()
 	return b.providerFrom("/groups")
 }
 
-// providerFrom does what provider does, from the page at a path.
+// providerFrom does the same as provider, for a sign-in that returns to the page at the path to.
 func (b *browser) providerFrom(to string) string {
 	b.Helper()
 	response, body := b.send(http.MethodGet, "/sign-in/oidc?to="+url.QueryEscape(to), nil)
@@ -576,7 +576,7 @@ func (b *browser) providerFrom(to string) string {
 	return path
 }
 
-// back opens the callback path as a browser does after the provider's redirect.
+// back opens the callback path as a browser does that the provider has redirected.
 func (b *browser) back(path string) (int, string) {
 	b.Helper()
 	response, body := b.send(http.MethodGet, path, nil, "Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate",
@@ -613,7 +613,7 @@ func TestSessions_SignInWithProvider(t *testing.T) {
 	require.Len(t, kim.cookies, 1, "the cookie of the sign-in is deleted")
 	require.Zero(t, issuer.Sessions()-1, "the sign-in requests tokens once")
 
-	// Login CSRF: a callback in another browser, a repeated one, or an invented one.
+	// Login CSRF: the callback arrives in another browser, again, or with invented values.
 	for name, change := range map[string]func(*browser, url.Values){
 		"another browser": func(victim *browser, _ url.Values) { clear(victim.cookies) },
 		"another sign-in": func(victim *browser, q url.Values) {
@@ -622,7 +622,7 @@ func TestSessions_SignInWithProvider(t *testing.T) {
 			_, query, _ := strings.Cut(victim.provider(), "?")
 			other, err := url.ParseQuery(query)
 			require.NoError(t, err)
-			// The cookie of the other sign-in, under the name of this one.
+			// The victim has the cookie of another sign-in, under the name of the cookie of this sign-in.
 			victim.cookies = map[string]string{
 				"dlqd-sign-in-" + before[:12]: slices.Collect(maps.Values(victim.cookies))[0],
 			}
@@ -673,7 +673,7 @@ func TestSessions_SignInWithProvider(t *testing.T) {
 		require.Equal(t, http.StatusMisdirectedRequest, response.StatusCode, host)
 	}
 
-	// Policy changes apply at once.
+	// Changes of the policy apply at once to sessions.
 	change(func(r *access.Rules) { r.Grants = r.Grants[1:] })
 	require.Equal(t, "oidc kim@example.com reader", kim.caller())
 	change(func(r *access.Rules) { r.Grants = nil })
@@ -692,7 +692,7 @@ func TestSessions_SignInWithProvider(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
 }
 
-// Several tabs of a browser sign in at once. Each arrives where it wanted to go.
+// Several tabs of a browser sign in at once. Each tab returns to its own page.
 func TestSessions_SignInFromTwoTabs(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -706,7 +706,7 @@ func TestSessions_SignInFromTwoTabs(t *testing.T) {
 	require.Equal(t, "oidc kim@example.com operator", kim.caller())
 	require.Len(t, kim.cookies, 1, "the cookies of the sign-ins are deleted")
 
-	// Sign-ins that never end do not fill the cookie header: a proxy would refuse all requests.
+	// The cookies of sign-ins that never end stay below 4 KiB in all: with more, a proxy would refuse all requests.
 	for range 20 {
 		kim.providerFrom("/" + strings.Repeat("a", 1500))
 		size := 0

@@ -33,27 +33,27 @@ const (
 const (
 	// signInTimeout is how long a sign-in at the provider may take.
 	signInTimeout = 10 * time.Minute
-	// maxSignInBody is the maximum size of the form with a token, in bytes; signInBodyTime limits
-	// how long it takes to arrive.
+	// maxSignInBody is the maximum size of the form with a token, in bytes. signInBodyTime limits how long the form may
+	// take to arrive.
 	maxSignInBody  = 16 << 10
 	signInBodyTime = 10 * time.Second
-	// maxReturnTo is the maximum length of the page to return to, in bytes.
+	// maxReturnTo is the maximum length, in bytes, of the address of the page to which a sign-in returns.
 	maxReturnTo = 2000
 )
 
 // SignIn begins and ends sessions of browsers.
 type SignIn struct {
 	Access *Authenticator
-	// IsOwnHost reports whether the request's Host is one of dlqd's own names. The provider redirects
-	// browsers to that host.
+	// IsOwnHost reports whether the Host of a request is one of dlqd's own names. The provider redirects browsers to that
+	// Host.
 	IsOwnHost func(*http.Request) bool
-	// Failed answers a failed sign-in; nil for problem details.
+	// Failed, if not nil, answers a failed sign-in; nil means an answer with problem details.
 	Failed func(w http.ResponseWriter, r *http.Request, status int, why string)
 }
 
-// Register adds to mux: POST /sign-in (form: token, to), GET /sign-in/oidc (query: to), GET
-// /sign-in/callback and POST /sign-out (form: everywhere). They need no authentication.
-// [door.Guard] refuses POSTs from pages of other sites.
+// Register adds to mux: POST /sign-in (form: token, to), GET /sign-in/oidc (query: to), GET /sign-in/callback and POST
+// /sign-out (form: everywhere). These paths need no authentication. [door.Guard] refuses POSTs from pages of other
+// sites.
 func (s *SignIn) Register(mux *http.ServeMux) {
 	mux.HandleFunc("POST "+SignInPath, s.signInWithToken)
 	mux.HandleFunc("GET "+ProviderPath, s.redirectToProvider)
@@ -68,8 +68,7 @@ func (a *Authenticator) SignInWays() (token, provider bool) {
 	return slices.Contains(ways, ViaToken+"s"), slices.Contains(ways, ViaOIDC)
 }
 
-// SignInURL returns the URL of the sign-in page. After a GET, the page leads back to the requested
-// page.
+// SignInURL returns the URL of the sign-in page. If the request is a GET, the sign-in returns to the requested page.
 func SignInURL(r *http.Request) string {
 	to := "/"
 	if r.Method == http.MethodGet {
@@ -81,8 +80,8 @@ func SignInURL(r *http.Request) string {
 	return SignInPath + "?to=" + url.QueryEscape(to)
 }
 
-// ReturnTo returns text if it is a path of dlqd's pages, and "/" for the pages of sign-in and
-// sign-out, for a longer text than maxReturnTo, and for anything that could lead to another site.
+// ReturnTo returns text if it is a path of one of dlqd's pages. It returns "/" for the pages of sign-in and sign-out,
+// for a text longer than maxReturnTo, and for any text that could lead to another site.
 func ReturnTo(text string) string {
 	u, err := url.Parse(text)
 	if err != nil || !LocalPath(text) || len(text) > maxReturnTo || strings.HasPrefix(u.Path, SignInPath) ||
@@ -92,8 +91,8 @@ func ReturnTo(text string) string {
 	return text
 }
 
-// LocalPath reports whether an address is a path on the same site. Browsers take //name and /\name
-// for another site.
+// LocalPath reports whether an address is a path on the same site. //name and /\name are not: browsers take them for
+// another site.
 func LocalPath(address string) bool {
 	u, err := url.Parse(address)
 	return err == nil && strings.HasPrefix(address, "/") && !strings.HasPrefix(address, "//") && u.Host == "" &&
@@ -105,7 +104,7 @@ func LocalPath(address string) bool {
 		!strings.Contains(u.Path, "//") && !strings.Contains(u.Path, "\\")
 }
 
-// answerFailure answers that the sign-in failed.
+// answerFailure answers that the sign-in failed, with a status and the reason.
 func (s *SignIn) answerFailure(w http.ResponseWriter, r *http.Request, status int, why string) {
 	if status == http.StatusUnauthorized {
 		w.Header().Set("WWW-Authenticate", `Bearer realm="dlqd"`)
@@ -117,7 +116,7 @@ func (s *SignIn) answerFailure(w http.ResponseWriter, r *http.Request, status in
 	s.Failed(w, r, status, why)
 }
 
-// answerError answers with the status of the error.
+// answerError answers with the status that belongs to the error.
 func (s *SignIn) answerError(w http.ResponseWriter, r *http.Request, err error) {
 	var retry *RetryError
 	switch {
@@ -174,8 +173,8 @@ func (s *SignIn) signInWithToken(w http.ResponseWriter, r *http.Request) {
 	s.begin(w, r, &identity{name: row.Name, via: ViaToken, tokenID: &row.ID}, r.PostForm.Get("to"))
 }
 
-// begin starts a session and sets its cookie. The cookie is always new: a value that the browser
-// already had could be known to an attacker.
+// begin starts a session and sets its cookie. The cookie's value is always new: an attacker could know a value that the
+// browser already had.
 func (s *SignIn) begin(w http.ResponseWriter, r *http.Request, p *identity, to string) {
 	secret, err := s.Access.Tokens.begin(r.Context(), p, originOf(r), sessionCookie(r))
 	if err != nil {
@@ -186,7 +185,7 @@ func (s *SignIn) begin(w http.ResponseWriter, r *http.Request, p *identity, to s
 	http.Redirect(w, r, ReturnTo(to), http.StatusSeeOther) //nolint:gosec // a path of dlqd
 }
 
-// signOut ends the caller's session or, with everywhere in the form, all sessions of the caller.
+// signOut ends the session of the caller or, with everywhere in the form, all sessions of the caller.
 func (s *SignIn) signOut(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, maxSignInBody)
 	rules := s.Access.Rules()
@@ -206,27 +205,28 @@ func (s *SignIn) signOut(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, SignInPath, http.StatusSeeOther)
 }
 
-// pendingSignIn is a sign-in that waits for the provider's answer. Its cookie holds all of its state:
-// where to go afterwards, and a secret from which state, nonce and PKCE verifier are derived. So an
-// answer is valid only in the browser that asked. Each has a cookie of its own, named by its state, so
-// that several tabs can sign in at once.
+// pendingSignIn is a sign-in that waits for the provider's answer. Its cookie contains all of its state: the page to
+// return to, and a secret from which state, nonce and PKCE verifier are derived. So an answer is valid only in the
+// browser that began the sign-in. Each sign-in has its own cookie, named by its state, so that several tabs can sign in
+// at once.
 type pendingSignIn struct{ secret, to string }
 
 const (
 	pendingCookie = "-sign-in-"
-	// maxPending limits the cookies of all pending sign-ins, in bytes. A proxy accepts 8 KiB of cookies in all (nginx).
+	// maxPending limits the total size of the cookies of pending sign-ins, in bytes. A proxy accepts 8 KiB of cookies in
+	// all (nginx).
 	maxPending = 3 << 10
 )
 
-// pendingSuffix returns the suffix of the cookie of the sign-in with a state.
+// pendingSuffix returns the suffix of the name of the cookie for the sign-in with the given state.
 func pendingSuffix(state string) string { return pendingCookie + state[:min(len(state), 12)] }
 
 func (p *pendingSignIn) String() string {
 	return p.secret + "." + base64.RawURLEncoding.EncodeToString([]byte(p.to))
 }
 
-// keep sets the cookie of this sign-in, and deletes those of the oldest sign-ins beyond maxPending: browsers
-// send the latest cookie last (RFC 6265, 5.4).
+// keep sets the cookie of this sign-in. If the cookies of all pending sign-ins together exceed maxPending, it deletes
+// the oldest ones; browsers send the latest cookie last (RFC 6265, 5.4).
 func (p *pendingSignIn) keep(w http.ResponseWriter, r *http.Request) {
 	left := maxPending - len(p.String())
 	for _, other := range slices.Backward(r.Cookies()) {
@@ -241,7 +241,7 @@ func (p *pendingSignIn) keep(w http.ResponseWriter, r *http.Request) {
 	SetCookie(w, r, pendingSuffix(p.derive("state")), p.String(), signInTimeout)
 }
 
-// pendingOf returns the sign-in with a state, by the request's cookie, or nil.
+// pendingOf returns the sign-in with the given state from the request's cookie, or nil if there is none.
 func pendingOf(r *http.Request, state string) *pendingSignIn {
 	secret, encoded, ok := strings.Cut(Cookie(r, pendingSuffix(state)), ".")
 	to, err := base64.RawURLEncoding.DecodeString(encoded)
@@ -255,13 +255,13 @@ func pendingOf(r *http.Request, state string) *pendingSignIn {
 	return p
 }
 
-// derive returns a value for a purpose that only the holder of the secret can compute.
+// derive returns a value for the given purpose. Only a holder of the secret can compute it.
 func (p *pendingSignIn) derive(what string) string {
 	sum := sha256.Sum256([]byte(what + " " + p.secret))
 	return base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
-// client returns the OAuth client for this request, with dlqd's callback on the requested host.
+// client returns the OAuth client for this request, with a callback to the host of the request.
 func (s *SignIn) client(r *http.Request, rules *Rules) (*oauth2.Config, error) {
 	if !s.IsOwnHost(r) {
 		return nil, errUnknownHost
@@ -270,7 +270,8 @@ func (s *SignIn) client(r *http.Request, rules *Rules) (*oauth2.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A session is not renewed at the provider, so it does not request offline access, which "dlqd login" needs.
+	// dlqd does not renew a session at the provider, so it does not request offline access, which only "dlqd login"
+	// needs.
 	scopes := slices.DeleteFunc(slices.Clone(rules.OIDC.Scopes),
 		func(scope string) bool { return scope == oidc.ScopeOfflineAccess })
 	return &oauth2.Config{
@@ -279,8 +280,8 @@ func (s *SignIn) client(r *http.Request, rules *Rules) (*oauth2.Config, error) {
 	}, nil
 }
 
-// SignInOrigin returns the origin to which the provider sends a browser back. It differs from the origin in the
-// browser's address bar if a proxy in front of dlqd does not forward the host or the scheme.
+// SignInOrigin returns the origin to which the provider redirects the browser after the sign-in. It differs from the
+// origin in the browser's address bar if a proxy in front of dlqd does not forward the host or the scheme.
 func SignInOrigin(r *http.Request) string {
 	if isSecure(r) {
 		return "https://" + r.Host
@@ -305,8 +306,8 @@ func (s *SignIn) redirectToProvider(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, address, http.StatusSeeOther) //nolint:gosec // the provider's
 }
 
-// provider returns the rules in force and the OAuth client. It returns nil for both after it has answered with
-// an error.
+// provider returns the rules in force and the OAuth client. If it fails, it answers the request with an error and
+// returns nil for both.
 func (s *SignIn) provider(w http.ResponseWriter, r *http.Request) (*Rules, *oauth2.Config) {
 	rules := s.Access.Rules()
 	if !slices.Contains(rules.Ways, ViaOIDC) {
@@ -326,12 +327,12 @@ func (s *SignIn) provider(w http.ResponseWriter, r *http.Request) (*Rules, *oaut
 	return &rules, config
 }
 
-// signInWithProvider signs in the user whom the provider sends back.
+// signInWithProvider signs in the user whom the provider has redirected back to dlqd.
 func (s *SignIn) signInWithProvider(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	state := query.Get("state")
 	p := pendingOf(r, state)
-	if p == nil { // no cookie has this state: another browser began the sign-in, or it took too long
+	if p == nil { // no cookie has this state: another browser began the sign-in, or the sign-in took too long
 		s.answerFailure(w, r, http.StatusBadRequest,
 			"this browser did not start this sign-in, or the sign-in took too long: sign in again")
 		return
@@ -364,7 +365,7 @@ func (a *Authenticator) exchange(r *http.Request, rules *Rules, config *oauth2.C
 	p *pendingSignIn,
 ) (*identity, error) {
 	from := door.Peer(r)
-	if a.failures.wait(from, time.Now()) > 0 { // such peers look up one at a time: see waitTurn
+	if a.failures.wait(from, time.Now()) > 0 { // such peers exchange codes one at a time: see waitTurn
 		done, err := a.waitTurn(r.Context())
 		if err != nil {
 			return nil, err

@@ -36,8 +36,8 @@ func NewStore(pool *pgxpool.Pool, schemas postgres.Schemas) *Store {
 	return &Store{pool: pool, schemas: schemas, queries: dbsqlc.New(schemas.Rendered(pool))}
 }
 
-// ErrNoToken means that no token has the id, that it is already revoked or, for [Store.Rotate],
-// that it is not active.
+// ErrNoToken means that no token has the id, that the token is already revoked or, for [Store.Rotate], that the token
+// is not active.
 var ErrNoToken = errors.New("no valid token has this id")
 
 // Create creates a token with the given name, grant, note and expiry, and returns its secret. The
@@ -91,7 +91,8 @@ func (s *Store) List(ctx context.Context) ([]Token, error) {
 	return tokens, err
 }
 
-// Revoke revokes a token. All processes refuse it within five seconds.
+// Revoke revokes a token. All processes refuse the token within five seconds. It fails with [ErrNoToken] if there is no
+// such token.
 func (s *Store) Revoke(ctx context.Context, id, by, note string) error {
 	return s.withAudit(ctx, &auditRow{"tokens", "revoked", by, "", note, map[string]string{"id": id}},
 		func(q *dbsqlc.Queries) error {
@@ -102,7 +103,7 @@ func (s *Store) Revoke(ctx context.Context, id, by, note string) error {
 func revoke(ctx context.Context, q *dbsqlc.Queries, id, by string, after time.Duration) error {
 	parsed, err := uuid.Parse(id)
 	if err != nil {
-		// The message does not contain id, which may be the token itself.
+		// The message does not contain id: a caller may pass the token itself by mistake.
 		return errors.New("invalid token id: \"dlqd tokens list\" lists the ids")
 	}
 	n, err := q.RevokeToken(ctx, dbsqlc.RevokeTokenParams{ID: parsed, RevokedBy: &by, After: after})
@@ -112,7 +113,9 @@ func revoke(ctx context.Context, q *dbsqlc.Queries, id, by string, after time.Du
 	return err
 }
 
-// Rotate creates a token with the name, grant and note of the token with the id. The old token stays valid for keep.
+// Rotate creates a token with the name, grant and note of the active token with the id, and returns the new token and
+// its secret. The old token stays valid for the duration keep. Rotate fails with [ErrNoToken] if no active token has
+// the id.
 func (s *Store) Rotate(ctx context.Context, id, by string, keep time.Duration,
 	expiresAt *time.Time,
 ) (t *Token, secret string, err error) {
@@ -148,7 +151,7 @@ type auditRow struct {
 	detail           any
 }
 
-// withAudit runs do and writes its audit row in the same transaction.
+// withAudit runs do and writes the audit row in the same transaction.
 func (s *Store) withAudit(ctx context.Context, a *auditRow, do func(q *dbsqlc.Queries) error) error {
 	return postgres.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		q := dbsqlc.New(s.schemas.Rendered(tx))
@@ -168,7 +171,7 @@ func (s *Store) withAudit(ctx context.Context, a *auditRow, do func(q *dbsqlc.Qu
 	})
 }
 
-// find returns the holder of a token, or nil.
+// find returns the holder of the valid token with the hash, or nil if there is none.
 func (s *Store) find(ctx context.Context, hash []byte) (*Principal, error) {
 	row, err := s.queries.FindToken(ctx, hash)
 	if errors.Is(err, pgx.ErrNoRows) {

@@ -32,13 +32,13 @@ type Issuer struct {
 	key      *rsa.PrivateKey
 	kid      string
 	down     bool
-	fetched  int // number of requests for its keys
+	fetched  int // number of requests for the issuer's keys
 	user     map[string]any
 	lifetime time.Duration
-	nonce    string                   // sent in place of the requested one
+	nonce    string                   // sent in place of the nonce in the request; "" for the nonce in the request
 	codes    map[string]authorization // by code
 	refresh  map[string]string        // the keys are the valid tokens; all values are ""
-	secret   string                   // of the client; empty: a public client
+	secret   string                   // the client's secret; empty: a public client
 	pending  int                      // number of polls with a device code before the user consents
 }
 
@@ -105,20 +105,20 @@ func (i *Issuer) locked(change func()) {
 	change()
 }
 
-// Rotate replaces the signing key and withdraws the old one.
+// Rotate replaces the signing key. The issuer no longer publishes the old key.
 func (i *Issuer) Rotate() {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	require.NoError(i.tb, err)
 	i.locked(func() { i.key, i.kid = key, rand.Text() })
 }
 
-// Down makes the issuer fail all requests, or serve them again.
+// Down makes the issuer fail all requests, or answer them again.
 func (i *Issuer) Down(down bool) { i.locked(func() { i.down = down }) }
 
 // SetLifetime sets how long ID tokens issued from now on are valid.
 func (i *Issuer) SetLifetime(lifetime time.Duration) { i.locked(func() { i.lifetime = lifetime }) }
 
-// Nonce sets the nonce of ID tokens that are issued for a code; "" restores the requested one.
+// Nonce sets the nonce of ID tokens that are issued for a code; "" means the nonce in the request.
 func (i *Issuer) Nonce(nonce string) { i.locked(func() { i.nonce = nonce }) }
 
 // Secret sets the secret that the client must send to get tokens; "" for a public client.
@@ -145,13 +145,13 @@ func (i *Issuer) Key() (key *rsa.PrivateKey, kid string) {
 	return key, kid
 }
 
-// Token returns an ID token of the user with these claims changed; nil removes a claim.
+// Token returns an ID token of the user in which the given claims replace others; a nil claim is removed.
 func (i *Issuer) Token(claims map[string]any) string {
 	key, kid := i.Key()
 	return i.Sign(jose.RS256, key, map[jose.HeaderKey]any{"kid": kid, jose.HeaderType: "JWT"}, claims)
 }
 
-// Sign returns what Token does, with another signature and header.
+// Sign returns a token with the same claims as [Issuer.Token], but with the given signature and header.
 func (i *Issuer) Sign(algorithm jose.SignatureAlgorithm, key any, header map[jose.HeaderKey]any,
 	claims map[string]any,
 ) string {
@@ -219,7 +219,7 @@ func (i *Issuer) token(w http.ResponseWriter, r *http.Request) {
 			answer(w, http.StatusBadRequest, map[string]any{"error": "invalid_grant"})
 			return
 		}
-		delete(i.refresh, token) // a refresh token is valid once
+		delete(i.refresh, token) // each refresh token is valid only once
 	case "urn:ietf:params:oauth:grant-type:device_code":
 		if i.pending--; i.pending >= 0 {
 			answer(w, http.StatusBadRequest, map[string]any{"error": "authorization_pending"})
