@@ -1,6 +1,5 @@
-// Package approval implements operations that need a second person: requests, the approval, and the
-// runner that executes approved requests. The database decides what needs an approval, by the
-// policy (dlq.require_approval).
+// Package approval implements operations that need a second person: requests, decisions, and the runner that executes
+// approved requests. The database decides by the policy which operations need an approval (dlq.require_approval).
 package approval
 
 import (
@@ -32,7 +31,7 @@ const (
 // States of a request. [Approval] lists all of them.
 const (
 	Requested = "requested"
-	Approved  = "approved" // until the runner has executed it
+	Approved  = "approved" // approved, but not executed completely yet
 	Expired   = "expired"
 )
 
@@ -50,14 +49,14 @@ type Cancellation struct {
 type Exporting struct {
 	Filter json.RawMessage `json:"filter"`
 	Reveal bool            `json:"reveal,omitempty"`
-	All    bool            `json:"all"` // an empty filter selects every entry
+	All    bool            `json:"all"` // required if the filter is empty, which selects every entry
 }
 
 // ExportPeriod is how long the requester may download an approved export.
 const ExportPeriod = 24 * time.Hour
 
-// MayExport returns the export that a request approved, and an error if the caller may not download it: only the
-// requester may, within [ExportPeriod].
+// MayExport returns the approved export, or an error if the caller may not download it. Only the requester may, within
+// [ExportPeriod] after the approval was carried out.
 func (a *Approval) MayExport(actor string) (*Exporting, error) {
 	refused := func(kind error, detail, hint string) error {
 		return &deadletter.MoveError{Kind: kind, Detail: fmt.Sprintf("approval %s: %s", a.ID, detail), Hint: hint}
@@ -103,14 +102,14 @@ type Approval struct {
 	Matches     *Matches        `json:"matches,omitempty" doc:"With matches: what approving the request would change now."`
 }
 
-// Matches is what approving a request would change now.
+// Matches is what the operation would change if the request was approved now.
 type Matches struct {
 	Entries int64            `json:"entries" doc:"Number of entries that the operation would change."`
 	Arrived int64            `json:"arrived" doc:"How many of them were captured after the request."`
 	Closed  map[string]int64 `json:"closed" doc:"Number of entries that the request selected before and that were closed since, by their state."`
 }
 
-// Do returns the requested operation; for a bulk operation, its action.
+// Do returns the requested operation. For a bulk operation, it returns the action, such as "discard".
 func (a *Approval) Do() string {
 	var bulk deadletter.Bulk
 	if a.Operation == Bulk && json.Unmarshal(a.Request, &bulk) == nil {
@@ -138,16 +137,16 @@ func (a *Approval) Job() int64 {
 	return request.Job
 }
 
-// Needs returns whether the approval needs the role admin instead of operator, and whether it needs
-// that role for every queue and kind.
+// Needs reports whether the approver needs the role admin instead of operator, and whether the approver needs that role
+// for every queue and kind.
 func (a *Approval) Needs() (admin, everywhere bool) {
 	return a.Operation == Erase || a.Do() == "purge", a.Operation == Erase
 }
 
-// RequestedBy reports whether a person counts as the requester, and therefore cannot approve. That
-// is a person with the name of the requester, of the person on whose behalf the request was made,
-// or of the creator of the requester's token, or a person who uses a token that the requester
-// created. RequestedBy is for the console; the database decides (dlq.require_second_person).
+// RequestedBy reports whether a person counts as the requester, and therefore cannot approve. A person counts as the
+// requester whose name is that of the requester, of the person on whose behalf the request was made, or of the creator
+// of the requester's token. So does a person who uses a token that the requester created. RequestedBy is for the
+// console; the database decides (dlq.require_second_person).
 func (a *Approval) RequestedBy(name, tokenBy string) bool {
 	for _, requester := range []*string{&a.Actor, a.OnBehalfOf, a.TokenBy} {
 		if requester != nil && strings.EqualFold(*requester, name) {
@@ -162,14 +161,14 @@ type Person struct {
 	deadletter.Act
 
 	OnBehalfOf string
-	TokenBy    string // who created the token with which the person is signed in
+	TokenBy    string // the creator of the token with which the person is signed in
 }
 
 // Store reads and writes requests.
 type Store struct {
 	Store *deadletter.Store
-	// Wake, if not nil, is called after an approval, for the [Runner] of this process. Without it,
-	// a runner starts the request within a second.
+	// Wake, if not nil, is called after an approval, to wake the [Runner] of this process. Without Wake, a runner starts
+	// the request within a second.
 	Wake func()
 }
 
@@ -182,7 +181,7 @@ func RequireForCancel(ctx context.Context, tx postgres.DB, job int64) error {
 	return deadletter.AsMoveError(dbsqlc.New(tx).RequireForCancel(ctx, job))
 }
 
-// Request creates a request for an operation. If an equal request waits already, Request returns that one and
+// Request creates a request for an operation. If an equal request waits already, Request returns that request, and
 // existing is true.
 func (s *Store) Request(ctx context.Context, operation string, request any, by Person) (a *Approval, existing bool,
 	err error,
@@ -210,8 +209,8 @@ func (s *Store) Request(ctx context.Context, operation string, request any, by P
 	return a, row.Existing, err
 }
 
-// Approve approves a request for the entries that its filter selects now, and returns an error if
-// these are more than expect.
+// Approve approves a request for the entries that the request's filter selects now. It returns an error if these are
+// more than expect, or if the approver counts as the requester.
 func (s *Store) Approve(ctx context.Context, id uuid.UUID, expect int64, by Person) error {
 	if s.Wake != nil {
 		defer s.Wake()
@@ -223,21 +222,21 @@ func (s *Store) Approve(ctx context.Context, id uuid.UUID, expect int64, by Pers
 	})
 }
 
-// Refuse refuses a request.
+// Refuse refuses a request that waits.
 func (s *Store) Refuse(ctx context.Context, id uuid.UUID, by deadletter.Act) error {
 	return s.inTx(ctx, func(q *dbsqlc.Queries) error {
 		return q.Refuse(ctx, dbsqlc.RefuseParams{ID: id, Note: by.Note, Actor: by.Actor})
 	})
 }
 
-// Withdraw withdraws a request. Only the person who made it, or on whose behalf it was made, can.
+// Withdraw withdraws a request. Only the person who made the request, or on whose behalf it was made, can withdraw it.
 func (s *Store) Withdraw(ctx context.Context, id uuid.UUID, by deadletter.Act) error {
 	return s.inTx(ctx, func(q *dbsqlc.Queries) error {
 		return q.Withdraw(ctx, dbsqlc.WithdrawParams{ID: id, Note: by.Note, Actor: by.Actor})
 	})
 }
 
-// Get returns a request.
+// Get returns a request, or an error ([deadletter.ErrNotFound]) if there is none in the caller's scope.
 func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Approval, error) {
 	list, err := s.find(ctx, dbsqlc.ApprovalsParams{ID: &id, Most: 1})
 	if err != nil {
@@ -251,12 +250,12 @@ func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Approval, error) {
 	return list[0], nil
 }
 
-// Version returns a text that changes whenever a request is made, decided or ended.
+// Version returns a text that changes whenever any request is made, decided or ended.
 func (s *Store) Version(ctx context.Context) (string, error) {
 	return dbsqlc.New(s.Store.DB()).Version(ctx)
 }
 
-// Matches counts what approving a request that waits would change now.
+// Matches counts what the operation would change if a waiting request was approved now.
 func (s *Store) Matches(ctx context.Context, id uuid.UUID) (*Matches, error) {
 	row, err := dbsqlc.New(s.Store.DB()).Matches(ctx, id)
 	if err != nil {
@@ -266,12 +265,12 @@ func (s *Store) Matches(ctx context.Context, id uuid.UUID) (*Matches, error) {
 	return m, json.Unmarshal(row.Closed, &m.Closed)
 }
 
-// List returns requests, latest first: those in a state, or all if state is "".
+// List returns the requests in a state, or all requests if state is "", latest first, at most limit.
 func (s *Store) List(ctx context.Context, state string, limit int) ([]*Approval, error) {
 	return s.find(ctx, dbsqlc.ApprovalsParams{State: state, Most: int32(limit)})
 }
 
-// ListFor returns the requests that wait and select one of the entries now, latest first, at most limit.
+// ListFor returns the waiting requests that select one of the given entries now, latest first, at most limit.
 func (s *Store) ListFor(ctx context.Context, entries []uuid.UUID, limit int) ([]*Approval, error) {
 	found, err := dbsqlc.New(s.Store.DB()).RequestsFor(ctx, entries)
 	if err != nil || len(found) == 0 {
@@ -289,7 +288,7 @@ func (s *Store) ListFor(ctx context.Context, entries []uuid.UUID, limit int) ([]
 	return list[:min(len(list), limit)], err
 }
 
-// maxRequestsFor is above the number of requests that dlq.requests_for looks at.
+// maxRequestsFor is more than the number of requests that dlq.requests_for examines.
 const maxRequestsFor = 60
 
 func (s *Store) find(ctx context.Context, which dbsqlc.ApprovalsParams) ([]*Approval, error) {
@@ -313,7 +312,7 @@ func approval(row *dbsqlc.ApprovalsRow) *Approval {
 		Frozen: row.Frozen, Changed: row.Changed, Outcome: row.Outcome, Problem: row.Problem, EndedAt: row.EndedAt,
 	}
 	if a.State == Requested && !time.Now().Before(a.ExpiresAt) {
-		a.State = Expired // the runner writes this to the database
+		a.State = Expired // the runner writes this state to the database later
 	}
 	return a
 }

@@ -61,7 +61,7 @@ func by(name string) approval.Person {
 	return approval.Person{Act: deadletter.Act{Actor: name, Note: name + "'s note"}}
 }
 
-// request asks for a bulk action on the entries that a filter selects.
+// request requests a bulk action on the entries that a filter selects.
 func (b *testBundle) request(do, filter, actor string) *approval.Approval {
 	b.Helper()
 	a, existing, err := b.store.Request(b.Context(), approval.Bulk,
@@ -80,8 +80,8 @@ func (b *testBundle) state(id uuid.UUID) string {
 
 const payments = `{"queue": ["payments"]}`
 
-// An approver sees which work the requested run skips: what the policy skipped when the request was made, except what
-// the request asks to send. Later policies do not change this.
+// An approver sees which work the requested run skips: the work that the policy skipped at the request, except the work
+// that the request asks to send. Later policies do not change this.
 func TestStore_ShowsWhatARunSkips(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -121,7 +121,7 @@ func TestStore_ShowsALimitedCallerNoOtherQueue(t *testing.T) {
 	require.JSONEq(t, `{"stale": {"queues": ["payments"]}}`, inSQL)
 }
 
-// A request is carried out once another person has approved it, in the name of the requester.
+// Once another person has approved a request, it is carried out in the name of the requester.
 func TestStore_RequiresASecondPerson(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -204,8 +204,8 @@ func TestStore_ListsRequestsForEntries(t *testing.T) {
 	require.Equal(t, second.ID, list[0].ID)
 }
 
-// A request that was written by SQL and cannot be decoded fails, and does not stop the next one. A process that died
-// loses its request to another one when its lease ends.
+// A request that was made with SQL and cannot be decoded fails, and the next request is executed. If a process dies,
+// another one executes its request after the lease has ended.
 func TestRunner_GoesOnAfterAFailure(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -229,7 +229,8 @@ func TestRunner_GoesOnAfterAFailure(t *testing.T) {
 	require.Contains(t, failed.Problem, "cannot be decoded")
 }
 
-// In a database that was restored, an approved request may have been carried out since. It waits for an operator.
+// If the database was restored, an approved request may have been carried out after the backup. So the request waits
+// for an operator.
 func TestRunner_WaitsInARestoredDatabase(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

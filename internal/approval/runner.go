@@ -19,30 +19,28 @@ import (
 const (
 	// interval is the time between two checks for approved requests.
 	interval = time.Second
-	// lease is how long a request is reserved for the process that executes it, after each renewal. The process renews
-	// the lease every renewInterval.
+	// lease is how long a request stays reserved for the process that executes it, unless that process renews the lease.
+	// The process renews it every renewInterval.
 	lease         = time.Minute
 	renewInterval = 15 * time.Second
-	// turnTimeout limits one request: an erasure reads the whole archive.
+	// turnTimeout limits the execution of one request. It is long, because an erasure reads the whole archive.
 	turnTimeout = 2 * time.Hour
 )
 
-// Runner executes approved requests in the name and the scope of the person who made them, on the
-// entries that the approval froze. One process at a time executes a request. If that process is
-// interrupted, the next one does the rest of the entries (dlq.approval_entries.done_at). A replay
-// run is started only once.
+// Runner executes approved requests in the name and the scope of the requester, on the entries that the approval froze.
+// One process at a time executes a request. If that process is interrupted, the next one handles the remaining entries
+// (dlq.approval_entries.done_at). A replay run is started only once.
 type Runner struct {
 	Store    *deadletter.Store
 	Replayer *replay.Replayer
 	Archive  *archive.Archive // nil if there is none
-	// CancelJob cancels a job. It returns nil if the job is cancelled already.
+	// CancelJob cancels a job. It returns nil if the job was cancelled before.
 	CancelJob func(ctx context.Context, job int64, act deadletter.Act) error
 	Logger    *slog.Logger
 	// Observe, if not nil, is called after each execution of a request with its duration and error. It is not called if
 	// a stop cancelled the execution.
 	Observe func(took time.Duration, err error)
-	// Acted, if not nil, is called after each request with the persons whose act it was: who made the request, and who
-	// approved it.
+	// Acted, if not nil, is called after each execution with the names of the requester and the approver.
 	Acted func(ctx context.Context, actors ...string)
 }
 
@@ -61,7 +59,8 @@ func (r *Runner) Loop() *background.Loop {
 	})
 }
 
-// RunOnce executes one approved request, if there is one, after ending the requests that expired.
+// RunOnce ends the requests that have expired, and then executes one approved request, if there is one. worked is true
+// if it executed a request without an error.
 func (r *Runner) RunOnce(ctx context.Context) (worked bool, err error) {
 	q := dbsqlc.New(r.Store.DB())
 	if err := q.Expire(ctx); err != nil {
@@ -85,7 +84,7 @@ func (r *Runner) RunOnce(ctx context.Context) (worked bool, err error) {
 			case <-working.Done():
 				return
 			case <-ticks.C:
-				// If no renewal succeeds until the lease ends, another process takes over.
+				// If no renewal succeeds before the lease ends, another process executes the request.
 				_ = q.ExtendReservation(working, dbsqlc.ExtendReservationParams{ID: a.ID, During: lease})
 			}
 		}
@@ -124,15 +123,15 @@ func (r *Runner) execute(ctx context.Context, a *dbsqlc.TakeRow) error {
 	end.ID = a.ID
 	err = r.Store.InTx(ctx, func(tx postgres.DB) error { return dbsqlc.New(tx).End(ctx, *end) })
 	if errors.Is(deadletter.AsMoveError(err), deadletter.ErrNotAllowed) {
-		return nil // it has ended already
+		return nil // the approval has ended already
 	}
 	return err
 }
 
-// errRequest reports a request that cannot be decoded, such as one written by SQL.
+// errRequest means that a request cannot be decoded, for example because it was made with SQL.
 var errRequest = errors.New("the request cannot be decoded")
 
-// do executes a request. It returns the outcome, or nil if that is recorded already.
+// do executes a request. It returns the outcome, or nil if the outcome is recorded already.
 func (r *Runner) do(ctx context.Context, a *dbsqlc.TakeRow) (*dbsqlc.EndParams, error) {
 	act := deadletter.Act{Actor: a.Actor, Note: a.Note}
 	switch a.Operation {
@@ -141,10 +140,10 @@ func (r *Runner) do(ctx context.Context, a *dbsqlc.TakeRow) (*dbsqlc.EndParams, 
 		if err := json.Unmarshal(a.Request, &request); err != nil {
 			return nil, fmt.Errorf("%w: %w", errRequest, err)
 		}
-		_, err := r.Replayer.Start(ctx, &request) // ends the approval in the same commit, so it starts only once
+		_, err := r.Replayer.Start(ctx, &request) // also ends the approval, so the run starts only once
 		return nil, err
 	case Bulk:
-		act.Operation = a.ID // a process that resumes the request continues this operation
+		act.Operation = a.ID // if another process resumes the request, it continues this operation
 		bulk := deadletter.Bulk{Act: act}
 		if err := json.Unmarshal(a.Request, &bulk); err != nil {
 			return nil, fmt.Errorf("%w: %w", errRequest, err)
@@ -158,7 +157,7 @@ func (r *Runner) do(ctx context.Context, a *dbsqlc.TakeRow) (*dbsqlc.EndParams, 
 		}
 		return &dbsqlc.EndParams{Changed: new(int64(1))}, r.CancelJob(ctx, request.Job, act)
 	case Export:
-		return &dbsqlc.EndParams{}, nil // the requester downloads it
+		return &dbsqlc.EndParams{}, nil // the requester downloads the export later
 	case Erase:
 		var erasure Erasure
 		if err := json.Unmarshal(a.Request, &erasure); err != nil {
