@@ -1,5 +1,5 @@
-// Package facts applies the facts that capture recorded in applications' transactions to entries:
-// ends of redeliveries, and retries made outside dlqd.
+// Package facts applies facts to entries. Capture records facts in applications' transactions: ends of redeliveries,
+// and retries made outside dlqd.
 package facts
 
 import (
@@ -14,28 +14,28 @@ import (
 )
 
 const (
-	// interval is the pause after a read of the table of facts that applied less than a batch. Capture sends no
-	// NOTIFY, because the applications' transactions that send one would wait for one another at commit.
+	// interval is the pause after a turn that applied less than a batch. Capture cannot wake the loop with NOTIFY:
+	// transactions that send a NOTIFY wait for one another at commit.
 	interval = 50 * time.Millisecond
-	// retryInterval is the longest pause after failures.
+	// retryInterval is the longest pause after failed turns.
 	retryInterval = 5 * time.Second
-	// batch is the number of facts that one transaction applies at most.
+	// batch is the maximum number of facts that one transaction applies.
 	batch = 500
-	// timeout bounds one transaction.
+	// timeout limits one transaction.
 	timeout = 30 * time.Second
-	// maxScanTime is the duration up to which each turn reads the whole table. If that takes longer, turns read the
-	// table's end, and the whole table every wholeInterval.
+	// maxScanTime is the longest time for which each turn reads the whole table. If reading the table takes longer, a
+	// turn reads only the table's end, and every wholeInterval the whole table.
 	maxScanTime   = 20 * time.Millisecond
 	wholeInterval = 10 * time.Second
-	// factTime is the estimated time to apply one fact. It is subtracted from a turn's duration to get the time of
+	// factTime is the estimated time to apply one fact. A turn's duration less that time for each fact is the time of
 	// reading.
 	factTime = time.Millisecond
 	// endPages is the number of pages that count as the table's end. They hold several thousand facts.
 	endPages = 256
-	// refusedInterval is the time between retries of facts that the database rejected. A turn that retries applies all
-	// facts one by one.
+	// refusedInterval is the time between retries of facts that the database rejected. In a turn with retries, all facts
+	// are applied one by one.
 	refusedInterval = time.Minute
-	// maxTries limits how often a batch is run if other transactions collide with it or lock its rows, or if the
+	// maxTries is how often a batch is run at most, if other transactions collide with it or lock its rows, or if the
 	// database rejects a fact.
 	maxTries = 5
 )
@@ -43,15 +43,15 @@ const (
 // Store gives access to the database. [deadletter.Store] implements it.
 type Store interface{ DB() postgres.DB }
 
-// Applier applies facts to entries. Any number may run, in any number of processes.
+// Applier applies facts to entries. Any number of appliers may run, in any number of processes.
 type Applier struct {
 	Store Store
 
-	// fromPage is the page from which a turn reads the table's end. Earlier pages may be full of deleted facts, which
-	// vacuum cannot remove while an old transaction is open.
+	// fromPage is the page from which a turn reads the table's end. Vacuum cannot remove deleted facts while an old
+	// transaction is open, so the pages before may be full of them.
 	fromPage int64
 	whole    time.Time     // when the whole table was last read
-	took     time.Duration // how long that took, less the time for applying facts
+	took     time.Duration // how long reading the whole table took, without the time for applying facts
 	refused  time.Time     // when rejected facts were last retried
 }
 
@@ -71,8 +71,8 @@ func (a *Applier) Loop() *background.Loop {
 }
 
 // Once applies a batch of facts and returns how many it applied. It reads the whole table if that is quick, and
-// otherwise only the table's end, where new facts are. A fact of a long transaction can be before the end; the next
-// read of the whole table finds it.
+// otherwise only the table's end, where new facts are. A fact of a long transaction may lie before the end. The next
+// read of the whole table finds that fact.
 func (a *Applier) Once(ctx context.Context) (int, error) {
 	start := time.Now()
 	careful := start.Sub(a.refused) > refusedInterval
@@ -95,7 +95,7 @@ func (a *Applier) Once(ctx context.Context) (int, error) {
 	return int(row.Applied), nil
 }
 
-// All applies facts until none can be applied now.
+// All applies facts until there are none that can be applied now.
 func (a *Applier) All(ctx context.Context) error {
 	for {
 		applied, err := a.Once(ctx)
@@ -105,7 +105,7 @@ func (a *Applier) All(ctx context.Context) error {
 	}
 }
 
-// ApplyRun applies the present facts of a replay run's jobs, and no others.
+// ApplyRun applies only facts about the jobs of a replay run: all that are recorded now.
 func ApplyRun(ctx context.Context, store Store, run uuid.UUID) error {
 	for {
 		row, err := apply(ctx, store, dbsqlc.ApplyParams{Most: batch, Run: &run})
@@ -115,13 +115,13 @@ func ApplyRun(ctx context.Context, store Store, run uuid.UUID) error {
 	}
 }
 
-// apply runs one statement, which is a transaction of its own: most statements find no fact, and then BEGIN with its
-// settings and COMMIT would cost more than the statement. dlq.apply_facts sets what it needs.
+// apply runs one statement without BEGIN, as a transaction of its own. Most statements find no fact, and BEGIN with its
+// settings and COMMIT would cost more than the statement. dlq.apply_facts sets the settings that it needs.
 func apply(ctx context.Context, store Store, params dbsqlc.ApplyParams) (row dbsqlc.ApplyRow, err error) {
 	for range maxTries {
 		row, err = dbsqlc.New(store.DB()).Apply(ctx, params)
 		if (postgres.IsRefusal(err) || postgres.IsLocked(err)) && !params.Careful {
-			params.Careful = true // one by one: a rejected fact must not block the others
+			params.Careful = true // apply facts one by one, so that a rejected fact does not block the others
 			continue
 		}
 		if !postgres.IsCollision(err) || ctx.Err() != nil {

@@ -62,7 +62,7 @@ func (b *bundle) text(sql string, args ...any) (text string) {
 	return text
 }
 
-// insert inserts a running job. more lists further columns, each followed by its SQL value.
+// insert inserts a running job. more has the names and SQL values of further columns in turn.
 func (b *bundle) insert(more ...string) int64 {
 	b.Helper()
 	columns, values := "", ""
@@ -141,7 +141,7 @@ func (b *bundle) reason(id uuid.UUID) string {
 	return *trail[len(trail)-1].Reason
 }
 
-// countFacts returns the number of facts that are not applied yet.
+// countFacts returns the number of facts that are recorded but not applied.
 func (b *bundle) countFacts() int64 {
 	b.Helper()
 	return b.count("SELECT count(*) FROM dlq.job_facts")
@@ -184,7 +184,7 @@ func TestApply_AppliesEndsOfRedeliveries(t *testing.T) {
 	require.Zero(t, b.countFacts())
 }
 
-// Ends of many redeliveries are applied with one statement. Each entry has its own audit row.
+// One statement applies the ends of many redeliveries. Each entry gets its own audit row.
 func TestApply_RecordsEachEntryOfBatch(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -235,8 +235,8 @@ func TestApply_ReturnsEntryOfCancelledRedelivery(t *testing.T) {
 	require.Equal(t, "redelivery was cancelled by an operator", *b.entry(id).ErrorMessage)
 }
 
-// dlqd follows a retried job that runs for long until it ends. While the job runs, its fact does not count as waiting,
-// and applying facts assigns no transaction id.
+// dlqd follows a retried job that runs for long until the job ends. While the job runs, its fact does not count as one
+// that waits, and applying facts assigns no transaction id.
 func TestApply_FollowsLongRunningJob(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -254,8 +254,8 @@ func TestApply_FollowsLongRunningJob(t *testing.T) {
 	require.Zero(t, b.countFacts())
 }
 
-// A failure that capture skipped keeps its place in the order of its key until the reconciler files
-// it.
+// If capture skipped a failure, its message keeps its place in the order of the key until the reconciler has found the
+// failure.
 func TestOrder_KeepsPlaceOfSkippedFailure(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -276,8 +276,8 @@ func TestOrder_KeepsPlaceOfSkippedFailure(t *testing.T) {
 	require.Zero(t, before())
 }
 
-// An operator reopens an entry right after its closing, in a transaction that is still open, while a reader deletes
-// the places of finished work.
+// An operator closes an entry and reopens it in a transaction that is still open. Meanwhile another session deletes the
+// places of finished work. The entry keeps its place.
 func TestOrder_KeepsPlaceOfEntryBeingReopened(t *testing.T) {
 	t.Parallel()
 	for name, read := range map[string]string{
@@ -314,7 +314,7 @@ func TestOrder_KeepsPlaceOfEntryBeingReopened(t *testing.T) {
 	}
 }
 
-// A marker that an application copied to another job, or forged, creates and closes no entry.
+// If an application copied a marker to another job, or forged one, the marker creates and closes no entry.
 func TestApply_IgnoresCopiedMarker(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -337,8 +337,8 @@ func TestApply_IgnoresCopiedMarker(t *testing.T) {
 	require.Equal(t, "discarded", b.state(other))
 }
 
-// River's table is restored, or its sequence restarts: a job is identified by its id and creation
-// time.
+// If River's table is restored, or its sequence restarts, ids of jobs are used again. dlqd identifies a job by its id
+// and its creation time.
 func TestApply_DistinguishesReusedJobIDs(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -357,7 +357,7 @@ func TestApply_DistinguishesReusedJobIDs(t *testing.T) {
 	require.NoError(t, err)
 	b.requireStatus(id, deadletter.Pending)
 	require.Contains(t, b.reason(id), "is gone")
-	// A retry of the new job does not affect the old job's entry.
+	// A retry of the new job does not affect the entry of the old job.
 	b.retry(again)
 	b.apply()
 	b.requireStatus(id, deadletter.Pending)
@@ -369,7 +369,7 @@ func TestApply_DistinguishesReusedJobIDs(t *testing.T) {
 	require.Equal(t, "available", b.state(again))
 }
 
-// The first job of an entry that succeeds resolves it.
+// An entry is resolved by the first of its jobs that succeeds.
 func TestApply_ResolvesOnSuccessOfEarlierRedelivery(t *testing.T) {
 	t.Parallel()
 	for _, status := range []deadletter.Status{
@@ -501,7 +501,7 @@ func TestApply_FollowsRetriesOutsideDlqd(t *testing.T) {
 	}
 }
 
-// Everything happens before dlqd applies the first fact.
+// In the test, all of this happens before dlqd applies the first fact: a retry fails, and another retry succeeds.
 func TestApply_AppliesFactsInOrder(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -511,7 +511,7 @@ func TestApply_AppliesFactsInOrder(t *testing.T) {
 	b.endJob(job, "discarded")
 	b.retry(job)
 	b.startJob(job)
-	b.endJob(job, "completed") // no marker: found when the retry is applied
+	b.endJob(job, "completed") // the job has no marker: the end is found when the retry is applied
 	require.EqualValues(t, 3, b.countFacts())
 	b.apply()
 	b.requireStatus(id, deadletter.Resolved)
@@ -520,7 +520,8 @@ func TestApply_AppliesFactsInOrder(t *testing.T) {
 	require.Zero(t, b.countFacts())
 }
 
-// After a vacuum, the later facts lie before the earlier ones in the table.
+// A vacuum frees space in the table, so later facts may lie before earlier ones. They are applied in the order of their
+// times.
 func TestApply_OrdersFactsByTimeNotPosition(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -538,7 +539,7 @@ func TestApply_OrdersFactsByTimeNotPosition(t *testing.T) {
 	require.Zero(t, b.countFacts())
 }
 
-// A worker's transaction in REPEATABLE READ could not end its job if dlqd wrote to the job.
+// If dlqd wrote to a running job, a worker's REPEATABLE READ transaction could not end the job.
 func TestApply_DoesNotWriteToRunningJob(t *testing.T) {
 	t.Parallel()
 	for _, end := range []string{"completed", "discarded"} {
@@ -627,7 +628,7 @@ func TestApply_ReopensClosedEntryOnRetry(t *testing.T) {
 	b.requireStatus(id, deadletter.Manual)
 	require.Contains(t, b.reason(id), "done twice?")
 
-	// The original job of this entry was locked when the entry was resolved, so dlqd could not complete the job.
+	// Another session had locked the original job when the entry was resolved, so dlqd could not complete the job.
 	held, heldID := b.createEntry()
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -646,7 +647,7 @@ func TestApply_ReopensClosedEntryOnRetry(t *testing.T) {
 	require.Nil(t, b.entry(heldID).ClosedAt)
 }
 
-// An operator's decision about an entry stands, even if an earlier retry is applied after it.
+// An operator's decision about an entry stays, even if a retry from before the decision is applied after it.
 func TestApply_OlderRetryDoesNotReopen(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -674,8 +675,8 @@ func TestApply_OlderRetryDoesNotReopen(t *testing.T) {
 	require.Zero(t, b.countFacts())
 }
 
-// Two failures of a job are in the inbox, and an operator closes the later one. The entry of the
-// earlier one does not include it.
+// Two failures of a job are in the inbox, and an operator closes the entry of the later one. The entry of the earlier
+// failure does not get the later failure, too.
 func TestApply_KeepsFailuresOfSeparateEntriesApart(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -698,8 +699,8 @@ func TestApply_KeepsFailuresOfSeparateEntriesApart(t *testing.T) {
 	require.Zero(t, b.countFacts())
 }
 
-// An operator retries a job on a page of River UI that is out of date: the job has completed since. River also retries
-// completed jobs.
+// A page of River UI is out of date, and an operator uses it to retry a job that has completed since. River retries
+// completed jobs, too.
 func TestApply_ReopensEntryIfSupersededJobRuns(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -716,7 +717,7 @@ func TestApply_ReopensEntryIfSupersededJobRuns(t *testing.T) {
 	require.Zero(t, b.countFacts())
 }
 
-// A retry that commits while a redelivery succeeds is undone if the retried job has not started.
+// A retry commits while a redelivery of the entry succeeds. dlqd undoes the retry if the retried job has not started.
 func TestApply_UndoesRetryConcurrentWithSuccess(t *testing.T) {
 	t.Parallel()
 	for _, runs := range []bool{false, true} {
@@ -751,7 +752,7 @@ func TestApply_UndoesRetryConcurrentWithSuccess(t *testing.T) {
 	}
 }
 
-// A redelivery that waits for an entry's lock must not hold jobs that the application ends.
+// A redelivery that waits for an entry's lock must not lock jobs meanwhile, because the application has to end them.
 func TestRedeliver_HoldsNoJobsWhileWaiting(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -779,8 +780,8 @@ func TestRedeliver_HoldsNoJobsWhileWaiting(t *testing.T) {
 	require.NoError(t, <-ended)
 }
 
-// A retry succeeds, and dlqd learns of that before it applies the retry: the work counts as done
-// once.
+// A retry outside dlqd succeeds. A replay finds that success before the fact of the retry is applied. The work counts
+// as done once.
 func TestApply_CountsSuccessOfRetryOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -819,7 +820,7 @@ func TestApply_SkipsLockedEntries(t *testing.T) {
 	require.Zero(t, b.countFacts())
 }
 
-// A rejected fact is kept for a later retry and does not block the others.
+// A fact that the database rejects is tried again later. It does not block other facts.
 func TestApply_DefersRejectedFacts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -839,7 +840,7 @@ func TestApply_DefersRejectedFacts(t *testing.T) {
 	b.apply()
 	require.EqualValues(t, 1, b.countFacts())
 
-	// The fact is retried.
+	// The rejected fact is tried again.
 	const later = `UPDATE dlq.job_facts SET job = job || jsonb_build_object('refusedAt', now() - interval '2 minutes')
 		WHERE fact = 'refused'`
 	const careful = "SELECT dlq.apply_facts(p_careful => true)"
@@ -857,8 +858,8 @@ func TestApply_DefersRejectedFacts(t *testing.T) {
 	require.Zero(t, b.countFacts())
 }
 
-// An original that runs beside its redelivery fails again. Its failure leaves an audit row, whether it arrives through
-// the inbox or as a fact.
+// The original job runs beside a redelivery of its entry, and fails again. That failure leaves an audit row, whether it
+// is filed from the inbox or applied as a fact.
 func TestApply_RecordsFailureOfOriginalDuringRedelivery(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -866,7 +867,7 @@ func TestApply_RecordsFailureOfOriginalDuringRedelivery(t *testing.T) {
 	redelivery := b.replay(id)
 	const again = `SELECT string_agg(from_status || ' ' || to_status || ' ' || reason, ', ')
 		FROM dlq.dead_letter_transitions WHERE entry_id = $1 AND reason LIKE '% failed again' AND failed_at IS NOT NULL`
-	// The retry was not captured: the failure is in the inbox.
+	// The retry was not captured, so the failure is in the inbox.
 	b.exec("ALTER TABLE river_job DISABLE TRIGGER dlq_follow")
 	b.retry(original)
 	b.exec("ALTER TABLE river_job ENABLE TRIGGER dlq_follow")
@@ -875,7 +876,7 @@ func TestApply_RecordsFailureOfOriginalDuringRedelivery(t *testing.T) {
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox))")
 	one := fmt.Sprintf("dlq_processing dlq_processing job %d failed again", original)
 	require.Equal(t, one, b.text(again, id))
-	// A further failure arrives as a fact.
+	// A further failure is recorded as a fact.
 	b.exec(`INSERT INTO dlq.job_facts (job_id, job_created_at, fact, job) SELECT id, created_at, 'discarded',
 		jsonb_build_object('state', state, 'attempt', 3, 'finalized_at', now(), 'errors',
 			jsonb_build_array(jsonb_build_object('attempt', 3, 'error', 'at last', 'at', now())), 'metadata', metadata)
@@ -891,7 +892,7 @@ func TestApply_RecordsFailureOfOriginalDuringRedelivery(t *testing.T) {
 	require.Equal(t, one+", "+one, b.text(again, id))
 }
 
-// An erasure includes facts that are not applied yet.
+// An erasure also erases facts that are not applied yet.
 func TestErase_IncludesFacts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -904,7 +905,7 @@ func TestErase_IncludesFacts(t *testing.T) {
 	require.JSONEq(t, `{"fact": "discarded", "errors": [], "metadata": {}}`, b.text("SELECT job::text FROM dlq.job_facts"))
 }
 
-// ApplyRun applies all facts of a run, in as many batches as needed.
+// ApplyRun applies all facts about the jobs of a run, in as many batches as needed, and no other facts.
 func TestApplyRun_AppliesAllFactsOfRun(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -917,7 +918,8 @@ func TestApplyRun_AppliesAllFactsOfRun(t *testing.T) {
 	require.EqualValues(t, 100, b.count("SELECT count(*) FROM dlq.job_facts"))
 }
 
-// An application's constraint on River's table does not keep an entry open.
+// If a constraint of the application on River's table prevents dlqd from completing the original job, the entry is
+// resolved nevertheless.
 func TestApply_ResolvesIfOriginalCannotBeCompleted(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -934,8 +936,7 @@ func TestApply_ResolvesIfOriginalCannotBeCompleted(t *testing.T) {
 	require.Zero(t, b.countFacts())
 }
 
-// While an open transaction keeps vacuum from removing deleted facts, new facts are found at the
-// end of the table.
+// While an open transaction keeps vacuum from removing deleted facts, dlqd finds new facts at the end of the table.
 func TestApply_FindsNewFactsUnderOldSnapshot(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -995,8 +996,8 @@ func TestLoop_AppliesFacts(t *testing.T) {
 		50*time.Millisecond)
 }
 
-// In a SERIALIZABLE transaction capture cannot check whether a job is a redelivery. Filing the
-// failure does that.
+// In a SERIALIZABLE transaction capture cannot check whether a job is a redelivery. It is checked when the failure is
+// filed.
 func TestApply_RecognizesRedeliveryFailedInSerializable(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -1029,7 +1030,7 @@ func TestApply_RecognizesRedeliveryFailedInSerializable(t *testing.T) {
 	}
 }
 
-// An unavailable lock is not a rejection: the fact stays unchanged.
+// A lock timeout does not reject a fact: the fact stays unchanged and is tried again.
 func TestApply_KeepsFactOnLockTimeout(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -1046,8 +1047,8 @@ func TestApply_KeepsFactOnLockTimeout(t *testing.T) {
 	require.Zero(t, b.countFacts())
 }
 
-// River UI can run completed jobs again, including those that dlqd created or followed. dlqd
-// records the run and its failure.
+// River UI can run completed jobs again, including jobs that dlqd created or followed. dlqd records such a run and its
+// failure.
 func TestApply_ReopensEntryIfCompletedJobRuns(t *testing.T) {
 	t.Parallel()
 	for _, which := range []string{"followed original", "redelivery"} {
@@ -1083,11 +1084,11 @@ func TestApply_ReopensEntryIfCompletedJobRuns(t *testing.T) {
 	}
 }
 
-// A job has one open entry at a time. A replay or a retry that would open another one is rejected with that reason, and
-// leaves no fact behind.
+// A job has only one open entry at a time. A replay or a retry that would open a second one is refused with that
+// reason, and leaves no fact.
 func TestApply_RejectsSecondOpenEntryOfJob(t *testing.T) {
 	t.Parallel()
-	twin := func(b *bundle, job int64) uuid.UUID { // a further failure that only the reconciler sees
+	twin := func(b *bundle, job int64) uuid.UUID { // records a further failure that only the reconciler sees
 		b.exec("ALTER TABLE river_job DISABLE TRIGGER USER")
 		b.exec("UPDATE river_job SET finalized_at = clock_timestamp(), errors = errors || errors WHERE id = $1", job)
 		b.exec("ALTER TABLE river_job ENABLE TRIGGER USER")
@@ -1163,8 +1164,8 @@ func TestApply_RejectsSecondOpenEntryOfJob(t *testing.T) {
 	})
 }
 
-// Another session locks a month of closed entries. The facts of other entries are applied, and no
-// job stays locked for long.
+// Another session locks a partition, a month of closed entries. Facts about other entries are applied, and no job stays
+// locked for long.
 func TestApply_SkipsLockedMonth(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -1210,7 +1211,7 @@ func TestApply_AppliesUncapturedSuccess(t *testing.T) {
 	reconcile()
 	b.requireStatus(id, deadletter.Manual)
 
-	// An operator decides about an entry that is parked as "done twice?", and no scan adds a note to its trail.
+	// An entry is parked as "done twice?" and an operator decides about it. No later scan adds a note to its audit trail.
 	job, id = b.createEntry()
 	b.exec("SELECT dlq.discard($1, 'kim')", id)
 	b.retry(job)
@@ -1226,8 +1227,8 @@ func TestApply_AppliesUncapturedSuccess(t *testing.T) {
 	require.Equal(t, before, b.text(moves))
 }
 
-// A job succeeds, is retried and fails again. A restore of River's table then brings the success back. It is older than
-// the entry's failure and does not resolve the entry, even if the clock of its client was ahead.
+// A job succeeds, is retried and fails again. A restore of River's table then brings the success back. The success is
+// older than the entry's failure and does not resolve the entry, even if the clock of the job's client was ahead.
 func TestApply_RestoredSuccessDoesNotResolve(t *testing.T) {
 	t.Parallel()
 	for name, ended := range map[string]string{
@@ -1269,8 +1270,8 @@ func TestApply_RestoredSuccessDoesNotResolve(t *testing.T) {
 	}
 }
 
-// A job's success resolves one of its entries. An earlier entry of the job that an operator reopens afterwards stays
-// open.
+// A job's success resolves only one of its entries. If an operator then reopens an earlier entry of the job, that entry
+// stays open.
 func TestApply_SuccessResolvesOneEntry(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

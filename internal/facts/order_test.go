@@ -13,7 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// awaitLockWaits waits until n sessions of this database wait for a lock.
+// awaitLockWaits waits until at least n sessions of this database wait for a lock.
 func (b *bundle) awaitLockWaits(n int64) {
 	b.Helper()
 	require.Eventually(b, func() bool {
@@ -22,8 +22,8 @@ func (b *bundle) awaitLockWaits(n int64) {
 	}, 5*time.Minute, 5*time.Millisecond)
 }
 
-// Entries that wait for a redelivery are filed; a later failure of their job may still be in the inbox. Actions on both
-// lock the entries in the order of their ids, as actions on the entries' group do.
+// An action locks entries in the order of their ids, as actions on a failure group do. It does so even if it gets an
+// entry and a later failure of another entry's job that is still in the inbox.
 func TestAct_LocksEntriesInOrderOfIDs(t *testing.T) {
 	t.Parallel()
 	for name, act := range map[string]string{
@@ -41,8 +41,7 @@ func TestAct_LocksEntriesInOrderOfIDs(t *testing.T) {
 			b.exec("INSERT INTO dlq.failure_groups (queue, fingerprint, failures, first_seen, last_seen, title, " +
 				"error_class) SELECT queue, 'f00d', 2, now(), now(), 't', 'x' FROM dlq.dead_letter_open LIMIT 1 " +
 				"ON CONFLICT DO NOTHING")
-			// The job fails again in a SERIALIZABLE transaction, in which capture cannot check whether it has
-			// an entry.
+			// The job fails again in a SERIALIZABLE transaction, in which capture cannot check whether the job has an entry.
 			b.exec("UPDATE river_job SET state = 'running', finalized_at = NULL WHERE id = $1", job)
 			require.NoError(t, pgx.BeginTxFunc(t.Context(), b.pool, pgx.TxOptions{IsoLevel: pgx.Serializable},
 				func(tx pgx.Tx) error {
@@ -77,7 +76,7 @@ func TestAct_LocksEntriesInOrderOfIDs(t *testing.T) {
 	}
 }
 
-// An entry that moves to another partition while a redelivery waits for its lock is not sent.
+// If an entry moves to another partition while a redelivery waits for its lock, the entry is not sent.
 func TestRedeliver_SkipsEntriesMovedWhileWaiting(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -124,8 +123,8 @@ func TestApply_RecordsTimeOfOtherFailures(t *testing.T) {
 		AND failed_at = (SELECT finalized_at FROM river_job WHERE id = $2)`, id, job))
 	require.EqualValues(t, 2, b.count(failures, id), "including the first failure")
 
-	// The redelivery fails. Then no redelivery is in progress, and the job runs again and fails. Each of the two
-	// failures counts once, too.
+	// The redelivery fails. Afterwards, while no redelivery is in progress, the job runs again and fails. Each of these
+	// two failures counts once, too.
 	b.endJob(redelivery, "discarded")
 	b.apply()
 	b.requireStatus(id, deadletter.Pending)

@@ -16,7 +16,7 @@ import (
 // Values of River's unique_states: the job states in which a unique key counts.
 const (
 	statesDefault = "B'11110101'" // all but cancelled and discarded
-	statesAll     = "B'11111111'" // that of dlqd's messages
+	statesAll     = "B'11111111'" // the value of dlqd's messages
 )
 
 func uniqueKey(key, states string) []string {
@@ -50,7 +50,7 @@ func TestRedeliver_ChecksOriginalJob(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 
-	// The job is live again: the entry follows it.
+	// The job was retried and waits: the entry follows the job.
 	job, id := b.createEntry()
 	b.exec("SELECT dlq.set_capture('off')") // the retry is not captured
 	b.retry(job)
@@ -64,7 +64,7 @@ func TestRedeliver_ChecksOriginalJob(t *testing.T) {
 	b.apply()
 	b.requireStatus(id, deadletter.Resolved)
 
-	// The job is running, so that it cannot be marked.
+	// The job is running, so dlqd cannot write a marker to it.
 	job, id = b.createEntry()
 	b.exec("SELECT dlq.set_capture('off')")
 	b.retry(job)
@@ -90,7 +90,7 @@ func TestRedeliver_ChecksOriginalJob(t *testing.T) {
 	require.Equal(t, job, other)
 	b.requireStatus(id, deadletter.Resolved)
 
-	// Another session holds the job.
+	// Another session has locked the job.
 	job, id = b.createEntry()
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -116,8 +116,8 @@ func TestRedeliver_ChecksOriginalJob(t *testing.T) {
 	b.requireStatus(id, deadletter.Resolved)
 }
 
-// An entry's job, which lost its key when the entry was resolved, is retried while an equal job is
-// live: the entry follows its own job.
+// When the entry was resolved, its job lost its unique key. Then the job is retried while an equal job is live. The
+// entry follows its own job and not the equal one.
 func TestRedeliver_FollowsOwnJobBeforeEqualJob(t *testing.T) {
 	t.Parallel()
 	for _, completes := range []bool{false, true} {
@@ -158,7 +158,7 @@ func TestRedeliver_TakesUniqueKey(t *testing.T) {
 	require.Equal(t, "completed", b.state(original))
 	require.Empty(t, b.key(original))
 
-	// With a key that counts in all states, the discarded original holds the key.
+	// If the unique key counts in all states, the discarded original keeps the key.
 	original, id = b.createEntry(uniqueKey("all", statesAll)...)
 	redelivery = b.replay(id)
 	require.Empty(t, b.key(redelivery))
@@ -168,13 +168,13 @@ func TestRedeliver_TakesUniqueKey(t *testing.T) {
 	require.Equal(t, "completed", b.state(original))
 	require.Equal(t, "all", b.key(original))
 
-	// If River has deleted the original, the redelivery holds the key.
+	// If River has deleted the original, the redelivery gets the key.
 	original, id = b.createEntry(uniqueKey("gone", statesAll)...)
 	b.exec("DELETE FROM river_job WHERE id = $1", original)
 	redelivery = b.replay(id)
 	require.Equal(t, "gone", b.key(redelivery))
 
-	// Without the states, the key has no effect.
+	// A unique key without unique_states has no effect.
 	_, id = b.createEntry("unique_key", "'old'")
 	require.Empty(t, b.key(b.replay(id)))
 }
@@ -209,7 +209,7 @@ func TestRedeliver_RejectsIfEqualJobHoldsKey(t *testing.T) {
 	b.requireStatus(id, deadletter.Resolved)
 }
 
-// One statement redelivers two entries with the same key.
+// If one statement redelivers two entries with the same unique key, only one of them is sent.
 func TestRedeliver_SendsOneOfEqualEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -262,7 +262,7 @@ func TestReplay_RejectsEditWhileJobIsLive(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// River UI's button to retry every discarded job calls the client's JobRetryTx for each.
+// River UI's button that retries every discarded job calls JobRetryTx of the client for each job.
 func TestRetryAll_SkipsResolvedWork(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -276,7 +276,7 @@ func TestRetryAll_SkipsResolvedWork(t *testing.T) {
 		b.requireStatus(id, deadletter.Resolved)
 		resolved = append(resolved, job)
 	}
-	// Entries: one that an operator resolved, one open, and one whose redelivery failed.
+	// There are three entries: one that an operator resolved, one that is open, and one whose redelivery failed.
 	parked, id := b.createEntry()
 	require.NoError(t, b.store.Park(t.Context(), id, kim))
 	require.NoError(t, b.store.Resolve(t.Context(), id, kim))
@@ -311,8 +311,8 @@ func TestRetryAll_SkipsResolvedWork(t *testing.T) {
 	b.requireStatus(againID, deadletter.Processing)
 }
 
-// An application's transaction takes the unique keys of entries in a different order than dlqd. If dlqd waited for that
-// transaction, both would deadlock, and the application might be the victim.
+// An application's transaction takes the unique keys of entries in another order than dlqd. If dlqd waited for that
+// transaction, the two would deadlock, and Postgres might cancel the application's transaction.
 func TestRedeliver_DoesNotWaitForUniqueKeys(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -347,8 +347,8 @@ func TestRedeliver_DoesNotWaitForUniqueKeys(t *testing.T) {
 	require.Equal(t, deadletter.VerdictSent, verdict)
 }
 
-// Two operators act on the same entries, some open and some failed. Both lock them in the same
-// order.
+// Two operators act on the same entries, of which one is open and one is failed. Both actions lock the entries in the
+// same order.
 func TestRedeliver_LocksInOrderOfBulkActions(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -10,14 +10,15 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// applyAll applies facts in batches, or one by one (careful), until none is applied.
+// applyAll applies facts in batches, or one by one if careful, until none is left that can be applied.
 func (b *bundle) applyAll(careful bool) {
 	b.Helper()
 	for b.count("SELECT dlq.apply_facts(p_careful => $1)", careful) > 0 {
 	}
 }
 
-// Retries are applied as a set, except for those that need a closer look. The result is the same as one by one.
+// Most retries are applied as a set; retries with special cases are applied one by one. The result must be the same as
+// if all were applied one by one.
 func TestApply_SetOfRetriesEqualsOneByOne(t *testing.T) {
 	t.Parallel()
 	retried := func(careful bool) string {
@@ -34,7 +35,7 @@ func TestApply_SetOfRetriesEqualsOneByOne(t *testing.T) {
 		require.NoError(t, b.store.Park(t.Context(), ids[1], kim))
 		b.exec("UPDATE dlq.dead_letter_queue SET dlq_max_retries = 1 WHERE id = $1", ids[2])
 		redeliveries := []int64{b.replay(ids[2]), b.replay(ids[3]), b.replay(ids[4])}
-		b.endJob(redeliveries[0], "discarded") // spends the retries of its entry
+		b.endJob(redeliveries[0], "discarded") // uses up the retries of its entry
 		b.endJob(redeliveries[1], "discarded")
 		b.applyAll(true)
 		b.exec("SELECT dlq.discard($1, 'kim')", ids[5])
@@ -76,7 +77,7 @@ func TestApply_SetOfRetriesEqualsOneByOne(t *testing.T) {
 	require.Contains(t, set, "following")
 }
 
-// The application refuses the marker of one job. The other jobs get theirs.
+// If the application rejects the marker of one job, the other jobs still get their markers.
 func TestApply_MarksOtherJobsIfOneIsRefused(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -8,7 +8,7 @@ import (
 )
 
 // While a failure that the reconciler found is being filed, another transaction adds the same failure to an entry,
-// closes the entry and commits. The failure then gets no entry of its own.
+// closes that entry and commits. The failure then gets no entry of its own.
 func TestFile_LeavesFailureTakenWhileWaiting(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
