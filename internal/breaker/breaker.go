@@ -1,9 +1,7 @@
-// Package breaker implements the circuit breakers of destinations and River queues. Each process
-// decides from its own deliveries whether the closed breaker of a destination should open. The
-// state of a breaker is shared through Postgres: every process reads it each second and so learns
-// that a breaker has opened, half-open probes are counted over all processes, and the state
-// survives a restart. The package also measures the other conditions of redeliveries
-// ([Conditions]).
+// Package breaker implements the circuit breakers of destinations and River queues. From its own deliveries, each
+// process decides whether to open the closed breaker of a destination. Postgres shares the state of breakers: every
+// process reads it each second, half-open probes are counted over all processes, and the state survives a restart. The
+// package also measures the other conditions of redeliveries ([Conditions]).
 package breaker
 
 import (
@@ -40,14 +38,14 @@ const (
 const (
 	// DefaultSyncInterval is how often a process reads the shared state.
 	DefaultSyncInterval = time.Second
-	// forcedRetryAfter is the wait returned for a breaker that is open until it is reset.
+	// forcedRetryAfter is the wait that [Breakers.State] returns for a breaker that stays open until an operator resets
+	// it.
 	forcedRetryAfter = time.Minute
-	// writeTimeout bounds the write that opens a breaker: a delivery waits for it.
+	// writeTimeout limits the write that opens a breaker, because a delivery waits for that write.
 	writeTimeout = 5 * time.Second
-	// syncTimeout bounds one [Breakers.Sync] of the loop.
+	// syncTimeout limits one [Breakers.Sync] of the loop.
 	syncTimeout = 5 * time.Second
-	// probeGrace is how long after its timeout a probe keeps its place. It equals the grace in
-	// dlq.take_probe.
+	// probeGrace is how long a probe keeps its place after its timeout. It equals the grace in dlq.take_probe.
 	probeGrace = 10 * time.Second
 )
 
@@ -58,29 +56,29 @@ const DestinationPrefix = "destination:"
 type Config struct {
 	DB       postgres.DB // renders schema names in queries
 	Policy   func() *policy.Policy
-	Actor    string // identifies this process in the log of breaker changes
+	Actor    string // the name of this process in the log of breaker changes
 	Logger   *slog.Logger
-	Interval time.Duration    // between reads of the shared state; 0 means DefaultSyncInterval
+	Interval time.Duration    // time between reads of the shared state; 0 means DefaultSyncInterval
 	Now      func() time.Time // nil means time.Now
 }
 
-// Breakers holds all breakers as this process knows them.
+// Breakers has all breakers as this process knows them.
 type Breakers struct {
 	config  Config
 	queries *dbsqlc.Queries
 
 	mu        sync.Mutex
-	shared    map[string]dbsqlc.BreakersRow       // as last read, by name
+	shared    map[string]dbsqlc.BreakersRow       // the shared state as last read, by name
 	local     map[string]*local                   // by name
-	ramps     map[string]*ramp                    // by name, of breakers that have opened
-	unwritten map[string]dbsqlc.OpenBreakerParams // openings of this process that the database has not stored, by name
+	ramps     map[string]*ramp                    // of breakers that have opened, by name
+	unwritten map[string]dbsqlc.OpenBreakerParams // openings of this process that are not in the database yet, by name
 }
 
-// local counts this process's deliveries to a destination while its breaker is closed.
+// local counts this process's deliveries to a destination while the destination's breaker is closed.
 type local struct {
 	settings policy.Breaker
-	window   circuitbreaker.CircuitBreaker[any] // counts only: its own threshold would also open on a success
-	streak   circuitbreaker.CircuitBreaker[any] // nil if a streak does not open the breaker
+	window   circuitbreaker.CircuitBreaker[any] // only counts; it never opens, because it would open on a success, too
+	streak   circuitbreaker.CircuitBreaker[any] // nil if consecutive failures do not open the breaker
 }
 
 // New returns breakers without any state; see [Breakers.Sync] and [Breakers.Loop].
@@ -104,7 +102,7 @@ func (b *Breakers) Loop() *background.Loop {
 	})
 }
 
-// Sync reads the shared state, and writes openings that the database could not store before.
+// Sync reads the shared state. It first writes the openings that it could not write to the database before.
 func (b *Breakers) Sync(ctx context.Context) error {
 	rows, err := b.queries.Breakers(ctx)
 	if err != nil {
@@ -126,7 +124,7 @@ func (b *Breakers) Sync(ctx context.Context) error {
 		if was != row.State {
 			b.config.Logger.Warn("circuit breaker changed", "breaker", row.Name, "from", was, "to", row.State, "reason",
 				row.Reason, "actor", row.ChangedBy)
-			delete(b.local, row.Name) // the counts are from before this change
+			delete(b.local, row.Name) // the local counts are from before this change
 			if was == string(Closed) {
 				b.fall(row.Name)
 			}
@@ -140,9 +138,9 @@ func (b *Breakers) Sync(ctx context.Context) error {
 	return nil
 }
 
-// writeUnwritten writes openings that the database did not store when they happened. It drops an
-// opening if the breaker has changed since: an operator has reset it, or another process has opened
-// it. It reports whether it wrote any.
+// writeUnwritten writes the openings that could not be written when they happened. It drops an opening if the breaker
+// has changed since, because an operator has reset it or another process has opened it. It reports whether it wrote an
+// opening.
 func (b *Breakers) writeUnwritten(ctx context.Context, rows []dbsqlc.BreakersRow) (written bool, err error) {
 	b.mu.Lock()
 	unwritten := maps.Clone(b.unwritten)
@@ -161,8 +159,8 @@ func (b *Breakers) writeUnwritten(ctx context.Context, rows []dbsqlc.BreakersRow
 	return written, nil
 }
 
-// State returns the state of a breaker and, if it is open, the time until a probe may pass (0 if
-// one may). If the breaker is open until an operator resets it, the time is forcedRetryAfter.
+// State returns the state of a breaker. For an open breaker it also returns the time until a probe may pass, 0 if one
+// may pass now, or forcedRetryAfter if the breaker stays open until an operator resets it.
 func (b *Breakers) State(name string) (State, time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -182,19 +180,19 @@ func (b *Breakers) state(name string) (State, time.Duration) {
 	return State(row.State), 0
 }
 
-// Permit is the permission for one delivery. The caller calls Done with its outcome, unless the
-// delivery was cut off and so says nothing about the destination.
+// Permit is the permission for one delivery. After the delivery, the caller calls Done, unless the delivery was cut off
+// and does not show whether the destination is available.
 type Permit struct {
 	breakers *Breakers
 	name     string
 	settings policy.Breaker
-	epoch    int64     // half-open period of a probe; 0 for a delivery through a closed breaker
-	until    time.Time // when a probe that has not reported loses its place
+	epoch    int64     // the half-open period of a probe; 0 for a delivery through a closed breaker
+	until    time.Time // when the probe loses its place if it has not reported
 }
 
-// Allow returns a permit for a delivery to a destination, or nil if none is allowed now. A probe
-// that does not report within the delivery's timeout and ten seconds loses its place to another
-// probe.
+// Allow returns a permit for a delivery to a destination, or nil if the breaker allows none now. A probe that does not
+// report within timeout and probeGrace loses its place to another probe. Allow fails if the database cannot be reached
+// while the breaker is not closed.
 func (b *Breakers) Allow(ctx context.Context, destination string, timeout time.Duration) (*Permit, error) {
 	name := DestinationPrefix + destination
 	permit := &Permit{breakers: b, name: name, settings: b.config.Policy().Breaker(destination)}
@@ -207,7 +205,7 @@ func (b *Breakers) Allow(ctx context.Context, destination string, timeout time.D
 		return permit, nil
 	case wait > 0:
 		return nil, nil
-	// Every held message calls Allow; do not query the database if no place can be left.
+	// Every held message calls Allow, so Allow does not query the database if no place can be free.
 	case state == HalfOpen && placesLeft(&row, permit.settings.Probes, b.config.Now()) == 0:
 		return nil, nil
 	}
@@ -221,14 +219,13 @@ func (b *Breakers) Allow(ctx context.Context, destination string, timeout time.D
 		return nil, fmt.Errorf("circuit breaker %s: %w", name, err)
 	}
 	if epoch == 0 {
-		return nil, b.Sync(ctx) // the breaker has just changed, or all its places are taken
+		return nil, b.Sync(ctx) // the breaker has just changed, or all places for probes are taken
 	}
 	permit.epoch = epoch
 	return permit, nil
 }
 
-// placesLeft returns how many more probes a half-open breaker allows now, counted as in
-// dlq.take_probe.
+// placesLeft returns how many more probes a half-open breaker allows now. dlq.take_probe counts in the same way.
 func placesLeft(row *dbsqlc.BreakersRow, probes int, now time.Time) int {
 	places := max(probes-int(row.ProbesSucceeded)-int(row.ProbesFailed), 1)
 	for _, until := range row.ProbesUntil {
@@ -239,8 +236,8 @@ func placesLeft(row *dbsqlc.BreakersRow, probes int, now time.Time) int {
 	return max(places, 0)
 }
 
-// Done records the outcome of the delivery. ok is whether the destination was available, even if it rejected
-// the message. A failure to store the outcome is only logged: it must not fail a delivery that was made.
+// Done records the outcome of the delivery. ok is true if the destination was available, even if it rejected the
+// message. If Done cannot store the outcome, it only logs the error: the delivery was made and must not fail.
 func (p *Permit) Done(ctx context.Context, ok bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
 	defer cancel()
@@ -269,8 +266,8 @@ func (p *Permit) Done(ctx context.Context, ok bool) {
 	}
 }
 
-// count counts a delivery and returns the opening if the breaker should open. Only a failure opens
-// it.
+// count counts a delivery. If the breaker should open, it returns the opening, and nil otherwise. Only a failed
+// delivery opens the breaker.
 func (b *Breakers) count(p *Permit, ok bool) *dbsqlc.OpenBreakerParams {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -302,7 +299,7 @@ func (b *Breakers) count(p *Permit, ok bool) *dbsqlc.OpenBreakerParams {
 	if state, _ := b.state(p.name); state != Closed {
 		return nil // the delivery began before the breaker opened
 	}
-	// This process treats the breaker as open at once, whether or not the database answers.
+	// This process treats the breaker as open from now on, even if the database does not answer.
 	now := b.config.Now()
 	until := now.Add(l.settings.OpenFor)
 	b.shared[p.name] = dbsqlc.BreakersRow{
@@ -319,7 +316,7 @@ func (b *Breakers) count(p *Permit, ok bool) *dbsqlc.OpenBreakerParams {
 	return &opening
 }
 
-// dropUnwritten drops an opening that is still to be written. It reports whether there was one.
+// dropUnwritten drops the unwritten opening of a breaker. It reports whether there was one.
 func (b *Breakers) dropUnwritten(name string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -360,7 +357,7 @@ type Status struct {
 	ChangedBy       string     `json:"changedBy,omitempty" doc:"Process or operator that changed the state."`
 }
 
-// List returns the policy's breakers and all breakers that have ever opened.
+// List returns the policy's breakers, and all other breakers that have ever opened.
 func (b *Breakers) List() []Status {
 	p := b.config.Policy()
 	b.mu.Lock()
@@ -396,7 +393,7 @@ func (b *Breakers) List() []Status {
 	return list
 }
 
-// Find returns one breaker of [Breakers.List].
+// Find returns the breaker with a name from [Breakers.List], or false if there is none.
 func (b *Breakers) Find(name string) (Status, bool) {
 	list := b.List()
 	i := slices.IndexFunc(list, func(s Status) bool { return s.Name == name })
@@ -406,7 +403,7 @@ func (b *Breakers) Find(name string) (Status, bool) {
 	return list[i], true
 }
 
-// ForceOpen opens a breaker for an operator, for the given duration; 0 means until it is reset.
+// ForceOpen opens a breaker for an operator, for the given duration; 0 means until an operator resets it.
 func (b *Breakers) ForceOpen(ctx context.Context, name, actor, reason string, during time.Duration) error {
 	params := dbsqlc.OpenBreakerParams{
 		Name: name, Actor: actor, Reason: cmp.Or(reason, "opened by an operator"),
@@ -421,7 +418,7 @@ func (b *Breakers) ForceOpen(ctx context.Context, name, actor, reason string, du
 	return b.Sync(ctx)
 }
 
-// Reset closes a breaker for an operator. It reports whether the breaker was not closed before.
+// Reset closes a breaker for an operator. It reports whether the breaker was open or half-open before.
 func (b *Breakers) Reset(ctx context.Context, name, actor, reason string) (bool, error) {
 	was, err := b.queries.ResetBreaker(ctx, dbsqlc.ResetBreakerParams{
 		Name: name, Actor: actor, Reason: cmp.Or(reason, "reset by an operator"),
@@ -430,6 +427,6 @@ func (b *Breakers) Reset(ctx context.Context, name, actor, reason string) (bool,
 	if err != nil {
 		return false, err
 	}
-	was = b.dropUnwritten(name) || was // only this process knew that it was open
+	was = b.dropUnwritten(name) || was // perhaps only this process knew that the breaker was open
 	return was, b.Sync(ctx)
 }

@@ -26,10 +26,10 @@ func TestMain(m *testing.M) { postgrestest.Main(m) }
 
 const (
 	bank    = "destination:default"
-	timeout = 30 * time.Second // of a delivery
+	timeout = 30 * time.Second // the timeout of a delivery
 )
 
-// bundle is a database and a clock that several processes share.
+// bundle is a database with several processes, which share a clock that the test sets.
 type bundle struct {
 	*testing.T
 
@@ -144,7 +144,7 @@ func TestBreaker_ConsecutiveFailuresOpenIt(t *testing.T) {
 	require.Equal(t, "20 consecutive failures", status.Reason)
 	b.requireState(two, breaker.Open)
 
-	// Half-open: ten probes over both processes, no more.
+	// Half-open: all processes together get ten probes, and no more.
 	b.pass(29 * time.Second)
 	require.Nil(t, b.permit(two))
 	b.pass(time.Second)
@@ -180,7 +180,7 @@ func TestBreaker_ConsecutiveFailuresOpenIt(t *testing.T) {
 	require.Equal(t, []string{"- open one", "open half_open one", "half_open closed " + closer(changes)}, changes)
 }
 
-// closer returns which process reported the last probe.
+// closer returns the name of the process that reported the last probe.
 func closer(changes []string) string {
 	last := changes[len(changes)-1]
 	return last[len(last)-3:]
@@ -200,7 +200,7 @@ func TestBreaker_FailedProbesReopenIt(t *testing.T) {
 	_, wait := p.State(bank)
 	require.Equal(t, 30*time.Second, wait)
 
-	// A late probe does not count in the next half-open period.
+	// A probe of an earlier half-open period that reports late does not count in the next period.
 	b.pass(30 * time.Second)
 	require.True(t, b.deliver(p, true))
 	late.Done(t.Context(), false)
@@ -209,7 +209,7 @@ func TestBreaker_FailedProbesReopenIt(t *testing.T) {
 	require.Equal(t, 1, status.ProbesSucceeded)
 	require.Zero(t, status.ProbesFailed)
 
-	// Probes lose their places if their process dies. Outcomes that were reported before still count.
+	// If a process dies, its probes lose their places. Outcomes that they reported before still count.
 	for b.permit(p) != nil {
 	}
 	b.pass(39 * time.Second)
@@ -251,7 +251,7 @@ func TestBreaker_OperatorOpensAndResets(t *testing.T) {
 func TestBreaker_OperatorOpensItForATime(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "")
-	p := breaker.New(breaker.Config{ // Now is not set: the machine's clock
+	p := breaker.New(breaker.Config{ // Now is not set, so the machine's clock is used
 		DB: b.pool, Policy: func() *policy.Policy { return b.policy }, Actor: "one", Logger: slog.New(slog.DiscardHandler),
 	})
 	require.NoError(t, p.ForceOpen(t.Context(), bank, "kim", "", time.Hour))
@@ -283,7 +283,7 @@ func TestBreaker_FailureRateNeedsMinimumCount(t *testing.T) {
 	b.requireState(p, breaker.Open)
 }
 
-// Without the database a process relies on its own deliveries.
+// Without the database, a process opens a breaker by its own deliveries.
 func TestBreaker_OpensWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 2}")
@@ -317,8 +317,8 @@ func (a *failingDB) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 	return a.DB.QueryRow(ctx, sql, args...)
 }
 
-// If a breaker opens for the first time while the database is unavailable, the opening is written afterwards: only then
-// can the breaker become half-open, and an operator reset it.
+// If a breaker opens for the first time while the database is unavailable, the process writes the opening afterwards.
+// Only then can the breaker become half-open, and an operator can reset it.
 func TestBreaker_WritesOpeningAfterDatabaseReturns(t *testing.T) {
 	t.Parallel()
 	for _, reset := range []bool{false, true} {
@@ -349,7 +349,8 @@ func TestBreaker_WritesOpeningAfterDatabaseReturns(t *testing.T) {
 	}
 }
 
-// An opening while the database was off is not written if any process has reset the breaker since.
+// If a breaker opened while the database was unavailable, and any process has reset the breaker since, the opening is
+// not written.
 func TestBreaker_LateOpeningDoesNotUndoReset(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 2}")
@@ -373,8 +374,7 @@ func TestBreaker_LateOpeningDoesNotUndoReset(t *testing.T) {
 	require.True(t, b.deliver(p, true))
 }
 
-// A delivery that began before its breaker opened, and fails afterwards, does not change the
-// breaker.
+// A delivery that began before its breaker opened and fails afterwards does not change the breaker.
 func TestBreaker_LateFailureDoesNotOpenIt(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 2}")
@@ -391,7 +391,8 @@ func TestBreaker_LateFailureDoesNotOpenIt(t *testing.T) {
 	require.Equal(t, "kim", status.ChangedBy)
 }
 
-// An operator's opening overrides the opening of a process that does not know it yet.
+// If a process opens a breaker that an operator has opened, because the process does not know that yet, the operator's
+// opening stays in force.
 func TestBreaker_OperatorsOpeningOverridesProcesses(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 2}")
@@ -409,8 +410,8 @@ func TestBreaker_OperatorsOpeningOverridesProcesses(t *testing.T) {
 	}
 }
 
-// A probe loses its place ten seconds after its timeout, however short an open period is; its
-// outcome still counts.
+// A probe loses its place ten seconds after its timeout, even if the open period is shorter. The outcome of the probe
+// still counts.
 func TestBreaker_LostProbeFreesItsPlace(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 2, probes: 2, successRate: 100, openFor: 1s}")
@@ -452,8 +453,7 @@ func TestBreaker_AsksDatabaseOnlyIfAPlaceMayBeFree(t *testing.T) {
 	require.Error(t, err, "the probe has lost its place")
 }
 
-// If the policy is lowered to fewer probes than have reported, one place is left for the probe that
-// decides.
+// If the policy is changed to fewer probes than have already reported, one more probe is allowed, which decides.
 func TestBreaker_LoweredProbesLeaveOnePlace(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 1}")
@@ -468,7 +468,7 @@ func TestBreaker_LoweredProbesLeaveOnePlace(t *testing.T) {
 	b.requireState(p, breaker.Closed)
 }
 
-// Only a failure opens the breaker, by the deliveries in the window at that time.
+// Only a failed delivery opens the breaker, by the failure rate in the window at that time.
 func TestBreaker_SuccessDoesNotOpenIt(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "")
@@ -495,7 +495,7 @@ type appArgs struct {
 
 func (appArgs) Kind() string { return "app" }
 
-// A breaker that opens pauses the queue of an application's own River client.
+// A breaker that opens pauses the queue, so the application's own River client fetches no more jobs from it.
 func TestQueues_PauseAndResumeRiverQueue(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "riverQueues: {emails: {minimumCount: 4, probes: 3, openFor: 10s}}")
@@ -534,7 +534,7 @@ func TestQueues_PauseAndResumeRiverQueue(t *testing.T) {
 		require.NoError(t, err)
 		return queue.PausedAt != nil
 	}
-	// awaitState repeats until the breaker is in the wanted state: jobs end asynchronously.
+	// awaitState runs the check until the breaker is in the wanted state, because jobs end asynchronously.
 	awaitState := func(want breaker.State) {
 		require.Eventually(t, func() bool {
 			require.NoError(t, watch.RunOnce(t.Context()))
@@ -560,7 +560,7 @@ func TestQueues_PauseAndResumeRiverQueue(t *testing.T) {
 	b.exec(t, "UPDATE dlq.circuit_breakers SET open_until = $1", b.clock())
 	awaitState(breaker.HalfOpen)
 	require.False(t, paused())
-	// Jobs that dlqd completed do not count as outcomes of the queue.
+	// Jobs that dlqd completed are not probes of the queue.
 	b.exec(t, `INSERT INTO river_job (kind, args, queue, max_attempts, state, finalized_at, metadata)
 		SELECT 'app', '{}', 'emails', 1, 'completed', now() + interval '1 minute', '{"dlq:done_by": 1}'
 		FROM generate_series(1, 10)`)
@@ -600,8 +600,7 @@ func TestQueues_PauseAndResumeRiverQueue(t *testing.T) {
 	require.True(t, paused())
 }
 
-// Failures before a reset are not counted again, and jobs that an operator cancelled are not
-// failures.
+// Failures from before a reset do not count again. Jobs that an operator cancelled do not count as failures.
 func TestQueues_CountFailuresOnce(t *testing.T) {
 	t.Parallel()
 	b := setupQueues(t, "riverQueues: {emails: {minimumCount: 4}}", "emails")
@@ -624,8 +623,8 @@ func TestQueues_CountFailuresOnce(t *testing.T) {
 	b.requireQueue("emails", breaker.Open, true)
 }
 
-// A queue that its breaker paused is resumed once the policy no longer names it. A breaker that an
-// operator opened stays open until an operator resets it.
+// If the policy no longer names a queue that its breaker paused, the queue is resumed. If an operator opened the
+// breaker, it stays open until an operator resets it.
 func TestQueues_ResumeQueueThatPolicyNoLongerNames(t *testing.T) {
 	t.Parallel()
 	b := setupQueues(t, "riverQueues: {emails: {}, sms: {}}", "emails", "sms")
@@ -646,7 +645,7 @@ func TestQueues_ResumeQueueThatPolicyNoLongerNames(t *testing.T) {
 	require.NoError(t, b.watch.RunOnce(t.Context()))
 }
 
-// An error names its queue. RunOnce still checks the other queues.
+// The error of RunOnce names the queue. RunOnce still checks the other queues.
 func TestQueues_CheckOthersAfterAnError(t *testing.T) {
 	t.Parallel()
 	b := setupQueues(t, "riverQueues: {broken: {minimumCount: 1}, emails: {minimumCount: 1}}", "broken", "emails")
@@ -658,7 +657,8 @@ func TestQueues_CheckOthersAfterAnError(t *testing.T) {
 	state, _ := b.process.State("queue:emails")
 	require.Equal(t, breaker.Open, state)
 
-	// The policy no longer names the queues: the breaker of emails closes, although that of broken cannot be written.
+	// The policy no longer names the queues. The breaker of emails closes, although the breaker of broken cannot be
+	// written.
 	b.exec(t, "ALTER TABLE dlq.circuit_breakers DROP CONSTRAINT works")
 	b.requireQueue("broken", breaker.Open, true)
 	b.exec(t, "ALTER TABLE dlq.circuit_breakers ADD CHECK (name <> 'queue:broken') NOT VALID")
@@ -669,7 +669,7 @@ func TestQueues_CheckOthersAfterAnError(t *testing.T) {
 	require.Equal(t, breaker.Closed, state)
 }
 
-// queues is a bundle with River queues that no client works, and one process that watches them.
+// queues is a bundle with River queues that no client works, and with one process that checks their breakers.
 type queues struct {
 	*bundle
 
@@ -693,8 +693,8 @@ func setupQueues(t *testing.T, breakers string, names ...string) *queues {
 	return q
 }
 
-// requireQueue checks the queues once, and compares one queue's breaker state and whether it is
-// paused.
+// requireQueue checks the queues once. It requires that the breaker of one queue has the state want, and that the queue
+// is paused or not.
 func (q *queues) requireQueue(name string, want breaker.State, paused bool) {
 	q.Helper()
 	require.NoError(q, q.watch.RunOnce(q.Context()))

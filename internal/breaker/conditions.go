@@ -19,11 +19,11 @@ import (
 // DefaultConditionsInterval is how often the load of the machine and the database is measured.
 const DefaultConditionsInterval = 2 * time.Second
 
-// maxProbeDelay bounds one round of measuring and probing, so that slow probes delay the next measurement by at most
+// maxProbeDelay limits one round of measuring and probing, so that slow probes delay the next measurement by at most
 // this time.
 const maxProbeDelay = time.Minute
 
-// Load is how much is in use, in percent.
+// Load is how much of the processors, the memory and the database's connections is in use, in percent.
 type Load struct{ CPU, Memory, Connections float64 }
 
 // ConditionsConfig configures [Conditions].
@@ -32,14 +32,13 @@ type ConditionsConfig struct {
 	Policy   func() *policy.Policy
 	Breakers *Breakers
 	Interval time.Duration // 0 means DefaultConditionsInterval
-	// Measure returns the load of machine and database. If it is nil, [Conditions] measures them
-	// itself.
+	// Measure returns the load of the machine and the database. If it is nil, [Conditions] measures the load itself.
 	Measure func(ctx context.Context) (Load, error)
 }
 
-// Conditions knows whether dead letters can be redelivered now: whether the destination's breaker
-// lets a delivery or a probe pass, whether its health probe succeeded, and whether this machine and
-// the database had capacity when they were measured last.
+// Conditions knows whether dead letters can be redelivered now. Its conditions are: the destination's breaker allows a
+// delivery or a probe, the destination's last health probe succeeded, and this machine and the database had capacity at
+// the last measurement.
 type Conditions struct {
 	config ConditionsConfig
 	client *http.Client
@@ -49,13 +48,14 @@ type Conditions struct {
 	probes map[string]probe // by destination
 }
 
-// probe is the last result of a destination's probe.
+// probe is the result of the last health probe of a destination.
 type probe struct {
 	at      time.Time
-	problem string // "" if it succeeded
+	problem string // "" if the probe succeeded
 }
 
-// NewConditions returns conditions without measurements. Redelivery does not wait for unknown conditions.
+// NewConditions returns conditions without measurements. A redelivery does not wait for a condition that is not
+// measured yet.
 func NewConditions(config ConditionsConfig) *Conditions {
 	config.Interval = cmp.Or(config.Interval, DefaultConditionsInterval)
 	c := &Conditions{config: config, client: &http.Client{}, probes: map[string]probe{}}
@@ -102,7 +102,8 @@ func (c *Conditions) Update(ctx context.Context) error {
 	return nil
 }
 
-// probeProblem runs a destination's probe and returns what is wrong, or "".
+// probeProblem runs a destination's health probe and returns a description of the problem, or "" if the probe
+// succeeded.
 func (c *Conditions) probeProblem(ctx context.Context, p *policy.Probe) string {
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
@@ -121,7 +122,7 @@ func (c *Conditions) probeProblem(ctx context.Context, p *policy.Probe) string {
 	return ""
 }
 
-// Load returns the load that was measured last, and false before the first measurement.
+// Load returns the last measured load, or false if this process has measured none.
 func (c *Conditions) Load() (Load, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -133,7 +134,7 @@ func (c *Conditions) Load() (Load, bool) {
 
 func (c *Conditions) measure(ctx context.Context) (Load, error) {
 	var load Load
-	used, err := cpu.PercentWithContext(ctx, 0, false) // since the last call
+	used, err := cpu.PercentWithContext(ctx, 0, false) // the average since the last call
 	if err != nil {
 		return load, fmt.Errorf("processors: %w", err)
 	}

@@ -91,7 +91,7 @@ func TestConditions_MeasuresLoad(t *testing.T) {
 		Breakers: breaker.New(breaker.Config{DB: pool, Policy: current, Actor: "test", Logger: logger}),
 	})
 	require.NoError(t, c.Update(t.Context()))
-	least := 0.000001 // less than any running system uses
+	least := 0.000001 // any running system uses more
 	require.Contains(t, c.Unmet("default", "", &policy.Conditions{MemoryBelow: &least}), "memory")
 	require.Contains(t, c.Unmet("default", "", &policy.Conditions{ConnectionsBelow: &least}), "connections")
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 )
 
-// A delivery succeeds every 40 s, longer than openFor. Eight of ten probes have to succeed, so
-// eight successes close the breaker.
+// There is a delivery only every 40 s, which is longer than openFor. Eight of ten probes have to succeed. Each delivery
+// succeeds, so the eighth one closes the breaker.
 func TestBreaker_ClosesAtLowTraffic(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 1}")
@@ -33,9 +33,8 @@ func TestBreaker_ClosesAtLowTraffic(t *testing.T) {
 	b.requireState(two, breaker.Closed)
 }
 
-// walk is a breaker whose destination works again, on a clock that the test sets. Deliveries come
-// at random intervals and take random times. Some probes are never reported, as if their process
-// had died.
+// walk is a breaker whose destination works again, on a clock that the test sets. Deliveries come at random intervals
+// and take random times. Some probes never report, as if their process had died.
 type walk struct {
 	*bundle
 
@@ -43,7 +42,7 @@ type walk struct {
 	settings          policy.Breaker
 	timeout           time.Duration
 	gap               time.Duration // between deliveries
-	lost              float64       // share of probes that are never reported
+	lost              float64       // share of probes that never report
 	failing           int           // probes that fail before the destination works again
 	random            *rand.Rand
 	processes         []*breaker.Breakers
@@ -56,7 +55,7 @@ type walk struct {
 type probe struct {
 	permit *breaker.Permit
 	began  time.Time
-	ends   time.Time // when it reports; zero if it is lost
+	ends   time.Time // when the probe reports; zero if it never does
 	ok     bool
 	epoch  int64
 }
@@ -68,7 +67,7 @@ func (w *walk) epoch() (epoch int64, state breaker.State) {
 	return epoch, state
 }
 
-// outcomes counts the probes that have reported in this half-open period.
+// outcomes returns how many probes have succeeded in this half-open period, and how many have reported.
 func (w *walk) outcomes() (succeeded, ended int) {
 	w.Helper()
 	row := w.pool.QueryRow(w.Context(),
@@ -77,7 +76,7 @@ func (w *walk) outcomes() (succeeded, ended int) {
 	return succeeded, ended
 }
 
-// report reports the probes that have ended by now, in the order in which they end.
+// report reports the outcomes of the probes that have ended by now, in the order of their ends.
 func (w *walk) report() {
 	w.Helper()
 	slices.SortStableFunc(w.inFlight, func(a, b probe) int { return a.ends.Compare(b.ends) })
@@ -110,7 +109,7 @@ func (w *walk) report() {
 	}
 }
 
-// runUntilClosed runs until the breaker is closed.
+// runUntilClosed makes deliveries until the breaker is closed.
 func (w *walk) runUntilClosed() {
 	w.Helper()
 	for step := 0; ; step++ {
@@ -122,7 +121,7 @@ func (w *walk) runUntilClosed() {
 			return
 		}
 		p := w.processes[w.random.IntN(len(w.processes))]
-		require.NoError(w, p.Sync(w.Context())) // as its loop does every second
+		require.NoError(w, p.Sync(w.Context())) // as the loop of each process does every second
 		permit, err := p.Allow(w.Context(), w.name[len(breaker.DestinationPrefix):], w.timeout)
 		require.NoError(w, err)
 		now, _ := w.epoch()
@@ -130,7 +129,7 @@ func (w *walk) runUntilClosed() {
 			require.Equal(w, before, now, "only outcomes end a half-open period")
 		}
 		if permit == nil {
-			// Each place is taken by a probe that may still report, or the breaker is open.
+			// Either the breaker is open, or each place belongs to a probe that may still report.
 			most := max(w.settings.OpenFor, w.timeout+10*time.Second)
 			require.Less(w, w.clock().Sub(w.lastAllowed), most, "a probe is allowed in time")
 			continue
@@ -152,8 +151,8 @@ func (w *walk) runUntilClosed() {
 	}
 }
 
-// A breaker whose destination works again closes after the successes that it needs, and never waits
-// longer than a probe may take: at any delivery rate, over two processes, with lost probes.
+// A breaker whose destination works again closes after the required successes. It never goes without a probe for longer
+// than a probe may take or openFor. This holds at any delivery rate, over two processes, with lost probes.
 func TestBreaker_HalfOpenAlwaysEnds(t *testing.T) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
@@ -188,8 +187,8 @@ func TestBreaker_HalfOpenAlwaysEnds(t *testing.T) {
 	}
 }
 
-// Since of a breaker that is not closed is when it was last closed, however many probes failed.
-// LastTried is when the last probe began.
+// For a breaker that is not closed, Since is when it was last closed, even if many probes failed since. LastTried is
+// when the last probe began.
 func TestBreaker_SinceIsWhenItWasLastClosed(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 1, probes: 1, openFor: 30s}")
@@ -238,15 +237,14 @@ func (q *queues) running() {
 		VALUES ('app', '{}', 'emails', 1, 1, 'running', $1)`, q.clock())
 }
 
-// end ends the running jobs.
+// end ends all running jobs with the given state.
 func (q *queues) end(state string) {
 	q.Helper()
 	q.exec(q.T, "UPDATE river_job SET state = $1::river_job_state, finalized_at = $2 WHERE state = 'running'",
 		state, q.clock())
 }
 
-// A half-open River queue is paused while jobs run, except if they were snoozed or have run for
-// over a minute.
+// A half-open River queue stays paused while its jobs run, unless they were snoozed or have run for over a minute.
 func TestQueues_HalfOpenAlwaysEnds(t *testing.T) {
 	t.Parallel()
 	b := setupQueues(t, "riverQueues: {emails: {openFor: 10s}}", "emails")
@@ -275,7 +273,7 @@ func TestQueues_HalfOpenAlwaysEnds(t *testing.T) {
 	b.requireQueue("emails", breaker.Closed, false)
 }
 
-// An operator's reset resumes a queue that its half-open breaker paused and whose job failed again.
+// If a half-open breaker paused its queue and the probe failed, an operator's reset resumes the queue.
 func TestQueues_ResetAfterFailedProbe(t *testing.T) {
 	t.Parallel()
 	b := setupQueues(t, "riverQueues: {emails: {openFor: 10s}}", "emails")
@@ -307,7 +305,7 @@ func TestQueues_StayPausedByOperator(t *testing.T) {
 	b.requireQueue("emails", breaker.Closed, true)
 }
 
-// A queue that an operator resumed is not paused again until its breaker changes.
+// If an operator resumes a paused queue, the queue is not paused again until its breaker changes.
 func TestQueues_StayResumedByOperator(t *testing.T) {
 	t.Parallel()
 	b := setupQueues(t, "riverQueues: {emails: {openFor: 10s}}", "emails")

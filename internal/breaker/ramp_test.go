@@ -9,7 +9,7 @@ import (
 	"github.com/dlqd/dlqd/internal/breaker"
 )
 
-// closed returns the breakers of a process that has just seen its breaker close.
+// closed returns the breakers of a process that has just seen the breaker of bank close.
 func (b *bundle) closed() *breaker.Breakers {
 	b.Helper()
 	p := b.process("one")
@@ -20,7 +20,7 @@ func (b *bundle) closed() *breaker.Breakers {
 }
 
 // A destination accepts 50 messages a second. Held messages are released slowly at first, faster while the destination
-// accepts all of them, and slower once it has rejected many.
+// accepts all of them, and slower again after the destination has rejected many.
 func TestRamp_RisesOnlyWhileTheDestinationAnswers(t *testing.T) {
 	t.Parallel()
 	const takes = 50
@@ -45,7 +45,7 @@ func TestRamp_RisesOnlyWhileTheDestinationAnswers(t *testing.T) {
 	require.Less(t, failed, delivered/10)
 	b.requireState(p, breaker.Closed)
 
-	// A few failures do not slow down the ramp: they may be about single messages.
+	// A few failures do not slow down the ramp, because they may concern single messages.
 	first := p.Places("default", 1000)
 	before = first
 	for range 20 {
@@ -57,7 +57,7 @@ func TestRamp_RisesOnlyWhileTheDestinationAnswers(t *testing.T) {
 	}
 	require.Greater(t, before, first)
 
-	// If the breaker opens again, the ramp starts again.
+	// If the breaker opens again, the ramp restarts at its lowest rate.
 	require.NoError(t, p.ForceOpen(t.Context(), bank, "kim", "", 0))
 	_, err := p.Reset(t.Context(), bank, "kim", "")
 	require.NoError(t, err)
@@ -70,8 +70,8 @@ func TestRamp_RisesOnlyWhileTheDestinationAnswers(t *testing.T) {
 	}
 }
 
-// A redelivery that finds no place is held, and gets a place in turn with the messages that are already held. Places
-// are given at most a second ahead, so that held messages do not take the places of all later redeliveries.
+// A redelivery that gets no place is held, and later gets a place in turn with the messages that were held before.
+// Places are reserved at most a second ahead, so that held messages do not use up the places of all later redeliveries.
 func TestRamp_RedeliveriesShareThePlacesOfHeldMessages(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "")
@@ -88,14 +88,14 @@ func TestRamp_RedeliveriesShareThePlacesOfHeldMessages(t *testing.T) {
 	b.pass(2 * time.Second)
 	require.True(t, p.TakePlace("default"))
 
-	// Places that no held message takes are for redeliveries.
+	// Redeliveries get the places that no held message uses.
 	b.pass(time.Second)
 	places := p.Places("default", 1000)
 	require.Positive(t, places)
 	require.False(t, p.Released("default", 0, places))
 	require.True(t, p.TakePlace("default"))
 
-	// The ramp ends once no message is held and none was held for a while.
+	// The ramp ends once no message is held and, for rampLinger, no redelivery was refused a place.
 	require.False(t, p.Released("default", 0, 1))
 	b.pass(time.Minute)
 	require.True(t, p.Paces("default"))
@@ -105,7 +105,7 @@ func TestRamp_RedeliveriesShareThePlacesOfHeldMessages(t *testing.T) {
 		require.True(t, p.TakePlace("default"))
 	}
 
-	// A process that starts while messages are held begins slowly, too.
+	// A process that starts while messages are held starts with a low rate, too.
 	require.Equal(t, 1, fresh.Places("default", 1000))
 	require.False(t, fresh.Released("default", 1, 1))
 	require.True(t, fresh.TakePlace("default"))

@@ -19,16 +19,16 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// QueuePrefix precedes the River queue's name in a breaker's name.
+// QueuePrefix precedes the name of the River queue in a breaker's name.
 const QueuePrefix = "queue:"
 
-// queueProbeTime is how long a half-open queue waits for a running job before it lets others run:
-// River's default job timeout plus ten seconds.
+// queueProbeTime is how long a half-open queue waits for a running job before it lets further jobs run: River's default
+// job timeout plus probeGrace.
 const queueProbeTime = river.JobTimeoutDefault + probeGrace
 
-// Queues runs the breakers of River queues that an application works. dlqd does not see these jobs
-// run, so the failure rate comes from the database. A breaker that opens pauses the queue, which
-// River's clients respect.
+// Queues runs the breakers of River queues that an application works. dlqd does not see the attempts of these jobs, so
+// it computes the failure rate from the database. A breaker that opens pauses its queue through River, so the
+// application's clients fetch no more jobs from it.
 type Queues struct {
 	Pool     *pgxpool.Pool
 	Schemas  postgres.Schemas
@@ -36,7 +36,7 @@ type Queues struct {
 	Breakers *Breakers
 }
 
-// Loop returns the loop that calls [Queues.RunOnce] in one process at a time.
+// Loop returns the loop that calls [Queues.RunOnce]. Only one process at a time runs it.
 func (w *Queues) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "queue-breakers", Interval: w.Breakers.config.Interval, OneProcess: true, Once: background.Each(w.RunOnce),
@@ -44,8 +44,8 @@ func (w *Queues) Loop() *background.Loop {
 	})
 }
 
-// RunOnce checks each River queue of the policy once. It also resumes queues that a breaker paused
-// and that the policy no longer names, unless an operator opened the breaker.
+// RunOnce checks each River queue of the policy once. If the policy no longer names a queue that a breaker paused,
+// RunOnce resumes the queue, unless an operator opened the breaker.
 func (w *Queues) RunOnce(ctx context.Context) error {
 	p := w.Breakers.config.Policy()
 	var errs []error
@@ -89,7 +89,7 @@ func (w *Queues) releaseQueue(ctx context.Context, queue string) error {
 	})
 }
 
-// checkQueue advances the breaker of a queue by one step.
+// checkQueue evaluates the breaker of a queue once. It does nothing while another process does so.
 func (w *Queues) checkQueue(ctx context.Context, queue string, settings *policy.Breaker) error {
 	name := QueuePrefix + queue
 	now := w.Breakers.config.Now()
@@ -107,7 +107,7 @@ func (w *Queues) checkQueue(ctx context.Context, queue string, settings *policy.
 		}
 		switch State(row.State) {
 		case Closed:
-			if row.Paused { // an operator has reset the breaker
+			if row.Paused { // the breaker was reset, so resume the queue that it paused
 				return w.resume(ctx, tx, q, queue, true)
 			}
 			return w.openIfFailing(ctx, tx, q, queue, settings, row.Since, now)
@@ -120,7 +120,7 @@ func (w *Queues) checkQueue(ctx context.Context, queue string, settings *policy.
 				}
 				return w.resume(ctx, tx, q, queue, row.Paused)
 			}
-			if !row.Paused { // an operator opened it, or the queue could not be paused before
+			if !row.Paused { // an operator opened the breaker, or no client worked the queue when it opened
 				return w.pause(ctx, tx, q, queue)
 			}
 		case HalfOpen:
@@ -130,7 +130,7 @@ func (w *Queues) checkQueue(ctx context.Context, queue string, settings *policy.
 	})
 }
 
-// openIfFailing opens a closed breaker if its queue's failure rate is too high.
+// openIfFailing opens a closed breaker and pauses its queue if the queue's failure rate is too high.
 func (w *Queues) openIfFailing(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string,
 	settings *policy.Breaker, since, now time.Time,
 ) error {
@@ -158,8 +158,8 @@ func (w *Queues) openIfFailing(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries
 	return w.pause(ctx, tx, q, queue)
 }
 
-// evaluateProbes evaluates a half-open queue: it pauses the queue once jobs run, and closes or opens the
-// breaker by their outcomes.
+// evaluateProbes evaluates a half-open breaker. It pauses the queue while enough jobs run as probes, and closes or
+// opens the breaker by the outcomes of these jobs.
 func (w *Queues) evaluateProbes(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string,
 	settings *policy.Breaker, row *dbsqlc.QueueBreakerRow, now time.Time,
 ) error {
@@ -174,8 +174,8 @@ func (w *Queues) evaluateProbes(ctx context.Context, tx pgx.Tx, q *dbsqlc.Querie
 	total := ended.Succeeded + failed
 	switch {
 	case total == 0 && ended.Running == 0:
-		// No job has come yet, or the jobs that ran at the pause were snoozed or have run for too
-		// long.
+		// No job has been available yet, or the jobs that ran at the pause were snoozed or have run for longer than
+		// queueProbeTime.
 		return w.resume(ctx, tx, q, queue, row.Paused)
 	case total < int64(settings.Probes) && ended.Running > 0:
 		if !row.Paused {
@@ -201,14 +201,14 @@ func (w *Queues) evaluateProbes(ctx context.Context, tx pgx.Tx, q *dbsqlc.Querie
 	return w.pause(ctx, tx, q, queue)
 }
 
-// pause pauses a queue through River and records that the breaker did it: a queue that an operator
-// paused is not resumed.
+// pause pauses a queue through River and records that the breaker paused it, so that resume does not resume a queue
+// that an operator paused.
 func (w *Queues) pause(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string) error {
 	row, err := w.River.QueueGetTx(ctx, tx, queue)
 	if errors.Is(err, river.ErrNotFound) {
 		return nil // no client works the queue yet
 	}
-	if err != nil || row.PausedAt != nil { // an operator paused it first
+	if err != nil || row.PausedAt != nil { // an operator paused the queue before
 		return err
 	}
 	if err := w.River.QueuePauseTx(ctx, tx, queue, nil); err != nil {
@@ -217,7 +217,7 @@ func (w *Queues) pause(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue 
 	return q.SetPaused(ctx, dbsqlc.SetPausedParams{Name: QueuePrefix + queue, Paused: true})
 }
 
-// resume resumes a queue if its breaker paused it.
+// resume resumes a queue if paused is true, that is, if the breaker paused the queue.
 func (w *Queues) resume(ctx context.Context, tx pgx.Tx, q *dbsqlc.Queries, queue string, paused bool) error {
 	if !paused {
 		return nil
