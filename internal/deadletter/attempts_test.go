@@ -33,8 +33,8 @@ func attemptsOf(t *testing.T, raw json.RawMessage) (attempts []attemptRecord) {
 	return attempts
 }
 
-// A worker with riverdlq records the duration and the system load of each failed attempt, including
-// panics. For other workers only the start of the last attempt is known, from River.
+// A worker with riverdlq records the duration and the system load of each failed attempt, and of each panic. For other
+// workers dlqd knows from River only when the last attempt started.
 func TestAttempts_RecordDurationAndLoad(t *testing.T) {
 	t.Parallel()
 	const pause = 5 * time.Millisecond // minimum duration of an attempt
@@ -102,7 +102,7 @@ func TestAttempts_RecordDurationAndLoad(t *testing.T) {
 	}
 }
 
-// Other programs may write anything under the key. The failure is described regardless.
+// Other programs may write any value to the key dlq:attempts. The failure is recorded in spite of that.
 func TestAttempts_IgnoreMalformedMetadata(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -121,8 +121,7 @@ func TestAttempts_IgnoreMalformedMetadata(t *testing.T) {
 			AND (retry_history #>> '{0,processingDuration}')::numeric = 3
 			AND retry_history #> '{0,systemState}' IS NULL`, id), recorded)
 	}
-	// An error of the rescuer carries the time of the rescue, which says nothing about the attempt's
-	// duration.
+	// An error of River's rescuer has the time of the rescue, from which the duration of the attempt cannot be computed.
 	id := b.insert(nil)
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
 		errors = ARRAY[jsonb_build_object('attempt', 1, 'error', 'Stuck job rescued by JobRescuer', 'at', now())]
@@ -132,7 +131,7 @@ func TestAttempts_IgnoreMalformedMetadata(t *testing.T) {
 		"AND NOT retry_history -> 0 ? 'processingDuration'", id))
 }
 
-// A redelivery by a worker has the strategy of its entry; one by an operator is manual.
+// A redelivery by a worker has the strategy of the entry. A redelivery by an operator has the strategy manual.
 func TestReplayAttempts_RecordStrategy(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -160,7 +159,7 @@ func TestReplayAttempts_RecordStrategy(t *testing.T) {
 	}
 }
 
-// A job that was retried outside dlqd and completed counts as an attempt.
+// If a job was retried outside dlqd and completed, that counts as an attempt.
 func TestReplayAttempts_CountRetriesOutsideDlqdAsManual(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -175,7 +174,7 @@ func TestReplayAttempts_CountRetriesOutsideDlqdAsManual(t *testing.T) {
 	require.Equal(t, "manual", attemptsOf(t, raw)[0].Strategy)
 }
 
-// An entry takes its source and version from the message.
+// The source and the version of an entry come from the message.
 func TestEntry_TakesSourceAndVersionFromMessage(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// AuditFilter selects audit rows. A field that is not set matches all.
+// AuditFilter selects audit rows. A field that is not set matches every row.
 type AuditFilter struct {
 	Actor         string     `json:"actor,omitempty"`
 	People        bool       `json:"people,omitempty"`
@@ -50,14 +50,14 @@ type AuditRow struct {
 	Operation     *uuid.UUID      `json:"operation,omitempty" doc:"Operation that the action is part of." db:"operation"`
 }
 
-// AuditCursor is the row at which a page of the audit trail ended. The zero cursor selects the
+// AuditCursor identifies the last audit row of a page; the next page begins after that row. The zero cursor selects the
 // first page.
 type AuditCursor struct {
 	At time.Time
 	ID int64
 }
 
-// Audit returns up to most audit rows that match a filter, newest first, after a cursor.
+// Audit returns up to most audit rows that match a filter, newest first. It begins after the row of cursor.
 func (s *Store) Audit(ctx context.Context, f AuditFilter, most int, cursor AuditCursor) ([]AuditRow, error) {
 	filter, err := json.Marshal(f)
 	if err != nil {

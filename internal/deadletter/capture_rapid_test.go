@@ -13,7 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
-// anyJSON draws JSON values of any shape. Keys and texts are often those that capture reads.
+// anyJSON generates JSON values of any shape. Many of its keys and texts are ones that capture reads.
 func anyJSON(depth int) *rapid.Generator[any] {
 	text := rapid.Custom(func(t *rapid.T) string {
 		s := rapid.OneOf(rapid.String(), rapid.SampledFrom([]string{
@@ -40,7 +40,7 @@ func anyJSON(depth int) *rapid.Generator[any] {
 	)...)
 }
 
-// A job with any data can be discarded, and has one dead letter that can be read and replayed.
+// A job with any data can be discarded. It gets one dead letter, which can be read and replayed.
 func TestCapture_NeverRaises(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)

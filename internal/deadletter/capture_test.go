@@ -28,7 +28,7 @@ import (
 	"github.com/dlqd/dlqd/internal/riverdlq"
 )
 
-// childVariable makes this test binary run as a River program without dlqd.
+// If childVariable is set, this test binary runs as a River program without dlqd.
 const childVariable = "DLQD_TEST_RIVER_CHILD"
 
 func TestMain(m *testing.M) {
@@ -49,7 +49,7 @@ func (a jobArgs) Kind() string                 { return a.kind }
 func (a jobArgs) MarshalJSON() ([]byte, error) { return a.raw, nil }
 func (a *jobArgs) UnmarshalJSON([]byte) error  { return nil }
 
-// bundle is a database with dlqd's schema and a River client whose only worker runs a function.
+// bundle is a database with dlqd's schema, and a River client whose only worker calls a function of the test.
 type bundle struct {
 	*testing.T
 
@@ -134,7 +134,7 @@ func (b *bundle) count(sql string, args ...any) int {
 	return n
 }
 
-// processInbox files the inbox, undecided, and applies facts, as dlqd does within a second.
+// processInbox files the inbox without decisions and applies facts, as dlqd does within a second.
 func (b *bundle) processInbox() {
 	b.Helper()
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'))")
@@ -219,7 +219,7 @@ func TestCapture_RecordsPanics(t *testing.T) {
 	require.Contains(t, *entry.ErrorStackTrace, "TestCapture_RecordsPanics")
 }
 
-// A panic with a structured error keeps what the error says, and has a stack trace.
+// If a worker panics with a structured error, the entry has the error's fields and a stack trace.
 func TestCapture_RecordsPanicsWithStructuredErrors(t *testing.T) {
 	t.Parallel()
 	b := setup(t, func(context.Context, *river.Job[testArgs]) error {
@@ -262,7 +262,7 @@ func TestCapture_RecordsStructuredErrors(t *testing.T) {
 			},
 		})
 	})
-	b.runJob(nil, rivertype.JobStateCancelled) // a permanent class ends the job at once
+	b.runJob(nil, rivertype.JobStateCancelled) // an error with a permanent class ends the job at once
 	entry, _ := b.entry()
 	require.Equal(t, "CardDeclined", *entry.ErrorType)
 	require.Equal(t, "51", *entry.ErrorCode)
@@ -275,8 +275,8 @@ func TestCapture_RecordsStructuredErrors(t *testing.T) {
 	require.Equal(t, "https://bank.example/", *entry.DestinationURL)
 }
 
-// dlqd reads all of the metadata that riverdlq writes. The module riverdlq tests with other
-// versions of River that it writes the same metadata.
+// dlqd reads all metadata that riverdlq writes. Tests of the module riverdlq check that it writes the same metadata
+// with other versions of River.
 func TestCapture_ReadsMetadataOfRiverdlq(t *testing.T) {
 	t.Parallel()
 	metadata, err := os.ReadFile("../../riverdlq/testdata/metadata.json")
@@ -404,11 +404,11 @@ func TestCapture_IgnoresUniqueDuplicates(t *testing.T) {
 	b.exec("UPDATE river_job SET state = 'retryable', scheduled_at = now() - interval '1 minute' WHERE id = $1", first)
 	second := b.insert(unique)
 	require.NotEqual(t, first, second)
-	b.start() // the scheduler finds the first job's key taken
+	b.start() // the scheduler finds that another job has the first job's key
 	b.await(first, rivertype.JobStateDiscarded)
 	b.requireNoEntries()
 
-	// The scheduler's marker stays in the metadata. A later failure still counts.
+	// River's scheduler has left a marker in the metadata. A later failure still becomes an entry.
 	b.endBySQL(second, "completed")
 	_, err := b.client.JobRetry(t.Context(), first)
 	require.NoError(t, err)
@@ -469,7 +469,7 @@ func TestCapture_UpdatesOpenEntryOnNextFailure(t *testing.T) {
 	id := b.insert(nil)
 	b.endBySQL(id, "discarded")
 	before, _ := b.entry()
-	b.endBySQL(id, "completed") // by hand: no entry follows this job
+	b.endBySQL(id, "completed") // with SQL, so the entry does not follow this job
 	b.exec(`UPDATE river_job SET state = 'discarded',
 		errors = ARRAY['{"attempt": 0, "error": "second", "at": "2026-01-01T00:00:00Z"}'::jsonb] WHERE id = $1`, id)
 	after, transitions := b.entry()
@@ -477,7 +477,7 @@ func TestCapture_UpdatesOpenEntryOnNextFailure(t *testing.T) {
 	require.Equal(t, "second", *after.ErrorMessage)
 	require.Len(t, transitions, 2)
 
-	// The same holds once the job carries the entry's marker, as after a retry that dlqd followed.
+	// The same happens if the job has the entry's marker, as after a retry that dlqd followed.
 	b.exec("UPDATE river_job SET metadata = jsonb_build_object('dlq:entry_id', $2::uuid) WHERE id = $1", id, after.ID)
 	b.endBySQL(id, "completed")
 	b.exec(`UPDATE river_job SET state = 'discarded', errors = errors || '{"attempt": 0, "error": "again"}'::jsonb
@@ -485,7 +485,7 @@ func TestCapture_UpdatesOpenEntryOnNextFailure(t *testing.T) {
 	after, _ = b.entry()
 	require.Equal(t, "again", *after.ErrorMessage)
 
-	// A parked entry stays parked and shows the new error.
+	// A parked entry stays parked, and has the new error.
 	require.NoError(t, b.store.Park(t.Context(), after.ID, deadletter.Act{Actor: "kim"}))
 	b.endBySQL(id, "completed")
 	b.exec(`UPDATE river_job SET state = 'discarded', errors = errors || '{"attempt": 0, "error": "third"}'::jsonb
@@ -509,8 +509,8 @@ func TestCapture_CreatesNewEntryAfterClose(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_archived'"))
 }
 
-// A redelivery that completed is run again outside dlqd, after it resolved its entry, and fails. The entry's trail
-// records both, and the entry needs manual handling.
+// A completed redelivery has resolved its entry. Then it is run again outside dlqd, and fails. The entry's audit trail
+// has the run and the failure, and the entry is parked.
 func TestCapture_ReopensEntryIfClosedRedeliveryFails(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)

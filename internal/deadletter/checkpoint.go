@@ -12,19 +12,18 @@ import (
 
 // Ways in which a replay treats a checkpoint.
 const (
-	Resume  = "resume"  // the new job continues at the step at which the last one stopped
+	Resume  = "resume"  // the new job continues at the step at which the last job stopped
 	Discard = "discard" // the new job repeats all steps
 )
 
-// Checkpoint is the progress of a resumable River job before it failed. A job with a checkpoint
-// skips the completed steps.
+// Checkpoint is the progress that a resumable River job made before it failed. A job with a checkpoint skips the steps
+// that were completed.
 type Checkpoint struct {
 	Step    string   `json:"step,omitempty" doc:"The last completed step. If it is listed in cursors, the step was started but not completed."`
 	Cursors []string `json:"cursors,omitempty" doc:"Steps that were started and have a cursor."`
 }
 
-// CheckpointOf returns the checkpoint in a job's metadata, nil if there is none. dlq.has_checkpoint
-// tests the same.
+// CheckpointOf returns the checkpoint in a job's metadata, or nil if there is none. It agrees with dlq.has_checkpoint.
 func CheckpointOf(metadata json.RawMessage) *Checkpoint {
 	var values map[string]json.RawMessage
 	if json.Unmarshal(metadata, &values) != nil {
@@ -42,23 +41,24 @@ func CheckpointOf(metadata json.RawMessage) *Checkpoint {
 	return &c
 }
 
-// reportedStage and reportedVersion match the stages and versions that dlqd accepts: those that [riverdlq.Stage] and
-// [riverdlq.Middleware.Version] allow. dlqd ignores others, because any client of River can write metadata, and
-// receivers report versions, too. dlq.reported_stage and dlq.reported_version match the same.
+// reportedStage and reportedVersion match the stages and versions that [riverdlq.Stage] and
+// [riverdlq.Middleware.Version] allow. dlqd ignores all others, because any client of River can write metadata, and
+// receivers report versions, too. dlq.reported_stage and dlq.reported_version match the same texts.
 var (
 	reportedStage   = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z ./:_-]{0,99}$`)
 	reportedVersion = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z.+_-]{0,99}$`)
 )
 
-// IsVersion reports whether dlqd takes a text as a version.
+// IsVersion reports whether dlqd accepts a text as a version.
 func IsVersion(text string) bool { return reportedVersion.MatchString(text) }
 
-// StageOf returns the last stage that a worker of the job reported, in the job's metadata; "" if there is none.
+// StageOf returns the last stage that a worker of the job reported in the job's metadata, or "" if there is none.
 func StageOf(metadata json.RawMessage) string {
 	return reportedOf(metadata, riverdlq.StageKey, reportedStage)
 }
 
-// VersionOf returns the version that worked the job last, as its worker or its destination reported it; "" if none did.
+// VersionOf returns the version of the program that worked the job last, as its worker or its destination reported it.
+// It returns "" if neither did.
 func VersionOf(metadata json.RawMessage) string {
 	return reportedOf(metadata, riverdlq.VersionKey, reportedVersion)
 }
@@ -72,7 +72,7 @@ func reportedOf(metadata json.RawMessage, key string, pattern *regexp.Regexp) (n
 	return name
 }
 
-// String describes where a job with the checkpoint continues.
+// String describes in which step, or after which step, a job with the checkpoint resumes.
 func (c *Checkpoint) String() string {
 	switch {
 	case c.Step == "":

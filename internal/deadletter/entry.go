@@ -9,7 +9,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// Status is the state of a dead letter. The database defines the legal moves (dlq.allowed_moves).
+// Status is the state of a dead letter. The database defines the allowed moves (dlq.allowed_moves).
 type Status string
 
 // The states of a dead letter.
@@ -17,7 +17,7 @@ const (
 	Pending    Status = "dlq_pending"
 	Processing Status = "dlq_processing"
 	Manual     Status = "dlq_manual"
-	Returned   Status = "dlq_returned" // its record is published, and its consumer group is not known to be past it
+	Returned   Status = "dlq_returned" // its record is published again; dlqd does not know yet whether its consumer group has read the record
 	Resolved   Status = "dlq_resolved"
 	Failed     Status = "dlq_failed"
 	Archived   Status = "dlq_archived"
@@ -59,7 +59,7 @@ type Summary struct {
 	Review         *Review    `json:"review,omitempty" doc:"The operator who has the entry in review; absent if none has." db:"-"`
 }
 
-// Record is the place of the record from which an entry was made, without its bytes.
+// Record describes the record from which an entry was made, without the record's bytes.
 type Record struct {
 	Cluster           string    `json:"cluster" doc:"Name of the cluster in the policy."`
 	Topic             string    `json:"topic" doc:"The topic that dlqd read it from."`
@@ -75,7 +75,7 @@ type Record struct {
 	Bytes             *int64    `json:"bytes,omitempty" doc:"Size of the value."`
 }
 
-// Place returns topic, partition and offset.
+// Place returns the topic, the partition and the offset as a text.
 func (r *Record) Place() string {
 	return fmt.Sprintf("%s/%d at offset %d", r.Topic, r.Partition, r.Offset)
 }
@@ -117,7 +117,7 @@ type Entry struct {
 	Metadata            json.RawMessage `json:"metadata" doc:"Metadata of the job." db:"metadata"`
 }
 
-// Transition is one move of an entry: a row of the audit trail.
+// Transition is one move of an entry, which is a row of the audit trail.
 type Transition struct {
 	At            time.Time       `json:"at" doc:"When." db:"at"`
 	FromStatus    *Status         `json:"fromStatus,omitempty" doc:"Absent for the capture." db:"from_status"`

@@ -34,7 +34,7 @@ type Erasure struct {
 	Unanalyzed   []string   `json:"unanalyzed,omitempty" doc:"Tables whose statistics may still have erased values, because dlqd may not analyze them, or another session held them; their owner runs ANALYZE. Only in the answer to the erasure." db:"-"`
 }
 
-// Leaves describes rows of a table that an erasure did not change and that may still name the person.
+// Leaves describes rows of a table that an erasure did not change, but that may still name the person.
 type Leaves struct {
 	Table   string   `json:"table" doc:"Table of the database." db:"table_name"`
 	Columns []string `json:"columns" doc:"Its columns with texts of senders, receivers and operators." db:"columns"`
@@ -45,12 +45,12 @@ type Leaves struct {
 const erasureColumns = "id, at, actor, db_user, origin, note, filter_sha256, fields, entries, jobs, under_way, " +
 	"archived, archives, archive, finished_at"
 
-// eraseTimeout bounds the run time of an erasure.
+// eraseTimeout limits the duration of an erasure.
 const eraseTimeout = time.Hour
 
-// Erase erases the data of the entries that a filter selects from the database, in batches with one
-// transaction each, and returns the record of the erasure. An interrupted erasure has done some
-// batches; the caller runs it again.
+// Erase erases from the database the data of the entries that a filter selects, in batches with one transaction each.
+// It returns the record of the erasure. If Erase is interrupted, only some batches are erased, and the caller has to
+// run it again.
 func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e Erasure, err error) {
 	ctx, cancel := context.WithTimeout(ctx, eraseTimeout)
 	defer cancel()
@@ -63,7 +63,7 @@ func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e E
 	}); err != nil {
 		return e, err
 	}
-	// Failures that capture missed would otherwise be filed after the erasure.
+	// Otherwise failures that capture missed would be filed after the erasure.
 	for filed := false; !filed; {
 		if filed, err = s.queries.ReconcileAll(ctx, e.At); err != nil {
 			return e, err
@@ -91,8 +91,8 @@ func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e E
 	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[Erasure])
 }
 
-// FinishErasure adds to the record what was erased in archives, and the number of jobs that were erased for archived
-// entries. It marks the erasure as finished unless something was skipped (UnderWay).
+// FinishErasure adds to the record of an erasure what was erased in archives, and the number of jobs that were erased
+// for archived entries. It marks the erasure as finished, unless entries or jobs were skipped (UnderWay).
 func (s *Store) FinishErasure(ctx context.Context, e *Erasure, archivedJobs int64) error {
 	row, err := s.queries.FinishErasure(ctx, dbsqlc.FinishErasureParams{
 		ID: e.ID, Archived: e.Archived, Archives: e.Archives, Archive: e.Archive, Jobs: archivedJobs,
@@ -101,8 +101,8 @@ func (s *Store) FinishErasure(ctx context.Context, e *Erasure, archivedJobs int6
 	return err
 }
 
-// CheckErased runs ANALYZE on the tables that an erasure changed, because the planner's statistics contain values of
-// columns. It then looks for rows that may still name the person.
+// CheckErased runs ANALYZE on the tables that an erasure changed, because the planner's statistics contain values from
+// these tables. It then lists in e the rows that may still name the person.
 func (s *Store) CheckErased(ctx context.Context, e *Erasure) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, eraseTimeout) // without a deadline, a statement is cancelled after a minute
 	defer cancel()
@@ -120,8 +120,8 @@ func (s *Store) CheckErased(ctx context.Context, e *Erasure) (err error) {
 	return nil
 }
 
-// EraseArchived erases what the database still holds of archived entries (as returned by
-// [Store.EraseRows]). It returns how many jobs it erased.
+// EraseArchived erases what the database still stores about archived entries, which [Store.EraseRows] returned. It
+// returns the number of erased jobs.
 func (s *Store) EraseArchived(ctx context.Context, entries []json.RawMessage) (jobs int, err error) {
 	raw, err := json.Marshal(entries)
 	if err != nil {
@@ -131,12 +131,12 @@ func (s *Store) EraseArchived(ctx context.Context, entries []json.RawMessage) (j
 	return int(n), AsMoveError(err)
 }
 
-// WereErased returns those of ids whose entries were erased in the database.
+// WereErased returns the ids whose entries were erased in the database.
 func (s *Store) WereErased(ctx context.Context, ids []uuid.UUID) ([]uuid.UUID, error) {
 	return s.queries.WereErased(ctx, ids)
 }
 
-// Erasures returns the records of erasures, newest first.
+// Erasures returns up to most records of erasures, newest first.
 func (s *Store) Erasures(ctx context.Context, most int) ([]Erasure, error) {
 	rows, err := s.db.Query(ctx, "SELECT "+erasureColumns+" FROM dlq.erasures ORDER BY id DESC LIMIT $1", most)
 	if err != nil {
@@ -145,8 +145,8 @@ func (s *Store) Erasures(ctx context.Context, most int) ([]Erasure, error) {
 	return pgx.CollectRows(rows, pgx.RowToStructByName[Erasure])
 }
 
-// EraseRows removes the personal data from those of the archived entries that a filter selects, and returns the changed
-// entries by id. It changes no table; the caller writes the entries to the archive.
+// EraseRows removes the personal data from the given archived entries, if a filter selects them, and returns the
+// changed entries by id. It changes no table; the caller writes the entries to the archive.
 func (s *Store) EraseRows(ctx context.Context, entries []json.RawMessage,
 	filter json.RawMessage,
 ) (map[uuid.UUID]json.RawMessage, error) {

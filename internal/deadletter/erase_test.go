@@ -11,8 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// An entry with a redelivery in progress is not erased, because its job has the payload. A second
-// erasure after the end of the job erases it.
+// An erasure skips an entry while its redelivery is in progress, because the job contains the payload. A second
+// erasure, after the end of the job, erases the entry.
 func TestErase_SkipsRedeliveriesInProgress(t *testing.T) {
 	t.Parallel()
 	_, pool := createRoleEntries(t)
@@ -48,8 +48,8 @@ func TestErase_SkipsRedeliveriesInProgress(t *testing.T) {
 	require.ErrorIs(t, err, deadletter.ErrInvalid)
 }
 
-// Entries and jobs that another transaction holds are left and counted. An erasure does not wait,
-// not even for retention.
+// An erasure skips and counts entries and jobs that another transaction has locked. It waits for no lock, not even for
+// that of retention.
 func TestErase_SkipsLockedRows(t *testing.T) {
 	t.Parallel()
 	_, pool := createRoleEntries(t)
@@ -76,7 +76,7 @@ func TestErase_SkipsLockedRows(t *testing.T) {
 	require.Zero(t, e.UnderWay)
 }
 
-// One CALL in psql commits a transaction per batch.
+// One CALL in psql commits a transaction for each batch.
 func TestErase_ProcedureCommitsBatches(t *testing.T) {
 	t.Parallel()
 	_, pool := createRoleEntries(t)

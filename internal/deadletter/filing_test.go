@@ -16,7 +16,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// createUnfiled makes a job fail and returns its entry as capture left it.
+// createUnfiled makes a job fail and returns the id of its entry, which is in the inbox.
 func (b *bundle) createUnfiled() uuid.UUID {
 	b.Helper()
 	id := b.insert(nil)
@@ -29,7 +29,7 @@ func (b *bundle) createUnfiled() uuid.UUID {
 	return entry
 }
 
-// A failure in the inbox is visible in the table, lists and counts from the commit of its job on.
+// A failure in the inbox is visible in the table, in lists and in counts from the commit of the job's end on.
 func TestUnfiled_IsListedAndCounted(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -69,7 +69,7 @@ func TestUnfiled_IsListedAndCounted(t *testing.T) {
 	}
 }
 
-// The count of the inbox is limited to 10,000.
+// The inbox is counted up to 10,000.
 func TestUnfiled_IsCountedUpToLimit(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -85,7 +85,7 @@ func TestUnfiled_IsCountedUpToLimit(t *testing.T) {
 	}}, backlog)
 }
 
-// Every action on an unfiled entry files the entry first, so its audit trail begins with the failure.
+// Every action on an unfiled entry files the entry first, so that the entry's audit trail begins with the failure.
 func TestUnfiled_IsFiledByEveryAction(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -144,7 +144,7 @@ func TestUnfiled_IsFiledByEveryAction(t *testing.T) {
 	}
 }
 
-// An action on an entry that another session is filing waits, and finds it filed.
+// An action on an entry that another session is filing waits for that session. It then acts on the filed entry.
 func TestFile_WaitsForConcurrentFiling(t *testing.T) {
 	t.Parallel()
 	for name, file := range map[string]string{
@@ -206,8 +206,8 @@ func TestFile_WorksInRepeatableRead(t *testing.T) {
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'"))
 }
 
-// A failure has one id: filing a failure that already has an open entry only removes it from the
-// inbox, even if the job's created_at has changed since.
+// A failure has one id. If an open entry has that id, filing the failure only removes it from the inbox, even if the
+// job's created_at has changed since.
 func TestFile_RemovesFailureThatIsOpen(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -221,7 +221,7 @@ func TestFile_RemovesFailureThatIsOpen(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open"))
 }
 
-// A failure that is in the inbox twice is filed once.
+// A failure that is in the inbox twice is filed only once.
 func TestFile_FilesDuplicateOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -233,7 +233,7 @@ func TestFile_FilesDuplicateOnce(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions"))
 }
 
-// A job that fails again before its first failure is filed has one entry with both failures.
+// If a job fails again before its first failure is filed, it gets one entry with both failures.
 func TestFile_AddsFurtherFailuresToEntry(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -254,7 +254,7 @@ func TestFile_AddsFurtherFailuresToEntry(t *testing.T) {
 	require.Contains(t, *trail[1].Reason, "failed again")
 	require.Equal(t, 2, b.count(failures))
 
-	// An unfiled further failure does not show in lists and counts, and an UPDATE does not touch it.
+	// A further failure that is not filed yet is not in lists and counts, and an UPDATE does not change it.
 	fail("third")
 	backlog, err := b.store.Backlog(t.Context())
 	require.NoError(t, err)
@@ -271,7 +271,7 @@ func TestFile_AddsFurtherFailuresToEntry(t *testing.T) {
 	require.Equal(t, "third", *entry.ErrorMessage)
 	require.Len(t, trail, 4)
 
-	// The same failure twice, as the reconciler might record it.
+	// The reconciler may record the same failure again.
 	b.exec(`INSERT INTO dlq.dead_letter_inbox (id, river_job_id, job_created_at, queue, kind, job_kind, priority,
 		original_event, first_failed_at, last_failed_at)
 		SELECT dlq.uuid_v7(), river_job_id, job_created_at, queue, kind, job_kind, priority, original_event, first_failed_at,
@@ -279,7 +279,7 @@ func TestFile_AddsFurtherFailuresToEntry(t *testing.T) {
 	_, trail = b.entry()
 	require.Len(t, trail, 4)
 
-	// If the entry waits for this very job, the failure ends the redelivery.
+	// If the entry waits for the job that failed, the failure ends the redelivery.
 	b.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_processing', redelivery_job_id = river_job_id, locked_by " +
 		"= 'kim'")
 	fail("fourth")
@@ -290,8 +290,8 @@ func TestFile_AddsFurtherFailuresToEntry(t *testing.T) {
 	require.Equal(t, 4, b.count(failures))
 }
 
-// A redelivery that lost its marker fails through the inbox. The failure ends the redelivery of its
-// entry; it makes no new entry.
+// If a redelivery has lost its marker, its failure is recorded in the inbox. Filing the failure ends the redelivery of
+// the entry, and makes no new entry.
 func TestFile_EndsRedeliveryThatLostItsMarker(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -311,8 +311,7 @@ func TestFile_EndsRedeliveryThatLostItsMarker(t *testing.T) {
 	require.Zero(t, b.count("SELECT (SELECT count(*) FROM dlq.dead_letter_inbox) + (SELECT count(*) FROM dlq.job_facts)"))
 }
 
-// The backlog of more than 20,000 entries is read from the rollups instead of being counted on each
-// call.
+// With more than 20,000 entries, the backlog is read from the rollups and not counted at each call.
 func TestBacklog_ReadsRollupsIfLarge(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -322,7 +321,7 @@ func TestBacklog_ReadsRollupsIfLarge(t *testing.T) {
 	b.exec("UPDATE river_job SET state = 'discarded', finalized_at = now()")
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	b.exec("SELECT dlq.rebuild_rollups()")
-	b.exec("UPDATE dlq.rollup_state SET at = now() + interval '30 minutes'") // fresh, however slow the machine is
+	b.exec("UPDATE dlq.rollup_state SET at = now() + interval '30 minutes'") // fresh even on a slow machine
 	counts := func(entries int64) {
 		t.Helper()
 		backlog, err := b.store.Backlog(t.Context())
@@ -341,7 +340,7 @@ func TestBacklog_ReadsRollupsIfLarge(t *testing.T) {
 	b.exec(discard)
 	counts(19_999)
 
-	// Older rollups are read if no entry has moved since.
+	// Rollups of any age are read if no entry has moved since they were refreshed.
 	b.exec("UPDATE dlq.rollup_backlog SET pending = 30000")
 	b.exec("UPDATE dlq.rollup_state SET at = now() - interval '1 hour'")
 	counts(19_999)

@@ -13,8 +13,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// A filter accepts times of any year. (Go's zero time is in year 1.) An action whose filter selects every entry is
-// rejected unless the caller confirms it.
+// A filter accepts times of any year; Go's zero time is in year 1. An action whose filter selects every entry is
+// rejected, unless the caller confirms the action.
 func TestFilter_AcceptsTimesOfAnyYear(t *testing.T) {
 	t.Parallel()
 	_, pool := createRoleEntries(t)

@@ -10,8 +10,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Statements of InTx see what was committed before them, for any default isolation level: a worker
-// that has claimed entries must see an operator's stop of automatic redelivery.
+// For any default isolation level, a statement in InTx sees what other sessions committed before it. So a worker that
+// has claimed entries sees an operator's stop of automatic redelivery.
 func TestStoreInTx_SeesConcurrentCommits(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// dlq.run_again runs a job again once for each reason (note). With another reason, it runs only the last copy of the
-// job again. A copy does not inherit River's metadata about the first job.
+// dlq.run_again runs a job again once for each reason (note). With another reason, it copies only the last copy of the
+// job. A copy does not get the metadata that River wrote to the first job.
 func TestRunAgain_CopiesEachJobOnceForEachReason(t *testing.T) {
 	t.Parallel()
 	_, pool := createRoleEntries(t)
@@ -43,8 +43,8 @@ func TestRunAgain_CopiesEachJobOnceForEachReason(t *testing.T) {
 	require.Equal(t, "0", again("second incident"))
 	require.Equal(t, "6", s.text("SELECT count(*)::text FROM river_job WHERE queue = 'r'"))
 
-	// The worker of a copy cancels it. This is a failure, although the first job carries an earlier
-	// cancellation request.
+	// The copy is cancelled by its worker. That is a failure, although the metadata of the first job has a request for
+	// cancellation.
 	exec(`UPDATE river_job SET state = 'running', attempted_at = now(), attempt = 1 WHERE queue = 'r'
 		AND state = 'available'`)
 	exec(`UPDATE river_job SET state = 'cancelled', finalized_at = now(),
@@ -52,8 +52,8 @@ func TestRunAgain_CopiesEachJobOnceForEachReason(t *testing.T) {
 	require.Equal(t, "2", s.text("SELECT count(*)::text FROM dlq.dead_letter_queue WHERE queue = 'r'"))
 }
 
-// The runbooks for a restored backup and for a burst of failures park all pending entries, however
-// many. Entries that were parked before are neither resolved nor redelivered.
+// The runbooks for a restored backup and for a burst of failures park all pending entries, of any number. They neither
+// resolve nor redeliver entries that were parked before.
 func TestRunbooks_ParkAndReturnTheSameEntries(t *testing.T) {
 	t.Parallel()
 	for file, entries := range map[string]struct{ kind, args, waits string }{

@@ -14,7 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// Each filter field selects the same entries in lists and in SQL: open, closed and unfiled ones.
+// Each filter field selects the same entries in lists and in SQL, whether the entries are open, closed or unfiled.
 func TestFilter_FieldsSelectSameEntriesEverywhere(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -162,7 +162,7 @@ func TestFilter_FieldsSelectSameEntriesEverywhere(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, selectsAll, text)
 	}
-	// Invalid filters are rejected by every function that takes one.
+	// Every function that takes a filter rejects an invalid one.
 	for _, raw := range []string{
 		`{"errorMessage": ""}`, `{"fingerprint": [""]}`, `{"waitingFor": "godot"}`, `{"failedIn": ["x"]}`,
 		`{"strategy": "x"}`, `{"jobId": ["x"]}`, `{"minAge": "-1 day"}`,

@@ -15,8 +15,7 @@ import (
 )
 
 // TestLocks_DoNotGrowWithHistory counts the locks of common queries in a database with three years of history. All
-// databases of the server share one lock table, so the locks of an entry must not grow with the
-// history.
+// databases of a server share one lock table, so a query for an entry must not need more locks with a longer history.
 func TestLocks_DoNotGrowWithHistory(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -30,8 +29,8 @@ func TestLocks_DoNotGrowWithHistory(t *testing.T) {
 		FROM (VALUES ('dlq.dead_letter_transitions'::regclass), ('dlq.dead_letter_resolved'),
 			('dlq.dead_letter_archived')) p (parent),
 			generate_series(date_trunc('month', now(), 'UTC') - interval '36 months', now(), interval '1 month') m`)
-	// One entry has just failed, one was closed today, and two failed 13 months ago: one was closed a
-	// month later, the other after ten months.
+	// One entry has just failed, one was closed today, and two failed 13 months ago. Of these two, one was closed a month
+	// later, and the other ten months later.
 	exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state) SELECT 'k', '{}', 'q', 1, 'running'
 		FROM generate_series(1, 2)`)
 	exec("UPDATE river_job SET state = 'discarded', finalized_at = now()")
@@ -54,8 +53,8 @@ func TestLocks_DoNotGrowWithHistory(t *testing.T) {
 	}
 	old, late := closedAfter(7, 1), closedAfter(8, 10)
 
-	// fits is a number of locks for one page at which a hundred pages at a time fit into the lock table of a server
-	// with default settings: 64 locks for each of 100 connections, and 16 fast-path locks per connection.
+	// fits is a number of locks for each page. With it, a hundred pages at a time fit into the lock table of a server
+	// with default settings: 64 locks for each of 100 connections, and 16 fast-path locks for each connection.
 	const fits = 80
 	count := func(sql string, args ...any) (n, found int) {
 		t.Helper()
@@ -82,8 +81,8 @@ func TestLocks_DoNotGrowWithHistory(t *testing.T) {
 	parts = append(parts, deadletter.OpenPart())
 	for name, look := range map[string]struct {
 		id    uuid.UUID
-		acts  int // locks of a note, a tag or an assignment
-		reads int // locks of dlq.trail and dlq.audit
+		acts  int // number of locks of a note, a tag or an assignment
+		reads int // number of locks of dlq.trail and dlq.audit
 	}{
 		"has just failed":   {fresh, 100, 100},
 		"closed today":      {closed, 300, 300},
@@ -134,14 +133,14 @@ func TestLocks_DoNotGrowWithHistory(t *testing.T) {
 	require.Less(t, locks("SELECT count(*) FROM dlq.by_rule('24 hours')"), 2*fits, "open and closed entries")
 	require.Less(t, locks(`SELECT count(*) FROM dlq.find('{"status": "dlq_pending"}')`), 60, "open entries, in psql")
 
-	// Actions find an old entry.
+	// Actions also find an old entry.
 	n := 0
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM dlq.act_on('purge', ARRAY[$1::uuid], 'kim')",
 		old).Scan(&n))
 	require.Equal(t, 1, n)
 }
 
-// A list that is read part by part equals the result of one statement.
+// A list that is read part by part equals the result of one statement over all parts.
 func TestList_ReadsInParts(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)

@@ -39,7 +39,7 @@ func maskingPolicy() policy.Data {
 	}
 }
 
-// Go masks the answers of destinations, and SQL masks what it returns. Both mask the same email addresses.
+// Go masks the answers of destinations, and SQL masks the data that it returns. Both mask the same email addresses.
 func TestMask_HidesAddresses(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Open(t, postgrestest.URL(t))
@@ -126,7 +126,7 @@ func TestMask_HidesSensitiveValues(t *testing.T) {
 		require.NoError(t, pool.QueryRow(t.Context(), "SELECT $1::jsonb::text", c.out).Scan(&want))
 		require.Equal(t, want, out, name)
 	}
-	// A number in a pointer is a key or an array index.
+	// A number in a pointer stands for a key or an array index.
 	for pointer, want := range map[string]string{
 		"/7/id": `"***"`, "/7/id/x": `"***"`, "/0/7/id": `"***"`, "/7/name": `"x"`, "/7/7": `{"a": "x", "id": "***"}`,
 	} {
@@ -135,12 +135,12 @@ func TestMask_HidesSensitiveValues(t *testing.T) {
 			WHEN '/7/7' THEN '{"id": "y", "a": "x"}' ELSE '"x"' END::jsonb, $2)::text`, pointer, values).Scan(&out), pointer)
 		require.Equal(t, want, out, pointer)
 	}
-	// The values that a filter looks for at a sensitive path are masked.
+	// If a filter has values for a sensitive path, these values are masked.
 	var filtered string
 	require.NoError(t, pool.QueryRow(t.Context(),
 		`SELECT dlq.masked_detail('{"filter": {"payloadAt": [{"path": ["card", "number"], "values": ["x", 1]}, {"path": ["n"], "values": ["y"]}, {"path": "card", "values": ["x"]}]}}', $1)::text`, mask).Scan(&filtered))
 	require.JSONEq(t, `{"filter": {"payloadAt": [{"path": ["card", "number"], "values": ["***", "***"]}, {"path": ["n"], "values": ["y"]}, "***"]}}`, filtered)
-	// Values that exceed the limits of masking: depth, size, and number of matches.
+	// These values exceed the limits of masking: depth, size, and number of matches.
 	for name, in := range map[string]string{
 		"deep":   strings.Repeat(`{"a":[`, 3000) + `"` + token + `"` + strings.Repeat("]}", 3000),
 		"large":  `["` + strings.Repeat("x", 1_100_000) + `", "` + token + `"]`,
@@ -160,8 +160,8 @@ func TestMask_HidesSensitiveValues(t *testing.T) {
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT dlq.sensitive_values($1, NULL, NULL, 'k', $2) = "+
 		"ARRAY[NULL]::text[]", large, mask).Scan(&whole))
 	require.True(t, whole, "the value is masked without being searched")
-	// If one value is a prefix of another, the longer one is masked in full. With more than a hundred
-	// values, texts are masked in full.
+	// If one sensitive value is a prefix of another, the longer one is masked completely. With more than a hundred
+	// sensitive values, the whole text is masked.
 	var text string
 	require.NoError(t, pool.QueryRow(t.Context(),
 		`SELECT dlq.masked_text('of abcd and abcdefgh', $1, dlq.sensitive_values('{"email": ["abcd", "abcdefgh"]}', NULL, NULL, 'k', $1))`, mask).Scan(&text))
@@ -239,7 +239,7 @@ func quoteJSON(t *testing.T, text string) string {
 	return string(raw)
 }
 
-// The test reads every table and calls every function that a role may use. It takes both from the catalog, so that new
+// The test reads every table and calls every function that a role may use. It finds them in the catalog, so that new
 // ones are included.
 func TestMask_CoversEveryTableAndFunction(t *testing.T) {
 	t.Parallel()
@@ -253,7 +253,7 @@ func TestMask_CoversEveryTableAndFunction(t *testing.T) {
 				require.NoError(t, err, sql)
 				all, err := pgx.CollectRows(rows, pgx.RowTo[*string])
 				if err != nil {
-					require.Regexp(t, "22023|DLQ02|DLQ04", err.Error(), sql) // the argument is no valid filter or id for this function
+					require.Regexp(t, "22023|DLQ02|DLQ04", err.Error(), sql) // this function does not accept the argument as a filter or an id
 				}
 				var out strings.Builder
 				for _, row := range all {
@@ -276,7 +276,7 @@ func TestMask_CoversEveryTableAndFunction(t *testing.T) {
 					found++
 				}
 			}
-			// Call the functions that take no argument, a filter or an id; their other parameters have defaults.
+			// Call the functions without arguments, and those with a filter or an id as the only argument without a default.
 			for call := range strings.SplitSeq(strings.TrimSpace(look(`
 				SELECT format('SELECT jsonb_agg(f)::text FROM dlq.%I(%s) f', p.proname, CASE
 					WHEN p.pronargs = p.pronargdefaults THEN '' WHEN p.proargtypes[0] = 'jsonb'::regtype THEN '''{}'''
@@ -321,8 +321,8 @@ func TestMask_CoversEveryTableAndFunction(t *testing.T) {
 	}
 	require.Greater(t, found, 40)
 
-	// For operators and readers, the reads of Store show no more than SQL does. With a reason they show everything, and
-	// the audit trail names the actor.
+	// For operators and readers, the reads of Store return no more than SQL does. With a reason they return everything,
+	// and the audit trail has the actor.
 	ctx := t.Context()
 	act := deadletter.Act{Actor: "kim", Note: "ticket 7"}
 	read := func(ctx context.Context) string {
@@ -403,7 +403,7 @@ func TestReveal_RecordsEachUseInSQL(t *testing.T) {
 		fails("DLQ04", "CALL dlq.reveal('"+id+"', '')")
 		fails("DLQ02", "CALL dlq.reveal('"+uuid.NewString()+"', 'why')")
 		fails("DLQ06", "SELECT dlq.revealed('"+id+"')")
-		// A reveal whose audit row could be rolled back returns nothing.
+		// A reveal returns nothing if its audit row could be rolled back.
 		fails("2D000", "BEGIN", "CALL dlq.reveal('"+id+"', 'why')")
 		fails("DLQ06", "BEGIN", "SELECT dlq.record_reveal('"+id+"', 'why')", "SELECT dlq.revealed('"+id+"')")
 		fails("DLQ06", "BEGIN", "SAVEPOINT s", "SELECT dlq.record_reveal('"+id+"', 'why')", "RELEASE s",
@@ -416,7 +416,7 @@ func TestReveal_RecordsEachUseInSQL(t *testing.T) {
 		require.Contains(t, entry, cardNumber)
 		require.Contains(t, entry, email)
 
-		// A reason is valid for one reveal; each reveal writes an audit row.
+		// A reason is valid for one reveal only. Each reveal writes an audit row.
 		reveals := func() (n int) {
 			require.NoError(t, conn.QueryRow(ctx,
 				"SELECT count(*) FROM dlq.audit('{\"text\": \"revealed\"}')").Scan(&n))

@@ -29,16 +29,16 @@ type Operation struct {
 	Unchanged map[string]int64 `json:"unchanged" doc:"Number of entries that it left unchanged, by reason."`
 }
 
-// Touched is an entry that an operation looked at.
+// Touched is an entry that an operation selected.
 type Touched struct {
 	ID      uuid.UUID `json:"id" doc:"The entry."`
 	Changed bool      `json:"changed" doc:"Whether the operation changed the entry."`
 	Reason  string    `json:"reason" doc:"Change of the entry, or the reason why it was left unchanged."`
 }
 
-// Operation returns an operation and a page of the entries that it looked at. The page begins after
-// the given entry; nil means at the first. Of the entries that the operation left unchanged, the
-// database stores 10,000 at most.
+// Operation returns an operation and a page of up to most of the entries that it selected. The page begins after the
+// entry after, or with the first entry if after is nil. Of the entries that an operation left unchanged, the database
+// stores at most 10,000. Operation fails with [ErrNotFound] if the caller may not see the operation.
 func (s *Store) Operation(ctx context.Context, id uuid.UUID, after *uuid.UUID,
 	most int,
 ) (*Operation, []Touched, error) {
@@ -74,7 +74,7 @@ type Undone struct {
 }
 
 // Undo reverts an operation on those of its entries that have not changed since. It works in batches with one
-// transaction each, so an interruption leaves the earlier batches reverted.
+// transaction each. If it is interrupted, the batches that are done stay reverted.
 func (s *Store) Undo(ctx context.Context, operation uuid.UUID, act Act) (*Undone, error) {
 	out := &Undone{Operation: act.operation(), Became: map[string]int64{}}
 	params := dbsqlc.UndoParams{

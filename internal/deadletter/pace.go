@@ -10,15 +10,16 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Places are consecutive time slots in a rate-limited stream of redeliveries that all processes share. The first slot
-// is at First.
+// Places are consecutive time slots in a rate-limited stream of redeliveries, which all processes share. First is the
+// time of the first slot.
 type Places struct {
 	First   time.Time
 	Granted int
 }
 
-// ReservePlaces reserves up to count slots in the named stream, which has perSecond slots a second, from now on. If
-// within is nil, it reserves all count slots. Otherwise it reserves only slots that are at most within ahead of now.
+// ReservePlaces reserves count slots in the named stream, which has perSecond slots a second. The first slot is at now
+// or, if earlier calls have reserved later slots, after these. If within is not nil, ReservePlaces reserves only slots
+// that are at most within after now, perhaps none.
 func ReservePlaces(ctx context.Context, db postgres.DB, name string, perSecond float64, count int, now time.Time,
 	within *time.Duration,
 ) (Places, error) {

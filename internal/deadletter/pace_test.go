@@ -10,7 +10,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// A stream keeps its rate however often callers reserve: it skips no place, and grants none twice.
+// A stream keeps its rate for any interval between reservations. It skips no place, and grants none twice.
 func TestReservePlaces_KeepsRate(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -40,8 +40,8 @@ func TestReservePlaces_KeepsRate(t *testing.T) {
 	}
 }
 
-// A stream that was not used for a while grants no places for that time: its next place is now, and the following
-// places have its rate.
+// A stream grants no places for a time in which it was not used. Its next place is now, and the following places have
+// the stream's rate.
 func TestReservePlaces_UnusedStreamStartsNow(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -60,7 +60,7 @@ func TestReservePlaces_UnusedStreamStartsNow(t *testing.T) {
 	}
 }
 
-// A caller that finds no place within reach reserves none, and the stream does not change.
+// If no place is within reach, a caller reserves none, and the stream does not change.
 func TestReservePlaces_NoPlaceWithinReachReservesNone(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)

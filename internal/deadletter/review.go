@@ -10,16 +10,15 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Review says that an entry was handed out to an operator for a decision. It ends with a move of the
-// entry, after two minutes, or when the operator is handed out another entry. Other operators can act
-// on the entry, too.
+// Review says that an entry was handed out to an operator for a decision. It ends after two minutes, with a move of the
+// entry, or when another entry is handed out to the operator. Other operators can act on the entry, too.
 type Review struct {
 	Actor string    `json:"actor" doc:"The operator." example:"lee"`
 	At    time.Time `json:"at" doc:"When the entry was handed out. The review ends with a move of the entry, after two minutes, or when the operator is handed out another entry."`
 }
 
-// ReviewNext hands out to actor the first of these entries that is in dlq_manual and in review by no
-// other operator, and ends actor's previous review. It returns uuid.Nil if there is no such entry.
+// ReviewNext ends actor's review, and hands out to actor the first of the given entries that is in dlq_manual and that
+// no other operator has in review. It returns uuid.Nil if there is no such entry.
 func (s *Store) ReviewNext(ctx context.Context, ids []uuid.UUID, actor string) (id uuid.UUID, err error) {
 	err = s.InTx(ctx, func(tx postgres.DB) (err error) {
 		id, err = dbsqlc.New(tx).ReviewNext(ctx, dbsqlc.ReviewNextParams{Ids: ids, Actor: actor})
@@ -28,7 +27,7 @@ func (s *Store) ReviewNext(ctx context.Context, ids []uuid.UUID, actor string) (
 	return id, AsMoveError(err)
 }
 
-// ReadReviews sets the Review of entries.
+// ReadReviews sets the field Review of the given entries that are in dlq_manual.
 func (s *Store) ReadReviews(ctx context.Context, entries ...*Summary) error {
 	ids := make([]uuid.UUID, 0, len(entries))
 	for _, e := range entries {

@@ -10,8 +10,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// TestReview_EndsWithMoveTimeOrNext checks that an entry is handed out again after it was moved and moved back, after
-// two minutes, and after its operator was handed out another entry.
+// TestReview_EndsWithMoveTimeOrNext checks when an entry is handed out again: after it was moved and moved back, after
+// two minutes, and after another entry was handed out to its operator.
 func TestReview_EndsWithMoveTimeOrNext(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -70,8 +70,8 @@ func TestReview_EndsWithMoveTimeOrNext(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.reviews"), "names do not stay")
 }
 
-// TestReview_WaitsForNoSession checks that neither a transaction that is handing out an entry nor an
-// open transaction of an operator delays another one.
+// TestReview_WaitsForNoSession checks that a session is delayed neither by a transaction that is handing out an entry
+// nor by an open transaction of an operator.
 func TestReview_WaitsForNoSession(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)

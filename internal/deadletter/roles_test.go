@@ -15,8 +15,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// asRole runs fn in a session of a new login with one of dlqd's roles. Roles belong to the server, so
-// each test has a separate login.
+// asRole runs fn in a session of a new login with one of dlqd's roles, and returns the login's name. Roles belong to
+// the server, so each test has its own login.
 func asRole(t *testing.T, url, role string, fn func(*pgx.Conn)) string {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
@@ -65,7 +65,7 @@ func (s *session) text(sql string) string {
 	return *text
 }
 
-// createRoleEntries creates four parked dead letters and returns the database's URL and a pool of the
+// createRoleEntries creates four parked dead letters. It returns the database's URL, and a pool that connects as the
 // owner.
 func createRoleEntries(t *testing.T) (string, *pgxpool.Pool) {
 	t.Helper()
@@ -84,7 +84,7 @@ func createRoleEntries(t *testing.T) (string, *pgxpool.Pool) {
 	return url, pool
 }
 
-// writes are statements that every role is denied: writing needs a function.
+// writes are statements that every role is denied: a role can write only through functions.
 var writes = []string{
 	"UPDATE dlq.dead_letter_queue SET notes = 'x'", "DELETE FROM dlq.dead_letter_queue",
 	"INSERT INTO dlq.dead_letter_open (id) VALUES (gen_random_uuid())", "TRUNCATE dlq.dead_letter_open",
@@ -134,7 +134,7 @@ func TestRoles_ReaderSeesNoPayloads(t *testing.T) {
 		require.ErrorContains(t, err, "DLQ06", "a reader cannot filter by a hidden column")
 	})
 
-	// A different policy hides different columns.
+	// Another policy hides other columns.
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	require.NoError(t, store.Protect(t.Context(), []string{"error_message", "tags"}, []byte("{}")))
 	asRole(t, url, "dlq_reader", func(conn *pgx.Conn) {
@@ -202,7 +202,8 @@ func TestRoles_AdminPurgesAndErases(t *testing.T) {
 	})
 }
 
-// In SQL the actor is the database user. A given name is recorded as the person acted for.
+// In SQL the actor is the database user. If the user names another actor, the audit trail has that name as the person
+// for whom the user acts.
 func TestRoles_ActorIsTheDatabaseUser(t *testing.T) {
 	t.Parallel()
 	url, pool := createRoleEntries(t)
@@ -247,7 +248,7 @@ func TestRoles_ActorIsTheDatabaseUser(t *testing.T) {
 		"actor = $1", login).Scan(&actions))
 	require.Equal(t, 17, actions, "six moves and notes, four tags, seven acts")
 
-	// The owner may name the actor, even one with a name that dlqd uses for itself.
+	// The owner may name any actor, even with a name that dlqd uses for itself.
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(t.Context()) }()
@@ -264,8 +265,8 @@ func TestRoles_ActorIsTheDatabaseUser(t *testing.T) {
 	require.Equal(t, "API, from 10.0.0.7", origin)
 }
 
-// If a query calls dlq.ids_in_scope, the planner calls it, too, once for each partition and index. So functions call it
-// before their queries.
+// If a query calls dlq.ids_in_scope, the planner also calls that function, once for each partition and index. So dlqd's
+// functions call it before their queries.
 func TestScope_IsReadBeforeQueries(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)
@@ -290,7 +291,7 @@ func TestScope_IsReadBeforeQueries(t *testing.T) {
 		"CALL dlq.reveal(" + id + ", 'ticket 1')",
 	} {
 		before := called()
-		_, _ = conn.Exec(t.Context(), statement) // most functions return an error, because the entry is missing
+		_, _ = conn.Exec(t.Context(), statement) // most functions fail, because there is no such entry
 		calls := called() - before
 		require.Less(t, calls, 5, statement)
 		require.Positive(t, calls, statement)

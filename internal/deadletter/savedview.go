@@ -8,8 +8,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// SavedView is a named filter of dead letters, with its columns and order. Users see their own views
-// and those that others share.
+// SavedView is a named filter of dead letters, with the columns and the order of the list. Users see their own views
+// and the views that others share.
 type SavedView struct {
 	Name      string    `json:"name" doc:"Name of the view." example:"bank outages"`
 	Owner     string    `json:"owner" doc:"Owner of the view." example:"kim"`
@@ -21,7 +21,7 @@ type SavedView struct {
 	UpdatedAt time.Time `json:"updatedAt" doc:"When the view was last changed."`
 }
 
-// SavedViews returns the views of actor and those that others share, in their order (OrderViews).
+// SavedViews returns the views of actor and the views that others share, in the order that [Store.OrderViews] sets.
 func (s *Store) SavedViews(ctx context.Context, actor string) ([]SavedView, error) {
 	rows, err := dbsqlc.New(s.DB()).Views(ctx, actor)
 	views := make([]SavedView, len(rows))
@@ -31,7 +31,8 @@ func (s *Store) SavedViews(ctx context.Context, actor string) ([]SavedView, erro
 	return views, AsMoveError(err)
 }
 
-// SavedView returns the view of a name that actor owns, or else one that others share.
+// SavedView returns actor's view with a name or, if there is none, a shared one. It fails with [ErrNotFound] if there
+// is neither.
 func (s *Store) SavedView(ctx context.Context, name, actor string) (*SavedView, error) {
 	views, err := s.SavedViews(ctx, actor)
 	if err != nil {
@@ -45,7 +46,7 @@ func (s *Store) SavedView(ctx context.Context, name, actor string) (*SavedView, 
 	return nil, &MoveError{Kind: ErrNotFound, Detail: "saved view " + name + ": not found"}
 }
 
-// SaveView creates or replaces actor's view of a name. It reads Name, Query, Columns, Order and Shared
+// SaveView creates or replaces actor's view with the name v.Name. It reads only Name, Query, Columns, Order and Shared
 // of v.
 func (s *Store) SaveView(ctx context.Context, v *SavedView, actor string) error {
 	columns := v.Columns
@@ -59,15 +60,15 @@ func (s *Store) SaveView(ctx context.Context, v *SavedView, actor string) error 
 	}))
 }
 
-// DeleteView deletes a view of actor or, if owner is not "", one that owner shares. The latter needs
-// the role admin.
+// DeleteView deletes a view of actor or, if owner is not "", a view that owner shares. To delete another user's view,
+// actor needs the role admin.
 func (s *Store) DeleteView(ctx context.Context, name, owner, actor string) error {
 	return AsMoveError(s.InTx(ctx, func(tx postgres.DB) error {
 		return dbsqlc.New(tx).DeleteView(ctx, dbsqlc.DeleteViewParams{Name: name, Owner: owner, Actor: actor})
 	}))
 }
 
-// OrderViews puts the views that actor sees in the order of names. Views that are not named come after them.
+// OrderViews puts the views that actor sees in the order of names. Views that names does not list come last.
 func (s *Store) OrderViews(ctx context.Context, names []string, actor string) error {
 	if names == nil {
 		names = []string{}

@@ -14,8 +14,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// Users see their own views and shared ones. Views are saved, changed and deleted by name, and
-// limited in number.
+// A user sees the user's own views and shared ones. Views are saved, changed and deleted by name, and a user can have
+// only a limited number.
 func TestSavedViews_AreSavedSharedAndDeleted(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -62,7 +62,7 @@ func TestSavedViews_AreSavedSharedAndDeleted(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "status:pending", v.Query)
 
-	// Only users whose scope contains the scope of a shared view see it.
+	// A user sees a shared view only if the user's scope contains the view's scope.
 	limited := postgres.WithScope(ctx, `[{"queues": ["mail*"]}]`)
 	require.NoError(t, save(limited, "cleo", "mails", "queue:mails", true))
 	require.Equal(t, []string{"cleo/mails"}, names(postgres.WithScope(ctx, `[{"queues": ["mail*", "pay"]}]`), "dan"))
@@ -96,7 +96,7 @@ func TestSavedViews_AreSavedSharedAndDeleted(t *testing.T) {
 	require.Equal(t, "kim saved, and shared|anna saved|ben deleted", acts)
 }
 
-// For other users than the owner, a view's values at sensitive paths are masked, as in filters.
+// If a view has values for sensitive paths, they are masked for users other than the owner, as in filters.
 func TestSavedViews_MaskSensitiveValuesForOthers(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)

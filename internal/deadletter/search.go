@@ -18,32 +18,32 @@ import (
 
 // A search reads entries in slices, so that each statement is short even if the filter matches few entries.
 const (
-	// firstSlice is the number of entries that the first slice reads from each [Part]. The sizes of later slices are
-	// chosen so that a slice takes about sliceTime.
+	// firstSlice is the number of entries that the first slice reads from each [Part]. Later slices have as many entries
+	// as can be read in about sliceTime.
 	firstSlice = 1000
 	maxSlice   = 100_000
 	sliceTime  = 50 * time.Millisecond
-	// firstSliceTimeout bounds an attempt to read the first slice, which has fewer entries after each timeout. The
-	// search reads it even without budget, so that every search makes progress.
+	// firstSliceTimeout limits an attempt to read the first slice, which gets smaller after each timeout. The first slice
+	// is read even if no budget is left, so that every search makes progress.
 	firstSliceTimeout = 2 * time.Second
-	// oneEntryTimeout bounds the last such attempt of [Store.Search], which reads one entry. Only a very busy server
-	// takes this long.
+	// oneEntryTimeout limits the last such attempt of [Store.Search], which reads a single entry. Only on a very busy
+	// server this takes so long.
 	oneEntryTimeout = 30 * time.Second
 )
 
 // Found is the result of a search: a page of entries.
 type Found struct {
 	Entries []Summary
-	// Next is the cursor of the next page ([Page.Cursor]); [uuid.Nil] if there is none.
+	// Next is the cursor of the next page ([Page.Cursor]), or [uuid.Nil] if this is the last page.
 	Next uuid.UUID
-	// SearchedTo is the time of capture up to which the search has looked, if its budget ended it; zero
-	// otherwise.
+	// SearchedTo is set if the budget ended the search: the search has read all entries up to that time of capture, in
+	// page order.
 	SearchedTo time.Time
 }
 
-// Search is [Store.List] within a time budget. It first tries a plain list with half of the budget, unless the filter
-// reads error messages or payloads. If it tries no plain list, or the list takes too long, it searches slice by slice
-// in page order. If the budget ends the search, the result says where to continue.
+// Search is [Store.List] within a time budget. Unless the filter reads error messages or payloads, it first tries a
+// plain list with half of the budget. If there is no plain list, or it takes too long, Search reads slice by slice in
+// page order. If the budget ends the search, Found says where to continue.
 func (s *Store) Search(ctx context.Context, p Page, budget time.Duration) (*Found, error) {
 	deadline := time.Now().Add(budget)
 	condition, err := s.Where(ctx, &p.Filter)
@@ -85,9 +85,8 @@ func (s *Store) Search(ctx context.Context, p Page, budget time.Duration) (*Foun
 	return found, nil
 }
 
-// isSearch reports whether a filter reads error messages or payloads, which no index answers. Other
-// filters can be as slow, for example if they combine fields and match few entries; Search finds
-// that out by trying.
+// isSearch reports whether a filter reads error messages or payloads, for which there is no index. Other filters can be
+// as slow, for example if they combine fields and match few entries. For those, Search tries a plain list first.
 func isSearch(f *filter.Filter) bool {
 	return len(f.ErrorMessage) > 0 || f.Payload != nil || len(f.PayloadAt) > 0
 }
@@ -96,7 +95,7 @@ func isSearch(f *filter.Filter) bool {
 const fewCounted = 1000
 
 // CountWithin counts the entries that a filter selects, up to most, within a time budget. more is true if there are
-// others, or may be because the budget ended the count.
+// further entries, or if there may be some because the budget ended the count.
 func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int,
 	budget time.Duration,
 ) (n int, more bool, err error) {
@@ -177,9 +176,9 @@ func (s *Store) partsOf(ctx context.Context, f *filter.Filter) ([]Part, error) {
 		func(p Part) bool { return !slices.ContainsFunc(stages, p.holds) }), nil
 }
 
-// searchSlices calls look for each slice of the page's filter, in page order, until look reports that
-// the page is full, no entries are left, or the deadline has passed. Only in the last case does it
-// return a cursor to continue from. lastTry bounds the last attempt to read the first slice.
+// searchSlices calls look for each slice of the page's filter, in page order. It stops when look reports that the page
+// is full, when no entries are left, or when the deadline has passed. Only if the deadline has passed, it returns a
+// cursor from which to continue. lastTry limits the last attempt to read the first slice.
 func (s *Store) searchSlices(ctx context.Context, p Page, deadline time.Time,
 	look func(slice Page, parts []Part, until time.Time) (full bool, err error), lastTry time.Duration,
 ) (uuid.UUID, error) {
@@ -232,33 +231,32 @@ func (s *Store) searchSlices(ctx context.Context, p Page, deadline time.Time,
 			return uuid.Nil, nil
 		}
 		slice.Cursor, looked = slice.last, true
-		// The results of a slice that the deadline cuts off are lost, so slices get smaller toward the deadline. They
-		// get no smaller than firstSlice, because each slice costs several statements, which take no less time for
-		// fewer entries.
+		// If the deadline cuts off a slice, its results are lost, so slices get smaller toward the deadline. They have at
+		// least firstSlice entries, because each slice costs several statements, which take no less time for fewer entries.
 		faster := min(float64(min(sliceTime, max(time.Until(deadline)/2, 0)))/float64(
 			max(time.Since(began), time.Millisecond)), 4)
 		entries = min(max(int(float64(entries)*faster), firstSlice), maxSlice)
 	}
 }
 
-// nextSlice sets the end of a slice so that it has at most the given number of entries of each part. It returns the
-// parts that can hold entries of the slice.
+// nextSlice sets the end of a slice, at most at end, so that the slice has at most the given number of entries of each
+// part. It returns the parts that can contain entries of the slice.
 func (s *Store) nextSlice(ctx context.Context, slice *Page, parts []Part, end uuid.UUID, entries int,
 	until time.Time,
 ) (among []Part, err error) {
 	slice.last = end
 	for _, part := range parts {
-		// An entry closes after its capture, so a closed part has no entry that was captured after the part's end. The
-		// clocks of machines may differ, so one day is added.
+		// An entry closes after its capture, so a closed part contains no entry that was captured after the part's end. One
+		// day is added, because the clocks of machines may differ.
 		after := uuid.Max
 		if !part.To.IsZero() {
 			after = FirstID(part.To.Add(24*time.Hour + time.Millisecond))
 		}
 		switch {
-		case slice.Oldest && !less(slice.Cursor, after): // every id in the part is before the slice
+		case slice.Oldest && !less(slice.Cursor, after): // every id in the part comes before the slice
 		case slice.Oldest || part.To.IsZero() || slice.Cursor != uuid.Nil && !less(after, slice.Cursor):
 			among = append(among, part)
-		case less(slice.last, after): // the part comes later: end the slice where it begins
+		case less(slice.last, after): // the part begins later: end the slice there
 			slice.last = after
 		}
 	}
@@ -274,8 +272,7 @@ func (s *Store) nextSlice(ctx context.Context, slice *Page, parts []Part, end uu
 	return among, nil
 }
 
-// nthID returns the id of the nth entry of a part after the page's cursor; uuid.Nil if there are
-// fewer.
+// nthID returns the id of the nth entry of a part after the page's cursor, or uuid.Nil if the part has fewer.
 func (s *Store) nthID(ctx context.Context, p *Page, part Part, n int, until time.Time) (id uuid.UUID, err error) {
 	where, args := part.where(nil, []any{pgx.QueryExecModeCacheDescribe})
 	if p.Cursor != uuid.Nil {
@@ -292,7 +289,7 @@ func (s *Store) nthID(ctx context.Context, p *Page, part Part, n int, until time
 	return id, err
 }
 
-// read runs a read-only statement. The server cancels it at until; a zero until sets no limit.
+// read runs a read-only statement. The server cancels the statement at until; a zero until means no limit.
 func (s *Store) read(ctx context.Context, until time.Time, run func(db postgres.DB) error) error {
 	if until.IsZero() {
 		return run(s.statements)
@@ -316,7 +313,7 @@ func before(id uuid.UUID) uuid.UUID {
 	return id
 }
 
-// capturedAt returns the time in an entry's id: when its job failed.
+// capturedAt returns the time that an entry's id contains: the time at which the entry's job failed.
 func capturedAt(id uuid.UUID) time.Time {
 	var ms int64
 	for _, b := range id[:6] {

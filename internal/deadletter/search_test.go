@@ -14,8 +14,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// A search without a budget reads one slice and returns a cursor. Continuing from it finds all
-// entries in order. A count works the same way.
+// A search without a budget reads one slice and returns a cursor. Searches that continue from such cursors find all
+// entries in order. A count works in the same way.
 func TestSearch_ContinuesInSlices(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -28,7 +28,8 @@ func TestSearch_ContinuesInSlices(t *testing.T) {
 	exec(`SELECT dlq.ensure_partition(p.parent, m)
 		FROM (VALUES ('dlq.dead_letter_resolved'::regclass), ('dlq.dead_letter_archived')) p (parent),
 			generate_series(date_trunc('month', now(), 'UTC') - interval '11 months', now(), interval '1 month') m`)
-	// 20,000 entries of 14 months, a third of them closed some time later. One in 1,999 matches.
+	// There are 20,000 entries of 14 months. A third of them were closed some time after their failure. One in 1,999
+	// matches the filter.
 	exec(`WITH e AS (
 			SELECT i, now() - interval '14 months' * random() * random() AS f, (ARRAY['pending', 'pending', 'pending', 'pending',
 				'resolved', 'archived'])[1 + i % 6] AS s FROM generate_series(1, 20000) i
@@ -88,7 +89,7 @@ func TestSearch_ContinuesInSlices(t *testing.T) {
 			require.Equal(t, want, got, "%s %s", text, order)
 			require.Greater(t, searches, 4, "each search reads a small slice")
 
-			// With enough time, a search returns one page, by index or in slices.
+			// With enough time, a search returns one page, whether it lists by index or reads slices.
 			found, err := store.Search(t.Context(), deadletter.Page{Filter: f, Oldest: oldest, Limit: 100}, time.Minute)
 			require.NoError(t, err)
 			require.Zero(t, found.Next)

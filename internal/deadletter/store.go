@@ -23,8 +23,8 @@ import (
 	"github.com/dlqd/dlqd/internal/telemetry"
 )
 
-// Errors of moves. A [MoveError] wraps one of them; its detail says what was rejected and, for a
-// move, which states allow it.
+// Errors of moves. A [MoveError] wraps one of them. Its detail says what was rejected and, for a move, from which
+// states the move is allowed.
 var (
 	ErrNotFound   = errors.New("not found")
 	ErrNotAllowed = errors.New("move not allowed")
@@ -57,14 +57,14 @@ func (e *MoveError) Error() string {
 
 func (e *MoveError) Unwrap() error { return e.Kind }
 
-// Store reads, moves and erases dead letters for operators and API callers. The DLQ worker, replay
-// runs and retention have most of their queries in their own packages.
+// Store reads, moves and erases dead letters for operators and callers of the API. The packages of the DLQ worker,
+// replay runs and retention have most of their queries themselves.
 type Store struct {
 	pool *pgxpool.Pool
-	// statements is the pool for SQL that is already rendered with the schema names.
+	// statements is the pool for SQL text in which the schema names are rendered already.
 	statements postgres.DB
 	schemas    postgres.Schemas
-	db         postgres.DB // the pool; renders schema names
+	db         postgres.DB // the same pool, but it renders schema names in statements
 	queries    *dbsqlc.Queries
 	closed     atomic.Pointer[closedParts]
 }
@@ -75,18 +75,17 @@ func NewStore(pool *pgxpool.Pool, schemas postgres.Schemas) *Store {
 	return &Store{pool: pool, statements: postgres.Statements(pool), schemas: schemas, db: db, queries: dbsqlc.New(db)}
 }
 
-// DB returns the store's pool for queries of other packages. It renders schema names.
+// DB returns the store's pool for queries of other packages. The pool renders schema names in statements.
 func (s *Store) DB() postgres.DB { return s.db }
 
 // In returns tx as a DB that renders schema names in statements.
 func (s *Store) In(tx pgx.Tx) postgres.DB { return s.schemas.Rendered(tx) }
 
-// InTx runs fn in a transaction with sequential scans disabled. A session can plan while the open
-// partition is small and keep that plan while the partition grows; the plan would then scan the
-// whole partition each time.
+// InTx runs fn in a transaction in which sequential scans are disabled. Otherwise a session could plan a query while
+// the open partition is small, and the plan would scan the whole partition each time after the partition has grown.
 func (s *Store) InTx(ctx context.Context, fn func(tx postgres.DB) error) error {
-	// The settings travel with BEGIN, which saves a round trip. The transaction may lock jobs that an
-	// application waits for, so it waits at most 2 s for a lock.
+	// The settings are part of the BEGIN statement, which saves a round trip. The transaction may lock jobs for which an
+	// application waits, so it waits at most 2 s for a lock.
 	options := pgx.TxOptions{BeginQuery: postgres.BeginQuery("enable_seqscan = off", "lock_timeout = '2s'")}
 	return pgx.BeginTxFunc(ctx, s.pool, options, func(tx pgx.Tx) error {
 		if err := s.setOrigin(ctx, tx); err != nil {
@@ -99,8 +98,8 @@ func (s *Store) InTx(ctx context.Context, fn func(tx postgres.DB) error) error {
 // Page selects a page of a list.
 type Page struct {
 	Filter filter.Filter
-	Oldest bool      // oldest first; newest first otherwise
-	Cursor uuid.UUID // the last entry of the previous page; the page begins after it
+	Oldest bool      // whether the oldest entries come first; otherwise the newest do
+	Cursor uuid.UUID // the page begins after this entry, the last one of the previous page
 	Limit  int
 
 	last uuid.UUID // the last entry that the page may contain
@@ -113,8 +112,8 @@ const summaryColumns = `id, status, queue, kind, event_id, river_job_id, source,
 	error_title, destination, destination_url`
 
 // listColumns are the columns of a list for an entry e, masked by m. An error message is cut to 10,000 characters,
-// masked, and cut to 500. The second cut drops the end of the text, where the first cut may have split a secret so that
-// the mask missed it.
+// masked, and then cut to 500. The first cut may split a secret, which the mask then misses; the second cut removes the
+// end of the text, where that secret would be.
 var listColumns = strings.NewReplacer(
 	"subscriber_id,", "CASE WHEN m.mask -> 'hidden' ? 'subscriber_id' THEN NULL WHEN m.mask IS NULL OR subscriber_id IS "+
 		"NULL THEN subscriber_id ELSE dlq.masked_text(subscriber_id, m.mask, "+listValues+") END AS subscriber_id,",
@@ -130,9 +129,9 @@ var listColumns = strings.NewReplacer(
 
 const listValues = "dlq.sensitive_values(original_event, edited_event, metadata, job_kind, m.mask)"
 
-// ListSQL returns the query behind [Store.List] for a part of the queue and its parameters, for
-// EXPLAIN. condition is the condition of the page's filter ([Store.Where]). Pages are cut by id, which
-// sorts by time: every filter index is in id order, so all pages cost the same.
+// ListSQL returns the query of [Store.List] for a part of the queue, and its parameters, for EXPLAIN. condition is the
+// condition of the page's filter ([Store.Where]). A page begins at an id: ids sort by time, and every filter index is
+// in the order of ids, so all pages cost the same.
 func (s *Store) ListSQL(ctx context.Context, p Page, condition string, part Part) (string, []any) {
 	where, args := part.where(nil, []any{pgx.QueryExecModeCacheDescribe, p.Filter.JSON()})
 	where, args = p.where(where, args)
@@ -164,12 +163,11 @@ func (p *Page) where(where []string, args []any) ([]string, []any) {
 		args = append(args, p.last)
 		where = append(where, fmt.Sprintf(until, len(args)-1))
 	}
-	// Failures in the inbox are listed as pending, except further failures of a job that has an open
-	// entry.
+	// Failures in the inbox are listed as pending entries, except further failures of a job that has an open entry.
 	return append(where, "(stage <> 'inbox' OR NOT dlq.is_repeat(river_job_id, job_created_at))"), args
 }
 
-// Where returns the SQL condition of a filter (dlq.filter_where), limited to the scope of ctx.
+// Where returns the SQL condition of a filter (dlq.filter_where), which includes the scope of ctx.
 func (s *Store) Where(ctx context.Context, f *filter.Filter) (string, error) {
 	where, err := s.queries.FilterWhere(ctx, f.JSON())
 	return where, AsMoveError(err)
@@ -178,8 +176,8 @@ func (s *Store) Where(ctx context.Context, f *filter.Filter) (string, error) {
 // FilterValue is a suggested value for a field of a filter.
 type FilterValue = dbsqlc.FilterValuesRow
 
-// FilterValues returns up to most values of a filter's JSON field that contain text, among open
-// entries, likely ones first.
+// FilterValues returns up to most values that open entries have in a JSON field of the filter and that contain text.
+// Likely values come first.
 func (s *Store) FilterValues(ctx context.Context, field, text string, most int) ([]FilterValue, error) {
 	rows, err := s.queries.FilterValues(ctx, dbsqlc.FilterValuesParams{
 		Field: field, Prefix: text, Most: int32(min(most, math.MaxInt32)),
@@ -187,8 +185,7 @@ func (s *Store) FilterValues(ctx context.Context, field, text string, most int) 
 	return rows, AsMoveError(err)
 }
 
-// stagesOf returns the partitions that hold entries with these states; no state means all
-// partitions.
+// stagesOf returns the partitions that contain entries with these states. Without a state it returns all partitions.
 func stagesOf(statuses []string) (stages []string) {
 	if len(statuses) == 0 {
 		return []string{"inbox", "open", "returned", "resolved", "failed", "archived"}
@@ -206,7 +203,7 @@ func stagesOf(statuses []string) (stages []string) {
 	return stages
 }
 
-// FirstID returns the smallest id that an entry captured at the given time can have: 48 bits of
+// FirstID returns the smallest id of an entry that was captured at the given time. An id begins with 48 bits: the
 // milliseconds since 1970.
 func FirstID(at time.Time) uuid.UUID {
 	var id uuid.UUID
@@ -217,8 +214,8 @@ func FirstID(at time.Time) uuid.UUID {
 	return id
 }
 
-// List returns one page of entries. It reads part by part (see [Part]) without a time limit;
-// [Store.Search] has one.
+// List returns one page of entries. It reads part by part (see [Part]) and has no time limit. [Store.Search] has a time
+// limit.
 func (s *Store) List(ctx context.Context, p Page) ([]Summary, error) {
 	condition, err := s.Where(ctx, &p.Filter)
 	if err != nil {
@@ -227,12 +224,12 @@ func (s *Store) List(ctx context.Context, p Page) ([]Summary, error) {
 	return s.list(ctx, p, condition, time.Time{})
 }
 
-// list is [Store.List] with a deadline; the zero time means none.
+// list is [Store.List] with the deadline until; the zero time means no deadline.
 func (s *Store) list(ctx context.Context, p Page, condition string, until time.Time) ([]Summary, error) {
 	stages := stagesOf(p.Filter.Status)
 	page := []Summary{}
-	// An entry that closes between the statements is found twice, and merge removes the duplicate. If the closed
-	// parts were read first, the entry could be missed.
+	// Read the open part first. An entry that closes between the statements is then found twice, and merge removes the
+	// duplicate. In the other order, the entry could be missed.
 	if open := OpenPart(); slices.ContainsFunc(stages, open.holds) {
 		var err error
 		if page, err = s.listPart(ctx, p, condition, open, until); err != nil {
@@ -246,10 +243,10 @@ func (s *Store) list(ctx context.Context, p Page, condition string, until time.T
 	if err != nil {
 		return nil, err
 	}
-	since, _ := time.Parse(time.RFC3339, p.Filter.After) // zero, for no bound, if the filter has no such time
+	since, _ := time.Parse(time.RFC3339, p.Filter.After) // zero, which means no bound, if the filter has no such time
 	for _, part := range parts {
 		if !p.Oldest && len(page) == p.Limit {
-			// An entry closes after it fails. So entries that closed before the page's last entry failed also failed
+			// An entry closes after it fails. So entries that closed before the failure of the page's last entry also failed
 			// before it, and come after it in the list.
 			since = ClosedSince(page[len(page)-1].ID)
 		}
@@ -268,7 +265,7 @@ func (s *Store) list(ctx context.Context, p Page, condition string, until time.T
 	return page, nil
 }
 
-// merge returns the first page of the entries of both.
+// merge returns the first page of the entries of page and more, in page order and without duplicates.
 func (p *Page) merge(page, more []Summary) []Summary {
 	page = append(page, more...)
 	slices.SortStableFunc(page, func(a, b Summary) int {
@@ -296,8 +293,8 @@ func (s *Store) listPart(ctx context.Context, p Page, condition string, part Par
 	return found, err
 }
 
-// Summaries returns entries by id as lists show them, newest first. It omits entries that closed
-// before since.
+// Summaries returns the entries with the given ids as lists show them, newest first. It omits entries that closed
+// before since, and entries outside of the caller's scope.
 func (s *Store) Summaries(ctx context.Context, ids []uuid.UUID, since time.Time) ([]Summary, error) {
 	sql := s.schemas.Render("SELECT " + listColumns + ` FROM dlq.dead_letter_queue e CROSS
 		JOIN (SELECT dlq.mask($1) AS mask OFFSET 0) m
@@ -312,9 +309,9 @@ func (s *Store) Summaries(ctx context.Context, ids []uuid.UUID, since time.Time)
 	return pgx.CollectRows(rows, pgx.RowToStructByName[Summary])
 }
 
-// Part is the share of the queue that one statement reads. Each month of closed entries is a table with a dozen
-// indexes. A statement locks the tables and indexes of every month that its plan cannot exclude, in a lock table that
-// all databases of the server share. So queries over the whole history read one part after another.
+// Part is a part of all entries, which one statement reads. Each month of closed entries is a table with a dozen
+// indexes. A statement locks the tables and indexes of every month that its plan cannot exclude, and all databases of
+// the server share one lock table. So queries over the whole history read one part after another.
 type Part struct {
 	Stages   []string
 	From, To time.Time // of closed_at; zero for no bound
@@ -324,15 +321,15 @@ type Part struct {
 // partMonths is the number of months of closed entries in a part.
 const partMonths = 4
 
-// OpenPart returns the part that holds all open entries.
+// OpenPart returns the part that contains all open entries and the inbox.
 func OpenPart() Part { return Part{Stages: []string{"inbox", "open"}} }
 
 func (p Part) holds(stage string) bool { return slices.Contains(p.Stages, stage) }
 
 func (p Part) endsBefore(t time.Time) bool { return !p.To.IsZero() && p.To.Before(t) }
 
-// where adds the conditions of the part to where and args. args[0] is pgx's query mode: the planner
-// must know the parameters.
+// where adds the conditions of the part to where and args. args[0] must be a query mode of pgx in which the planner
+// knows the parameters, because only then it can exclude months.
 func (p Part) where(where []string, args []any) ([]string, []any) {
 	where = append(where, "stage IN ('"+strings.Join(p.Stages, "', '")+"')")
 	if !p.From.IsZero() {
@@ -410,7 +407,7 @@ func (s *Store) readClosedParts(ctx context.Context) ([]Part, error) {
 	return parts, nil
 }
 
-// entryColumns are the columns of [Entry]. The tags of an unfiled entry are as the application's SQL wrote them: they
+// entryColumns are the columns of [Entry]. An unfiled entry has the tags that the application wrote to its job, which
 // may have NULL elements or several dimensions.
 const entryColumns = summaryColumns + `,
 	CASE job_kind WHEN 'dlqd_message' THEN original_event ->> 'sourceType' END AS source_type,
@@ -433,11 +430,11 @@ const entryColumns = summaryColumns + `,
 		'originalPartition', (record).original_partition, 'originalOffset', (record).original_offset,
 		'form', (record).form, 'bytes', (record).size)) END AS record`
 
-// exportPage is the number of entries that an export reads at once.
+// exportPage is the number of entries that an export reads with one statement.
 const exportPage = 200
 
-// FindEntries returns the next [exportPage] entries that a filter selects, in full and in order of
-// capture. It begins after the given entry; nil means at the first.
+// FindEntries returns the next [exportPage] entries that a filter selects, with all their data, in the order of
+// capture. It begins after the entry after, or with the first entry if after is nil.
 func (s *Store) FindEntries(ctx context.Context, filter json.RawMessage, after *uuid.UUID) ([]Entry, error) {
 	mask := "(SELECT dlq.mask())"
 	if isRevealed(ctx) {
@@ -456,17 +453,17 @@ func (s *Store) FindEntries(ctx context.Context, filter json.RawMessage, after *
 	if ctx.Value(approvalKey{}) == nil {
 		err = read(s.db)
 	} else {
-		err = s.InTx(ctx, read) // which restricts the filter to the entries of the approval
+		err = s.InTx(ctx, read) // InTx restricts the filter to the entries of the approval
 	}
 	return entries, AsMoveError(err)
 }
 
-// Get returns an entry and its audit trail, oldest move first. It returns [ErrNotFound] if there is
-// no such entry.
+// Get returns an entry and its audit trail, the oldest move first. It returns [ErrNotFound] if there is no such entry
+// in the caller's scope.
 func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Entry, []Transition, error) {
 	entry, err := s.find(ctx, id)
 	if errors.Is(err, pgx.ErrNoRows) {
-		// While an entry moves between partitions, a reader may see neither row.
+		// While an entry moves between partitions, one statement may find neither the old nor the new row.
 		entry, err = s.find(ctx, id)
 	}
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -480,14 +477,14 @@ func (s *Store) Get(ctx context.Context, id uuid.UUID) (*Entry, []Transition, er
 }
 
 const (
-	// maxTrail limits how many moves of an entry are shown.
+	// maxTrail is the maximum number of moves of an entry that are shown.
 	maxTrail = 1000
-	// trailMonths is the number of months of the audit trail that one statement reads (see [Part]).
-	// Each is a table with four indexes.
+	// trailMonths is the number of months of the audit trail that one statement reads (see [Part]). Each month is a table
+	// with four indexes.
 	trailMonths = 10
 )
 
-// trail returns the audit rows of an entry since its capture, oldest first, at most [maxTrail].
+// trail returns up to [maxTrail] audit rows of an entry since its capture, the oldest first.
 func (s *Store) trail(ctx context.Context, entry *Entry) ([]Transition, error) {
 	trail := []Transition{}
 	for from := entry.CreatedAt.Add(-time.Hour); len(trail) < maxTrail; from = from.AddDate(0, trailMonths, 0) {
@@ -501,15 +498,15 @@ func (s *Store) trail(ctx context.Context, entry *Entry) ([]Transition, error) {
 			return nil, err
 		}
 		trail = append(trail, more...)
-		if from.AddDate(0, trailMonths, 0).After(time.Now().Add(24 * time.Hour)) { // a day for clock skew
+		if from.AddDate(0, trailMonths, 0).After(time.Now().Add(24 * time.Hour)) { // one day more, because clocks may differ
 			break
 		}
 	}
 	return trail, nil
 }
 
-// TrailSQL returns the query behind the trail of [Store.Get] for [trailMonths] months, and its
-// parameters, for EXPLAIN.
+// TrailSQL returns the query with which [Store.Get] reads [trailMonths] months of the audit trail, and its parameters,
+// for EXPLAIN.
 func (s *Store) TrailSQL(ctx context.Context, id uuid.UUID, from time.Time, limit int) (string, []any) {
 	return s.schemas.Render(`SELECT at, from_status, to_status, actor, db_user, reason,
 		CASE WHEN m.mask -> 'hidden' ? 'notes' THEN NULL ELSE dlq.masked_text(note, m.mask) END AS note, strategy,
@@ -523,7 +520,7 @@ func (s *Store) TrailSQL(ctx context.Context, id uuid.UUID, from time.Time, limi
 		}
 }
 
-// find looks for an entry among the open ones, then among those closed since its job failed, then
+// find looks for an entry among the open entries, then among those that closed after the entry's job failed, and last
 // among older ones.
 func (s *Store) find(ctx context.Context, id uuid.UUID) (*Entry, error) {
 	entry, err := s.findIn(ctx, id, OpenPart())
@@ -562,8 +559,7 @@ func (s *Store) findIn(ctx context.Context, id uuid.UUID, part Part) (*Entry, er
 	return pgx.CollectExactlyOneRow(rows, pgx.RowToAddrOfStructByName[Entry])
 }
 
-// GetSQL returns the query behind [Store.Get] for a part of the queue, and its parameters, for
-// EXPLAIN.
+// GetSQL returns the query of [Store.Get] for a part of the queue, and its parameters, for EXPLAIN.
 func (s *Store) GetSQL(ctx context.Context, id uuid.UUID, part Part) (string, []any) {
 	where, args := part.where([]string{"id = $1"}, []any{pgx.QueryExecModeCacheDescribe, id})
 	add := func(condition string, value any) string {
@@ -580,17 +576,18 @@ func (s *Store) GetSQL(ctx context.Context, id uuid.UUID, part Part) (string, []
 	return s.schemas.Render(fmt.Sprintf(maskedEntries, strings.Join(where, " AND "), mask)), args
 }
 
-// maskedEntries selects the masked entries that match a condition.
+// maskedEntries is a format of the query for the masked entries that match a condition. Its verbs are the condition and
+// the mask.
 const maskedEntries = "SELECT " + entryColumns + ` FROM (SELECT q AS entry FROM dlq.dead_letter_queue q
 	WHERE %s) w CROSS JOIN LATERAL dlq.masked(w.entry, %s) e`
 
 type revealKey struct{}
 
-// isRevealed reports whether the caller recorded a reason for reading unmasked data.
+// isRevealed reports whether reads with ctx return unmasked data, because the caller has recorded a reason.
 func isRevealed(ctx context.Context) bool { return ctx.Value(revealKey{}) != nil }
 
-// Reveal returns an entry unmasked. It first writes an audit row with the actor and the reason; if
-// that fails, it returns nothing.
+// Reveal returns an entry unmasked, and its audit trail. It first writes an audit row with the actor and the reason. If
+// that fails, it returns only the error.
 func (s *Store) Reveal(ctx context.Context, id uuid.UUID, act Act) (*Entry, []Transition, error) {
 	if err := s.move(ctx, func(tx postgres.DB) error {
 		return dbsqlc.New(tx).RecordReveal(ctx, dbsqlc.RecordRevealParams{ID: id, Note: act.Note, Actor: act.Actor})
@@ -603,13 +600,13 @@ func (s *Store) Reveal(ctx context.Context, id uuid.UUID, act Act) (*Entry, []Tr
 // RevealFor is how long [Store.Revealed] shows an entry unmasked after a reveal.
 const RevealFor = 10 * time.Minute
 
-// Revealed returns what [Store.Get] does. If the actor has revealed the entry within [RevealFor], the entry is
-// unmasked, and until is the end of that time by the clock of this process; else until is zero. It writes no audit row,
-// because the row of the reveal covers this time.
+// Revealed returns the same as [Store.Get]. If the actor has revealed the entry within the last [RevealFor], the entry
+// is unmasked, and until is the end of that time by the clock of this process; otherwise until is zero. Revealed writes
+// no audit row, because the row of the reveal covers this time.
 func (s *Store) Revealed(ctx context.Context, id uuid.UUID, actor string) (entry *Entry, trail []Transition,
 	until time.Time, err error,
 ) {
-	var now time.Time // of the database, whose clock the trail's times are from
+	var now time.Time // the database's clock, by which the trail's times were set
 	if err := s.statements.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&now); err != nil {
 		return nil, nil, until, err
 	}
@@ -634,11 +631,11 @@ func (s *Store) Revealed(ctx context.Context, id uuid.UUID, actor string) (entry
 	return entry, trail, until, err
 }
 
-// revealedReason equals the result of the SQL function dlq.revealed_reason.
+// revealedReason is the result of the SQL function dlq.revealed_reason.
 const revealedReason = "revealed"
 
-// RecordExport writes an audit row for an export of the entries that a filter selects. With reveal,
-// reads with the returned context are unmasked, which requires a note.
+// RecordExport writes an audit row for an export of the entries that a filter selects. If reveal is set, reads with the
+// returned context are unmasked; then act needs a note.
 func (s *Store) RecordExport(ctx context.Context, filter json.RawMessage, reveal bool, act Act,
 ) (context.Context, error) {
 	if reveal && strings.TrimSpace(act.Note) == "" {
@@ -658,8 +655,8 @@ func (s *Store) RecordExport(ctx context.Context, filter json.RawMessage, reveal
 	return ctx, err
 }
 
-// ClosedSince returns the earliest time at which an entry can have closed: the time of its job's
-// failure, taken from the id, less a day for clock skew. dlq.closed_since computes the same.
+// ClosedSince returns the earliest time at which an entry can have closed: the time of its job's failure, which the id
+// contains, less one day because clocks may differ. dlq.closed_since computes the same.
 func ClosedSince(id uuid.UUID) time.Time {
 	failed := capturedAt(id)
 	if now := time.Now(); failed.After(now) {
@@ -672,11 +669,11 @@ func ClosedSince(id uuid.UUID) time.Time {
 type Act struct {
 	Actor string
 	Note  string
-	// Operation groups the moves of one action for [Store.Undo]; uuid.Nil for a new one.
+	// Operation groups the moves of one action for [Store.Undo]; uuid.Nil means a new operation.
 	Operation uuid.UUID
 }
 
-// operation returns the operation's id, a new one if a has none.
+// operation returns the id of a's operation, or a new id if a has none.
 func (a Act) operation() uuid.UUID {
 	if a.Operation != uuid.Nil {
 		return a.Operation
@@ -689,18 +686,18 @@ func NewOperation() uuid.UUID { return uuid.Must(uuid.NewV7()) }
 
 // Replay describes the replay of one entry.
 type Replay struct {
-	Payload     json.RawMessage // replaces the entry's payload; nil for no change
-	Destination string          // overrides the destination of the entry's queue; "" for no change
-	// Checkpoint is [Resume] or [Discard]. An edit requires it if the entry has a [Checkpoint].
+	Payload     json.RawMessage // replaces the entry's payload; nil leaves it unchanged
+	Destination string          // replaces the destination of the entry's queue; "" leaves it unchanged
+	// Checkpoint is [Resume] or [Discard]. It is required if Payload is set and the entry has a [Checkpoint].
 	Checkpoint string
 	Force      bool // replay even if the entry's own job, or a job with its unique key, is live or has done the work
-	// OtherGroups accepts that consumer groups that did not fail read a record again; replay.Replayer checks it.
+	// OtherGroups accepts that consumer groups that did not fail read a record again. replay.Replayer checks it.
 	OtherGroups bool
 	Act         Act
 }
 
-// Replay redelivers an entry now. It returns the id of the new job, or of the entry's own job if
-// that already runs again or has completed.
+// Replay redelivers an entry now. It returns the id of the new job. If the entry's own job already runs again or has
+// completed, it returns the id of that job instead.
 func (s *Store) Replay(ctx context.Context, id uuid.UUID, in Replay) (int64, error) {
 	var job int64
 	err := s.move(ctx, func(tx postgres.DB) (err error) {
@@ -753,23 +750,23 @@ func (s *Store) call(ctx context.Context, verb string, id uuid.UUID, act Act) er
 	})
 }
 
-// Bulk is an action on every entry that a filter selects. Its JSON is what an approval covers.
+// Bulk is an action on every entry that a filter selects. An approval covers its JSON.
 type Bulk struct {
 	// Action is discard, expire, resolve, park, unpark, reopen, assign, tag, note or purge.
 	Action   string          `json:"do"`
 	Filter   json.RawMessage `json:"filter"`        // see dlq.find
-	All      bool            `json:"all,omitempty"` // accept a filter that selects every entry
+	All      bool            `json:"all,omitempty"` // required if the filter selects every entry
 	Assignee string          `json:"assignee,omitempty"`
 	Tags     []string        `json:"tags,omitempty"`
-	Force    bool            `json:"force,omitempty"` // purge: also pending, manual and failed entries
+	Force    bool            `json:"force,omitempty"` // with purge: also purge pending, manual and failed entries
 	Act      Act             `json:"-"`
 }
 
 // bulkBatch is the number of entries in one transaction of a bulk action.
 const bulkBatch = 500
 
-// Bulk applies an action in batches, each in its own transaction: if it is interrupted, the batches
-// before are done. It returns how many entries the filter selected and how many the action changed.
+// Bulk applies an action in batches, each in its own transaction. It returns how many entries the filter selected and
+// how many of them the action changed. If Bulk is interrupted, the batches before stay done.
 func (s *Store) Bulk(ctx context.Context, b Bulk) (looked, changed int, err error) {
 	below, err := s.queries.NewID(ctx)
 	if err != nil {
@@ -801,8 +798,8 @@ func (s *Store) Bulk(ctx context.Context, b Bulk) (looked, changed int, err erro
 	}
 }
 
-// EnsureMonth creates the partition for entries that closed with a status in a month. Its lock on the
-// table of the status ends with the call.
+// EnsureMonth creates the partition for entries that closed with a status in a month. It locks the table of the status
+// only during the call. It fails if another session holds that table.
 func (s *Store) EnsureMonth(ctx context.Context, status string, month time.Time) error {
 	exists, err := s.queries.EnsureMonth(ctx, dbsqlc.EnsureMonthParams{Status: status, Month: month})
 	if err == nil && !exists {
@@ -812,9 +809,9 @@ func (s *Store) EnsureMonth(ctx context.Context, status string, month time.Time)
 	return err
 }
 
-// RestoreEntries brings archived entries back, all or none, and keeps retention from dropping their months until a
-// time. batches calls restore with the entries, batch by batch. RestoreEntries calls batches again if its transaction
-// collides with another one. It skips entries that are present, and returns how many it restored.
+// RestoreEntries restores archived entries, all or none, and prevents retention from dropping their months before
+// until. batches calls restore with the entries, batch by batch. If the transaction collides with another one,
+// RestoreEntries calls batches again. It skips entries that are present, and returns how many it restored.
 func (s *Store) RestoreEntries(ctx context.Context, until time.Time, act Act,
 	batches func(restore func(entries json.RawMessage) error) error,
 ) (restored int, err error) {
@@ -834,8 +831,8 @@ func (s *Store) RestoreEntries(ctx context.Context, until time.Time, act Act,
 	return restored, nil
 }
 
-// Protect sets the columns hidden from the role dlq_reader and the masking rules for all callers
-// (see dlq.mask), if they changed.
+// Protect sets the columns that are hidden from the role dlq_reader, and the masking rules for all callers (see
+// dlq.mask). It writes only changes.
 func (s *Store) Protect(ctx context.Context, columns []string, masked json.RawMessage) error {
 	return s.queries.Protect(ctx, dbsqlc.ProtectParams{Columns: columns, Masked: masked})
 }
@@ -845,17 +842,17 @@ func (s *Store) SchemaVersion(ctx context.Context) (int64, error) {
 	return postgres.SchemaVersion(ctx, s.db)
 }
 
-// maxMoveTries limits how often a move is run if concurrent moves of the same row collide with it.
+// maxMoveTries is how often a move is run at most, if concurrent moves of the same row collide with it.
 const maxMoveTries = 5
 
 type originKey struct{}
 
-// WithOrigin returns a context that records where an action comes from in the audit trail.
+// WithOrigin returns a context with the origin of an action, which the audit trail records.
 func WithOrigin(ctx context.Context, origin string) context.Context {
 	return context.WithValue(ctx, originKey{}, &origin)
 }
 
-// OnBehalfOf adds the person that a caller acts for to the origin in ctx.
+// OnBehalfOf adds to the origin in ctx the person for whom the caller acts. It changes nothing if ctx has no origin.
 func OnBehalfOf(ctx context.Context, person string) {
 	if origin, ok := ctx.Value(originKey{}).(*string); ok {
 		*origin += ", on behalf of " + person
@@ -864,13 +861,13 @@ func OnBehalfOf(ctx context.Context, person string) {
 
 type approvalKey struct{}
 
-// WithApproval returns a context bound to an approval: actions in it touch only the entries that
-// the approval froze.
+// WithApproval returns a context bound to an approval. Actions with that context touch only the entries that the
+// approval froze.
 func WithApproval(ctx context.Context, id uuid.UUID) context.Context {
 	return context.WithValue(ctx, approvalKey{}, id)
 }
 
-// Origin returns where an action comes from; empty if ctx has no origin.
+// Origin returns the origin of an action, or "" if ctx has none.
 func Origin(ctx context.Context) string {
 	if origin, ok := ctx.Value(originKey{}).(*string); ok {
 		return *origin
@@ -878,8 +875,8 @@ func Origin(ctx context.Context) string {
 	return ""
 }
 
-// setOrigin passes the scope, the approval, the origin and the trace of ctx to the database for the
-// rest of a transaction.
+// setOrigin passes the scope, the approval, the origin and the trace in ctx to the database, for the rest of the
+// transaction.
 func (s *Store) setOrigin(ctx context.Context, tx pgx.Tx) error {
 	if err := s.schemas.SetScope(ctx, tx); err != nil {
 		return err
@@ -900,9 +897,9 @@ func (s *Store) setOrigin(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// move runs a move in a transaction and repeats it if it collides with a concurrent transaction: in
-// a deadlock, or because that transaction moved the row to another partition. It returns errors of
-// dlqd's functions as [MoveError].
+// move runs a move in a transaction. It runs the move again, up to maxMoveTries times, if the transaction collides with
+// another one: in a deadlock, or because the other one moved the row to another partition. Errors of dlqd's functions
+// are returned as [MoveError].
 func (s *Store) move(ctx context.Context, run func(tx postgres.DB) error) error {
 	var err error
 	for range maxMoveTries {
@@ -914,8 +911,7 @@ func (s *Store) move(ctx context.Context, run func(tx postgres.DB) error) error 
 	return AsMoveError(err)
 }
 
-// AsMoveError turns an error that dlqd's functions raised into a [MoveError]. It returns other errors
-// unchanged.
+// AsMoveError turns an error that one of dlqd's functions raised into a [MoveError]. It returns other errors unchanged.
 func AsMoveError(err error) error {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && sqlStates[pgErr.Code] != nil {
@@ -924,22 +920,22 @@ func AsMoveError(err error) error {
 	return err
 }
 
-// Redelivery is the result of redelivering one entry: see dlq.redeliver.
+// Redelivery is the result of the redelivery of one entry: see dlq.redeliver.
 type Redelivery = dbsqlc.RedeliverRow
 
 // Verdicts of [Redelivery].
 const (
 	VerdictSent     = "sent"     // job JobID was created
-	VerdictFollows  = "follows"  // the entry's own job JobID runs again, and the entry waits for it
+	VerdictFollows  = "follows"  // the entry's own job JobID was started again outside dlqd, and the entry waits for it
 	VerdictResolved = "resolved" // the entry's own job or a redelivery, JobID, has completed: the entry is resolved
 	VerdictBusy     = "busy"     // another transaction has locked JobID or its unique key; try again
 	VerdictLive     = "live"     // JobID, which is live, holds the unique key
 	VerdictDone     = "done"     // JobID, which has ended, holds the unique key
 	VerdictOpen     = "open"     // the entry has failed, and another entry of its job JobID is open
-	VerdictAlone    = "alone"    // its job was rescued twice or more, and another such job goes first in its queue
+	VerdictAlone    = "alone"    // the job was rescued twice or more, and another such job of its queue goes first
 )
 
-// Redeliver creates jobs for entries that tx has claimed, under a version of the policy.
+// Redeliver creates jobs for entries that tx has claimed, and records the version of the policy that decided it.
 func (s *Store) Redeliver(ctx context.Context, tx postgres.DB, ids []uuid.UUID, actor, reason,
 	configVersion string,
 ) ([]Redelivery, error) {
@@ -948,17 +944,17 @@ func (s *Store) Redeliver(ctx context.Context, tx postgres.DB, ids []uuid.UUID, 
 	})
 }
 
-// Sweep is the result of checking the jobs of entries in dlq_processing.
+// Sweep is the result of a check of the jobs of entries in dlq_processing.
 type Sweep = dbsqlc.SweepRedeliveriesRow
 
-// SweepRedeliveries checks the jobs of the next entries in dlq_processing, in order of id: those
-// after the given id, which is uuid.Nil for the first batch and then Sweep.Last of the previous
-// one. If Sweep.Last is uuid.Nil, no entry is left.
+// SweepRedeliveries checks the jobs of a batch of entries in dlq_processing, in the order of ids. The batch begins
+// after the entry after, which is uuid.Nil for the first batch and then Sweep.Last of the previous batch. If Sweep.Last
+// is uuid.Nil, no entry is left.
 func (s *Store) SweepRedeliveries(ctx context.Context, after uuid.UUID) (Sweep, error) {
 	return s.queries.SweepRedeliveries(ctx, after)
 }
 
-// OldestOpen returns when the oldest open entry was captured, nil if none is open.
+// OldestOpen returns the time at which the oldest open entry was captured, or nil if no entry is open.
 func (s *Store) OldestOpen(ctx context.Context) (*time.Time, error) {
 	at, err := s.queries.OldestOpen(ctx)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -967,26 +963,26 @@ func (s *Store) OldestOpen(ctx context.Context) (*time.Time, error) {
 	return &at, err
 }
 
-// Backlog counts the open entries of a status, a queue and a class.
+// Backlog has the number of open entries with the same status, queue and class.
 type Backlog = dbsqlc.BacklogRow
 
-// BacklogSQL is the query behind [Store.Backlog], for EXPLAIN.
+// BacklogSQL is the query of [Store.Backlog], for EXPLAIN.
 const BacklogSQL = dbsqlc.Backlog
 
-// Backlog returns the numbers of open entries.
+// Backlog returns the numbers of open entries by status, queue and class.
 func (s *Store) Backlog(ctx context.Context) ([]Backlog, error) { return s.queries.Backlog(ctx) }
 
-// PreviewCount counts the entries that a filter selects, by queue, error type and age.
+// PreviewCount has the number of entries with the same queue, error type and age that a filter selects.
 type PreviewCount = dbsqlc.PreviewRow
 
-// Preview counts the entries that a filter selects.
+// Preview counts the entries that a filter selects, by queue, error type and age.
 func (s *Store) Preview(ctx context.Context, filter json.RawMessage) ([]PreviewCount, error) {
 	rows, err := s.queries.Preview(ctx, filter)
 	return rows, AsMoveError(err)
 }
 
-// CountUpTo counts the entries that a filter selects, up to most; with replay, only those that a
-// replay run would take.
+// CountUpTo counts the entries that a filter selects, up to most. If replay is set, it counts only those that a replay
+// run would redeliver.
 func (s *Store) CountUpTo(ctx context.Context, filter json.RawMessage, replay bool, most int64) (int64, error) {
 	n, err := s.queries.CountUpTo(ctx, dbsqlc.CountUpToParams{
 		Filter: filter, Replayable: replay, Most: int32(min(most, math.MaxInt32)),
@@ -994,32 +990,32 @@ func (s *Store) CountUpTo(ctx context.Context, filter json.RawMessage, replay bo
 	return n, AsMoveError(err)
 }
 
-// Count counts the entries that a filter selects; with replay, only those that a replay run would
-// take.
+// Count counts the entries that a filter selects. If replay is set, it counts only those that a replay run would
+// redeliver.
 func (s *Store) Count(ctx context.Context, filter json.RawMessage, replay bool) (int64, error) {
 	n, err := s.queries.Count(ctx, dbsqlc.CountParams{Filter: filter, Replayable: replay})
 	return n, AsMoveError(err)
 }
 
-// SelectsAll reports whether a filter selects every entry: then the caller must confirm it.
+// SelectsAll reports whether a filter selects every entry. If so, the caller must confirm the action.
 func (s *Store) SelectsAll(ctx context.Context, filter json.RawMessage) (bool, error) {
 	return s.queries.ChoosesAll(ctx, filter)
 }
 
-// PublishPolicy writes the version of the active policy, the actions that require an approval, and what replay runs
-// skip by default, to the database.
+// PublishPolicy writes to the database the version of the active policy, the actions that require an approval, and the
+// work that replay runs skip by default.
 func (s *Store) PublishPolicy(ctx context.Context, version string, approvals, skips json.RawMessage) error {
 	return s.queries.PublishPolicy(ctx, dbsqlc.PublishPolicyParams{
 		Version: version, Approvals: string(approvals), Skips: string(skips), Actor: "worker:" + postgres.ProcessName(),
 	})
 }
 
-// Record runs do in a transaction and writes an audit row for what it does to something that is not an entry.
+// Record runs do in a transaction, and writes an audit row with what as the change to subject, which is not an entry.
 func (s *Store) Record(ctx context.Context, subject, what string, act Act, do func(tx pgx.Tx) error) error {
 	return s.RecordDone(ctx, subject, act, func(tx pgx.Tx) (string, error) { return what, do(tx) })
 }
 
-// RecordDone does what [Store.Record] does, for an action that only do can describe.
+// RecordDone does the same as [Store.Record], but do returns the description of the change.
 func (s *Store) RecordDone(ctx context.Context, subject string, act Act,
 	do func(tx pgx.Tx) (what string, err error),
 ) error {

@@ -32,7 +32,7 @@ func (b *bundle) createEntry() *deadletter.Entry {
 	return entry
 }
 
-// moveTo moves an entry to a state in as few legal moves as possible.
+// moveTo moves an entry to a state in as few allowed moves as possible.
 func (b *bundle) moveTo(id uuid.UUID, status deadletter.Status) {
 	b.Helper()
 	ways := map[deadletter.Status][]string{
@@ -53,7 +53,7 @@ var statuses = []deadletter.Status{
 	deadletter.Failed, deadletter.Archived,
 }
 
-// moveSQL returns a move as an operator might write it in psql.
+// moveSQL returns an UPDATE that moves an entry, as an operator might write it in psql.
 func moveSQL(to string) string {
 	job, due := "NULL", "next_retry_at"
 	if to == "dlq_processing" {
@@ -66,7 +66,7 @@ func moveSQL(to string) string {
 		WHERE id = $1`, to, job, due)
 }
 
-// The database enforces the state table of docs/state_machine.md on every session.
+// The database enforces the state table of docs/state_machine.md in every session.
 func TestMoves_FollowStateTable(t *testing.T) {
 	t.Parallel()
 	allowed := map[deadletter.Status]string{
@@ -80,7 +80,7 @@ func TestMoves_FollowStateTable(t *testing.T) {
 	for _, from := range statuses {
 		for _, to := range statuses {
 			if from == to && to != deadletter.Pending {
-				continue // only pending entries may be moved to their own state
+				continue // only pending entries may move to the state that they have
 			}
 			t.Run(fmt.Sprintf("%s to %s", from, to), func(t *testing.T) {
 				t.Parallel()
@@ -177,8 +177,8 @@ func TestMoves_ParkResolveAndUnpark(t *testing.T) {
 	require.ErrorIs(t, err, deadletter.ErrNotFound)
 }
 
-// TestMoves_RefusalSaysWhoMovedTheEntry checks that a refusal names the move that gave the entry its
-// state, as the audit trail shows it to the caller.
+// TestMoves_RefusalSaysWhoMovedTheEntry checks that a refusal names the move that brought the entry to its state, as
+// the caller sees that move in the audit trail.
 func TestMoves_RefusalSaysWhoMovedTheEntry(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -416,8 +416,8 @@ func TestList_PagesAndFilters(t *testing.T) {
 	}, Limit: 100}), n)
 }
 
-// TestPlans_UseIndexes checks the plans of the claim and of lists, with so many rows that a sequential scan
-// would cost more.
+// TestPlans_UseIndexes checks the plans of the claim and of lists. There are so many rows that a sequential scan would
+// cost more than an index.
 func TestPlans_UseIndexes(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)
@@ -466,8 +466,7 @@ func TestPlans_UseIndexes(t *testing.T) {
 	require.NotContains(t, plan, "Sort")
 }
 
-// TestMoves_StayLegalUnderContention moves the same entries concurrently: no move is lost, doubled or
-// illegal.
+// TestMoves_StayLegalUnderContention moves the same entries concurrently. No move may be lost, made twice or illegal.
 func TestMoves_StayLegalUnderContention(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)

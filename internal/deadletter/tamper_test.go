@@ -25,8 +25,8 @@ func ownerSession(t *testing.T, pool *pgxpool.Pool) *session {
 	return &session{T: t, conn: conn.Conn()}
 }
 
-// The owner of the schema, as which dlqd connects, cannot bypass the state table or the audit trail
-// with a plain statement on any table.
+// dlqd connects as the owner of the schema. The owner cannot bypass the state table or the audit trail with a plain
+// statement on any table.
 func TestOwner_CannotForgeRows(t *testing.T) {
 	t.Parallel()
 	_, pool := createRoleEntries(t)
@@ -62,7 +62,7 @@ func TestOwner_CannotForgeRows(t *testing.T) {
 		refused["TRUNCATE dlq.dead_letter_transitions"+table] = "the audit trail is append-only"
 	}
 	refused["UPDATE dlq.dead_letter_transitions_"+now+" SET actor = 'x'"] = "it is append-only"
-	for _, stage := range []string{"open", "inbox"} { // open entries other than pending ones, too
+	for _, stage := range []string{"open", "inbox"} { // also for open entries that are not pending
 		refused[strings.Replace(forged("dead_letter_queue", "manual"), "'manual', now(),", "'"+stage+"', NULL,",
 			1)] = "cannot be inserted unless it is dlq_pending"
 	}
@@ -91,7 +91,7 @@ func TestOwner_CannotForgeRows(t *testing.T) {
 	for sql, want := range refused {
 		require.ErrorContains(t, exec(sql), want, sql)
 	}
-	// An UPDATE of an entry in the inbox files it, with the audit row of its capture.
+	// An UPDATE of an entry in the inbox files the entry, with the audit row of its capture.
 	require.NoError(t, exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state)
 		VALUES ('k', '{"n": 1}', 'q', 1, 'running')`))
 	require.NoError(t, exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(),
@@ -128,7 +128,7 @@ func TestMoves_BatchWritesRowsOfSingleMoves(t *testing.T) {
 		batch := rows()
 		require.Equal(t, 4, strings.Count(batch, `"to_status": "dlq_processing"`))
 		s.can("UPDATE dlq.dead_letter_queue SET status = 'dlq_manual'")
-		for _, table := range []string{"dead_letter_queue", "dead_letter_open"} { // as while dlqd is upgraded
+		for _, table := range []string{"dead_letter_queue", "dead_letter_open"} { // as during an upgrade
 			s.can("ALTER TABLE dlq." + table + " DISABLE TRIGGER dead_letter_moves")
 		}
 		redeliver(actor)
@@ -158,7 +158,7 @@ func TestMoves_BulkActWritesRowsOfSingleMoves(t *testing.T) {
 		return rows
 	}
 	for _, action := range []string{"discard", "resolve"} {
-		acted(action) // both compared calls find the notes of this one
+		acted(action) // both calls that are compared find the notes of this call
 		batch := acted(action)
 		require.Equal(t, 4, strings.Count(batch, `"from_status": "dlq_manual"`))
 		for _, table := range []string{"dead_letter_queue", "dead_letter_open"} {
@@ -171,8 +171,8 @@ func TestMoves_BulkActWritesRowsOfSingleMoves(t *testing.T) {
 	}
 }
 
-// The setting dlq.moves hides no move. The owner's setting gives a move its actor and reason; that of an operator is
-// ignored.
+// The setting dlq.moves hides no move. If the owner sets it, a move has the actor and the reason of the setting. If an
+// operator sets it, it is ignored.
 func TestMoves_SettingHidesNoMove(t *testing.T) {
 	t.Parallel()
 	url, pool := createRoleEntries(t)
@@ -217,8 +217,8 @@ func TestMoves_SettingHidesNoMove(t *testing.T) {
 	})
 }
 
-// Functions that a redelivery's statement calls for each entry are inlined, because Postgres would start an execution
-// of its own for each call.
+// The statement of a redelivery calls some functions for each entry. They must be inlined, because otherwise Postgres
+// would start an executor for each call.
 func TestRedeliver_ExpressionsAreInlined(t *testing.T) {
 	t.Parallel()
 	_, pool := createRoleEntries(t)
@@ -230,7 +230,7 @@ func TestRedeliver_ExpressionsAreInlined(t *testing.T) {
 	require.NotContains(t, strings.Join(plan, " "), "dlq.")
 }
 
-// Statistics from a time without pending entries do not make a redelivery read all pending entries.
+// A redelivery does not read all pending entries, even if the statistics are from a time without pending entries.
 func TestRedeliver_ReadsOnlyItsEntries(t *testing.T) {
 	t.Parallel()
 	_, pool := createRoleEntries(t)
@@ -254,8 +254,8 @@ func TestRedeliver_ReadsOnlyItsEntries(t *testing.T) {
 	require.Equal(t, "10", s.text("SELECT count(*)::text FROM dlq.dead_letter_open WHERE status = 'dlq_processing'"))
 }
 
-// The trigger dead_letter_move skips redeliveries that dlqd makes in one statement, because dlq.on_moves writes their
-// audit rows. An UPDATE that looks like a redelivery leaves an audit row, too, whichever role runs it.
+// The trigger dead_letter_move skips redeliveries that dlqd makes with one statement, because dlq.on_moves writes their
+// audit rows. Any other UPDATE that looks like a redelivery must leave an audit row, too, for every role.
 func TestMoves_NoUpdateHidesRedelivery(t *testing.T) {
 	t.Parallel()
 	url, pool := createRoleEntries(t)
@@ -292,7 +292,7 @@ func TestMoves_NoUpdateHidesRedelivery(t *testing.T) {
 		wrong(owner, table)
 		owner.can("RESET dlq.moves")
 	}
-	// The trigger does not skip an UPDATE whose columns do not match the new status: it corrects them.
+	// The trigger does not skip an UPDATE whose columns do not match the new status. It corrects these columns.
 	owner.can(set)
 	owner.can("UPDATE dlq.dead_letter_open SET status = 'dlq_pending', next_retry_at = now() WHERE id = '" + id + "'")
 	owner.can(`UPDATE dlq.dead_letter_open SET status = 'dlq_processing', redelivery_job_id = 1, waiting_for = 'x',
@@ -301,7 +301,7 @@ func TestMoves_NoUpdateHidesRedelivery(t *testing.T) {
 		FROM dlq.dead_letter_open WHERE id = '`+id+"'"))
 	owner.can("RESET dlq.moves")
 
-	// Row level security hides all entries from the statements of other roles, unless they may bypass it.
+	// Row level security hides all entries from statements of other roles, unless a role has BYPASSRLS.
 	admin, err := pgx.Connect(t.Context(), postgrestest.Superuser(t, url))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = admin.Close(context.WithoutCancel(t.Context())) })
@@ -327,7 +327,7 @@ func TestMoves_NoUpdateHidesRedelivery(t *testing.T) {
 	}
 }
 
-// A trigger of the application on river_job may reset settings. A redelivery still has its audit row, or fails.
+// A trigger of the application on river_job may reset settings. A redelivery then still has its audit row, or fails.
 func TestMoves_ResetByTriggerHidesNone(t *testing.T) {
 	t.Parallel()
 	_, pool := createRoleEntries(t)
@@ -346,8 +346,8 @@ func TestMoves_ResetByTriggerHidesNone(t *testing.T) {
 		WHERE to_status = 'dlq_processing' AND actor = 'kim' AND reason = 'the reason'`))
 }
 
-// A manual UPDATE moved entries to dlq_processing without a job, or with one of another entry. The
-// sweep returns them to pending.
+// A manual UPDATE moved entries to dlq_processing without a job, or with a job of another entry. The sweep returns
+// these entries to pending.
 func TestSweep_ReturnsEntriesMovedWithoutJob(t *testing.T) {
 	t.Parallel()
 	_, pool := createRoleEntries(t)
@@ -371,7 +371,7 @@ func TestSweep_ReturnsEntriesMovedWithoutJob(t *testing.T) {
 		AND origin IS NOT NULL`), "the audit trail has the origin of the moves")
 }
 
-// A dlq_admin can drop only what retention would drop: a month that has expired and is archived.
+// A dlq_admin can drop only a month that retention would drop: one that has expired and is archived.
 func TestRoles_AdminDropsOnlyExpiredPartitions(t *testing.T) {
 	t.Parallel()
 	url, pool := createRoleEntries(t)
@@ -424,8 +424,8 @@ func TestRoles_AdminDropsOnlyExpiredPartitions(t *testing.T) {
 		"note = 'request 1' AND actor = '"+admin+"'"))
 }
 
-// Every action of an operator leaves an audit row with the actor, the database user, the origin and
-// the policy version.
+// Every action of an operator leaves an audit row with the actor, the database user, the origin and the version of the
+// policy.
 func TestAudit_RecordsActionsOtherThanMoves(t *testing.T) {
 	t.Parallel()
 	url, pool := createRoleEntries(t)
@@ -475,8 +475,8 @@ func TestAudit_RecordsActionsOtherThanMoves(t *testing.T) {
 	})
 }
 
-// Parameters that a dlq_admin passes to a SECURITY DEFINER function are values: no part of them is
-// executed as SQL.
+// Parameters that a dlq_admin passes to a SECURITY DEFINER function are only values. Postgres executes no part of them
+// as SQL.
 func TestRoles_ParametersAreNotExecuted(t *testing.T) {
 	t.Parallel()
 	url, pool := createRoleEntries(t)
@@ -504,7 +504,7 @@ func TestRoles_ParametersAreNotExecuted(t *testing.T) {
 			return quoted
 		case "text[]":
 			return "ARRAY[" + quoted + "]"
-		case "jsonb": // serves as filter, rows, arguments and periods
+		case "jsonb": // valid as a filter, rows, arguments and periods
 			return fmt.Sprintf(`jsonb_build_object('queue', %[1]s, 'payload', jsonb_build_object(%[1]s, %[1]s), 'tags', jsonb_build_array(%[1]s), 'defaults', jsonb_build_object('failed', %[1]s))`, quoted)
 		case "regclass":
 			return "'scratch.\"" + strings.ReplaceAll(strings.ReplaceAll(text, `"`, `""`), "'", "''") + "\"'"
@@ -536,7 +536,8 @@ func TestRoles_ParametersAreNotExecuted(t *testing.T) {
 					strings.ReplaceAll(text, `"`, `""`)))
 			require.NoError(t, err)
 			for _, f := range functions {
-				// Each text parameter is hostile in turn, with existing names for the others; then all of them are.
+				// Each text parameter is hostile in turn, while the others are existing names. In the last call all are
+				// hostile.
 				for hostile := -1; hostile < len(f.Types); hostile++ {
 					args := make([]string, len(f.Types))
 					for n, of := range f.Types {
@@ -564,7 +565,7 @@ func TestRoles_ParametersAreNotExecuted(t *testing.T) {
 		WHERE c.relname LIKE 'zz%'`))
 }
 
-// Only dlqd's own monthly tables get partitions, one month at a time, and by name.
+// Only dlqd's own monthly tables get partitions. A call creates one month, by the table's name.
 func TestRoles_AdminCreatesOnlyMonthsOfMonthlyTables(t *testing.T) {
 	t.Parallel()
 	url, _ := createRoleEntries(t)
@@ -590,8 +591,8 @@ func TestRoles_AdminCreatesOnlyMonthsOfMonthlyTables(t *testing.T) {
 	})
 }
 
-// The caller does not choose the time of a deletion: a dlq_admin cannot call the functions of retention that take a
-// time. An erasure accepts only the filter of its record.
+// A caller does not choose the time of a deletion: a dlq_admin cannot call those functions of retention that have a
+// parameter for the time. An erasure accepts only the filter that its record has.
 func TestRoles_AdminCannotChooseDeletionTime(t *testing.T) {
 	t.Parallel()
 	url, pool := createRoleEntries(t)
@@ -614,8 +615,8 @@ func TestRoles_AdminCannotChooseDeletionTime(t *testing.T) {
 	require.Equal(t, "4", s.text("SELECT count(*)::text FROM dlq.dead_letter_queue WHERE original_event <> "+
 		"'{\"erased\": true}'"))
 
-	// A dlq_admin cannot declare an entry archived, either: only dlqd knows that. Opening a breaker
-	// leaves a row in the trail.
+	// A dlq_admin cannot declare an entry archived, because only dlqd knows whether it is. Opening a breaker leaves an
+	// audit row.
 	entry := s.text("SELECT min(id::text) FROM dlq.dead_letter_queue")
 	s.can("SELECT dlq.resolve('" + entry + "', 'owner')")
 	s.can(`INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind, detail)
@@ -632,8 +633,8 @@ func TestRoles_AdminCannotChooseDeletionTime(t *testing.T) {
 		"SELECT count(*)::text FROM dlq.dead_letter_transitions WHERE detail::text LIKE '%4711%'"))
 }
 
-// The audit trail lists the latest action first. It cannot order by id: each session takes ids from
-// the sequence in advance (CACHE 32).
+// The audit trail lists the latest action first. It cannot order rows by id: each session takes 32 ids at once from the
+// sequence (CACHE 32).
 func TestAudit_ListsLatestFirst(t *testing.T) {
 	t.Parallel()
 	_, pool := createRoleEntries(t)
@@ -648,12 +649,12 @@ func TestAudit_ListsLatestFirst(t *testing.T) {
 		early.text(`SELECT string_agg(reason || ': ' || note, '; ' ORDER BY n)
 			FROM dlq.audit('{}', 2) WITH ORDINALITY a (id, at, actor, db_user, origin, entry_id, from_status, to_status, reason,
 				note, queue, kind, error_class, river_job_id, config_version, detail, n)`))
-	// The same holds for capture's switch: the latest change counts.
+	// For the switch of capture, too, the latest change counts.
 	early.can("SELECT dlq.set_capture('strict', p_actor => 'a')")
 	late.can("SELECT dlq.set_capture('off', p_actor => 'b')")
 	early.can("SELECT dlq.set_capture('on', p_actor => 'c')")
 	require.Equal(t, "c", early.text("SELECT changed_by FROM dlq.capture_status()"))
-	// The pages contain each row once, in order.
+	// The pages together contain each row once, in order.
 	all := early.text("SELECT string_agg(id::text, ' ' ORDER BY at DESC, id DESC) FROM dlq.audit('{}', 1000)")
 	require.Equal(t, all, early.text(`WITH RECURSIVE page AS (
 			SELECT 1 AS n, p.ids, p.at, p.id FROM (SELECT array_agg(a.id ORDER BY a.at DESC, a.id DESC) AS ids, min(a.at) AS at,

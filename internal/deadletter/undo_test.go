@@ -50,7 +50,7 @@ func (b *undoBundle) createEntries(queue string, n int) (ids []uuid.UUID) {
 	return ids
 }
 
-// state returns everything about an entry that an operation changes.
+// state returns as text all fields of an entry that an operation can change.
 func (b *undoBundle) state(id uuid.UUID) (text string) {
 	b.Helper()
 	require.NoError(b, b.pool.QueryRow(b.Context(), `SELECT concat_ws(' ', status, strategy, rule,
@@ -76,7 +76,7 @@ func (b *undoBundle) undo(operation uuid.UUID) *deadletter.Undone {
 	return undone
 }
 
-// Undo reverts every kind of operation, except on entries that have changed since.
+// Undo reverts every kind of operation. It skips entries that have changed since the operation.
 func TestUndo_RevertsEveryAction(t *testing.T) {
 	t.Parallel()
 	b := setupUndo(t)
@@ -85,7 +85,7 @@ func TestUndo_RevertsEveryAction(t *testing.T) {
 		action string
 		before string // SQL, for the entry $1
 		also   deadletter.Bulk
-		after  string // state of a reverted entry; empty: as it was before
+		after  string // state of a reverted entry; empty: the state before the operation
 		moved  string // SQL that changes an entry after the operation
 	}{
 		{
@@ -194,8 +194,8 @@ func TestUndo_RevertsEveryAction(t *testing.T) {
 	}
 }
 
-// An operation of many batches, some of whose entries it cannot change, is read page by page and undone. So are
-// operations by psql.
+// An operation of many batches is read page by page and undone, although it could not change some of its entries. The
+// same holds for operations in psql.
 func TestUndo_RevertsManyBatches(t *testing.T) {
 	t.Parallel()
 	b := setupUndo(t)
@@ -216,7 +216,7 @@ func TestUndo_RevertsManyBatches(t *testing.T) {
 	require.Equal(t, []any{1200, 1200, map[string]int64{"dlq_pending": 1200}},
 		[]any{undone.Looked, undone.Changed, undone.Became})
 
-	// In psql, each call is an operation.
+	// In psql, each call of dlq.act_where is an operation.
 	var done uuid.UUID
 	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT operation
 		FROM dlq.act_where('discard', '{"queue": "payments", "status": "dlq_pending"}', 'kim', p_limit => NULL)`).Scan(&done))
@@ -247,7 +247,7 @@ func TestUndo_RevertsManyBatches(t *testing.T) {
 	require.ErrorIs(t, err, deadletter.ErrNotAllowed)
 }
 
-// An erasure removes personal data from operations. Erased entries are not reverted.
+// An erasure removes personal data from operations. An undo skips erased entries.
 func TestUndo_SkipsErasedEntries(t *testing.T) {
 	t.Parallel()
 	b := setupUndo(t)
@@ -273,7 +273,7 @@ func TestUndo_SkipsErasedEntries(t *testing.T) {
 	require.Zero(t, left)
 }
 
-// An undo keeps a later assignment, unless that one was undone itself.
+// An undo does not change a later assignment, unless that assignment was undone itself.
 func TestUndo_KeepsLaterAssignments(t *testing.T) {
 	t.Parallel()
 	b := setupUndo(t)
@@ -286,7 +286,7 @@ func TestUndo_KeepsLaterAssignments(t *testing.T) {
 	require.Zero(t, b.undo(first).Changed)
 }
 
-// An operation is undone once: a later action with the same effect stays.
+// An operation can be undone only once. A second undo does not revert a later action with the same effect.
 func TestUndo_IgnoresUndoneOperations(t *testing.T) {
 	t.Parallel()
 	b := setupUndo(t)
@@ -307,8 +307,8 @@ func TestUndo_IgnoresUndoneOperations(t *testing.T) {
 	require.Equal(t, parked, b.state(ids[1]))
 }
 
-// A later note stays. It does not prevent the undo of a park or an unpark, because the entry has
-// not moved since.
+// An undo does not change a later note. A later note does not prevent the undo of a park or an unpark, because the
+// entry has not moved since.
 func TestUndo_KeepsLaterNotes(t *testing.T) {
 	t.Parallel()
 	for _, action := range []string{"park", "unpark"} {
@@ -328,8 +328,7 @@ func TestUndo_KeepsLaterNotes(t *testing.T) {
 	}
 }
 
-// Of two operations with interleaved batches, undoing the later one restores what the earlier one
-// set.
+// The batches of two operations interleave. Undoing the later operation restores the values that the earlier one set.
 func TestUndo_RestoresInterleavedOperations(t *testing.T) {
 	t.Parallel()
 	b := setupUndo(t)
