@@ -13,8 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/riverdlq"
 )
 
-// place is a scope in which policy values apply, such as a queue, a destination, or a class of
-// errors in a queue.
+// place is a scope for which the policy has values, such as a queue, a destination, or a class of errors in a queue.
 type place struct{ sort, name string }
 
 func (p place) String() string { return strings.TrimSpace(p.sort + " " + p.name) }
@@ -22,15 +21,14 @@ func (p place) String() string { return strings.TrimSpace(p.sort + " " + p.name)
 // field is one effective value at a place.
 type field struct{ path, value string }
 
-// behaviour lists the effective values of a policy, defaults included, by place.
+// behaviour has the effective values of a policy by place, including defaults.
 type behaviour struct {
 	places []place
 	fields map[place][]field
 }
 
-// resolved lists the fields of a policy that [Planner.behaviour] does not compare field by field. For these fields, it
-// compares what the policy's lookups return for each queue, destination, class and kind: the value that applies there,
-// defaults included.
+// resolved lists the fields of a policy that [Planner.behaviour] does not compare field by field. Instead, it compares
+// the results of the policy's lookups for each queue, destination, class and kind, which include defaults.
 var resolved = []string{
 	"RetryPolicies.Defaults", "RetryPolicies.Queues", "RetryPolicies.Destinations", "RetryPolicies.DestinationDefaults",
 	"Breakers.Defaults", "Breakers.Destinations", "Breakers.RiverQueues",
@@ -38,14 +36,14 @@ var resolved = []string{
 	"Workers.Defaults", "Workers.Queues", "Monitoring.Defaults", "Monitoring.Queues",
 }
 
-// Sorts of places that plans apply to.
+// Sorts of places to which plans apply.
 const (
 	everyQueue = "every queue, class"
 	ofClass    = ", class" // suffix for one queue or kind
 )
 
-// behaviour returns the effective values of the policy. It walks the policy's types, so a new field
-// is compared without a change here.
+// behaviour returns the effective values of the policy. It reads the fields from the policy's types, so it also
+// compares a field that is added later.
 func (p *Planner) behaviour(names *queuesAndKinds) *behaviour {
 	b := &behaviour{fields: map[place][]field{}}
 	rules, everywhere := p.policy, place{"everywhere", ""}
@@ -84,7 +82,7 @@ func (p *Planner) behaviour(names *queuesAndKinds) *behaviour {
 		age, _ := rules.StaleAfter("", name)
 		b.add(place{"kind", name}, "staleAfter", reflect.ValueOf(age))
 		b.add(place{"kind", name}, "expireStale", reflect.ValueOf(rules.Expires("", name)))
-		if kind := rules.Routing.Kinds[name]; kind != nil { // false and absent differ: absent keeps the queue's
+		if kind := rules.Routing.Kinds[name]; kind != nil { // false and absent differ: if absent, the queue's value applies
 			b.add(place{"kind", name}, "skipStale", reflect.ValueOf(kind.SkipStale))
 			b.add(place{"kind", name}, "skipSuperseded", reflect.ValueOf(kind.SkipSuperseded))
 		}
@@ -117,7 +115,7 @@ func (p *Planner) behaviour(names *queuesAndKinds) *behaviour {
 	return b
 }
 
-// add adds the fields of v under path.
+// add adds the fields of v under path to a place.
 func (b *behaviour) add(at place, path string, v reflect.Value) {
 	leaf := func(text string) {
 		if b.fields[at] == nil {
@@ -161,8 +159,8 @@ func fieldName(f reflect.StructField) string {
 	return name
 }
 
-// valueText returns a value as a file writes it. A secret stays as it is, so that two secrets
-// compare as different; fieldsDiff masks it.
+// valueText returns a value as it is written in a file. It does not mask a secret, so that two secrets compare as
+// different; fieldsDiff masks them.
 func valueText(v reflect.Value) string {
 	switch value := v.Interface().(type) {
 	case time.Duration:
@@ -180,7 +178,7 @@ func valueText(v reflect.Value) string {
 	return fmt.Sprint(v.Interface())
 }
 
-// shortDuration returns 30m for 30m0s.
+// shortDuration returns a duration without zero seconds and minutes: 30m for 30m0s.
 func shortDuration(d time.Duration) string {
 	text := d.String()
 	if strings.HasSuffix(text, "m0s") {
@@ -192,7 +190,7 @@ func shortDuration(d time.Duration) string {
 	return text
 }
 
-// queuesAndKinds lists the queues that at least one of two policies delivers, routes or limits, and the kinds that at
+// queuesAndKinds has the queues that at least one of two policies delivers, routes or limits, and the kinds that at
 // least one of them routes.
 type queuesAndKinds struct{ queues, kinds []string }
 
@@ -215,10 +213,9 @@ func namesOf(planners ...*Planner) *queuesAndKinds {
 	return &queuesAndKinds{slices.Sorted(maps.Keys(queues)), slices.Sorted(maps.Keys(kinds))}
 }
 
-// BehaviourDiff returns what changes from one policy to another: one line for each place, with the
-// fields that differ there, in the order of the files. Places of the same sort with the same
-// differences share a line. A change of a class that is the same in every queue is not repeated for single queues and
-// kinds.
+// BehaviourDiff returns the changes from one policy to another: for each place one line with the fields that differ
+// there, in the order of the files. Places of the same sort with the same changes share a line. If a change of a class
+// is the same in every queue, it is not repeated for single queues and kinds.
 func BehaviourDiff(old, next *Planner) []string {
 	names := namesOf(old, next)
 	was, is := old.behaviour(names), next.behaviour(names)
@@ -231,7 +228,7 @@ func BehaviourDiff(old, next *Planner) []string {
 	type line struct{ sort, changes string }
 	var lines []line
 	at := map[line][]string{}
-	everywhere := map[string]string{} // changes of a class in every queue
+	everywhere := map[string]string{} // changes of a class that apply in every queue
 	for _, p := range places {
 		changes := fieldsDiff(was.fields[p], is.fields[p])
 		switch {
@@ -253,7 +250,7 @@ func BehaviourDiff(old, next *Planner) []string {
 	return diff
 }
 
-// fieldsDiff lists the fields in which two places differ. Either place may be absent (nil).
+// fieldsDiff lists the fields that differ between two places. Either place may be absent (nil).
 func fieldsDiff(old, next []field) string {
 	was, is := map[string]string{}, map[string]string{}
 	var paths []string
@@ -304,7 +301,7 @@ func fieldsDiff(old, next []field) string {
 	return text
 }
 
-// maskedValue returns a value of a place with its secrets masked.
+// maskedValue returns the value at path of a place, with secrets masked.
 func maskedValue(values map[string]string, path string) string {
 	if path == "url" && values["urlFile"] != "" {
 		return redact.Origin(values[path])

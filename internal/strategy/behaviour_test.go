@@ -30,11 +30,11 @@ automatic: {all: {enabled: true}, queues: {orders: {enabled: true}}, kinds: {k: 
 // leaf is a value of a policy that is not a struct, map or pointer.
 type leaf struct {
 	path string
-	// change replaces the value until undo is called.
+	// change changes the value. It returns a function that restores the old value.
 	change func() (undo func())
 }
 
-// leaves returns the leaves below v, including those behind nil pointers.
+// leaves returns the leaves below v, including leaves behind nil pointers.
 func leaves(v reflect.Value, path string) (found []leaf) {
 	switch v.Kind() { //nolint:exhaustive // all others are leaves
 	case reflect.Pointer:
@@ -88,7 +88,7 @@ func change(v reflect.Value) {
 	case reflect.Bool:
 		v.SetBool(!v.Bool())
 	case reflect.Int, reflect.Int64:
-		v.SetInt(v.Int() + int64(time.Minute)) // works for durations and numbers
+		v.SetInt(v.Int() + int64(time.Minute)) // for a duration, one minute more
 	case reflect.Uint:
 		v.SetUint(v.Uint() + 1)
 	case reflect.Float64:
@@ -102,7 +102,7 @@ func change(v reflect.Value) {
 	}
 }
 
-// The test walks the policy's types: it fails if BehaviourDiff does not compare a new field.
+// The test reads the fields from the policy's types. So it fails if BehaviourDiff does not compare a new field.
 func TestBehaviourDiff_ComparesEveryField(t *testing.T) {
 	t.Parallel()
 	old, next := &Planner{policy: policytest.Load(t, complete)}, &Planner{policy: policytest.Load(t, complete)}

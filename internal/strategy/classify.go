@@ -1,5 +1,5 @@
-// Package strategy classifies errors, and decides what happens to a dead letter of a class, and
-// when.
+// Package strategy classifies errors. For a dead letter of a class, it decides which strategy applies and when the
+// entry is redelivered.
 package strategy
 
 import (
@@ -15,33 +15,33 @@ import (
 	"github.com/dlqd/dlqd/internal/riverdlq"
 )
 
-// Facts describe an error and the job or message that failed with it, as its source recorded
-// them.
+// Facts describe an error, and the job or message that failed with it.
 type Facts struct {
 	Type    string
 	Code    string
-	Title   string // what went wrong, the same text each time
+	Title   string // the problem, in the same text each time
 	Message string
-	Class   riverdlq.Class  // reported by the worker that failed; empty if it reported none
+	Class   riverdlq.Class  // the class that the worker reported; empty if it reported none
 	Panic   bool            // see [IsPanic]
-	Context json.RawMessage // recorded by the worker beside the error; an object, or empty
+	Context json.RawMessage // data that the worker recorded with the error; an object, or empty
 
 	Kind   string // of the message or job
 	Queue  string
 	Source string // of the message
 
-	Payload json.RawMessage   // of the message, or the job's args; only if [Planner.ReadsMessages]
+	Payload json.RawMessage   // of the message, or the job's args; set only if [Planner.ReadsMessages]
 	Headers map[string]string // of the message
 }
 
-// IsPanic reports whether a failure with a stack trace is a panic. A River job has a trace only if it panicked. Its
-// error then has the type panic, unless the worker reported another one. The errors of records of a source have a trace
-// with most frameworks, so only those with the type panic count.
+// IsPanic reports whether a failure with a stack trace is a panic. The error of a River job has a trace only if the
+// worker panicked; its type is then panic, unless the worker reported another type. With most frameworks, the error of
+// a record of a source has a trace anyway, so such an error counts only if its type is panic.
 func IsPanic(trace, errorType string, ofRecord bool) bool {
 	return trace != "" && (!ofRecord || errorType == "panic")
 }
 
-// ReadMessage sets the payload and the headers from a message, or the payload from the args of a job.
+// ReadMessage sets Payload and Headers from a message. For a job that is not a message of dlqd, it sets Payload to the
+// job's args.
 func (f *Facts) ReadMessage(jobKind string, event json.RawMessage) {
 	if jobKind != message.JobKind {
 		f.Payload = event
@@ -55,22 +55,22 @@ func (f *Facts) ReadMessage(jobKind string, event json.RawMessage) {
 	f.Payload, f.Headers = content.Payload, content.Headers
 }
 
-// status returns the HTTP status of the response that failed, or 0. It is in the context, where
-// deliveries put it, or it is the code.
+// status returns the HTTP status of the response that failed, or 0. Deliveries record the status in the context; other
+// workers may report it as the code.
 func (f *Facts) status() int {
 	status, _, _ := f.answer()
 	return status
 }
 
-// answer returns the HTTP status (0 for none), whether it is in the context, and whether the
-// context has a Retry-After.
+// answer returns the HTTP status (0 for none), whether the status is in the context, and whether the context has a
+// Retry-After.
 func (f *Facts) answer() (status int, inContext, retryAfter bool) {
 	var context struct {
 		Status     json.Number     `json:"status"`
 		RetryAfter json.RawMessage `json:"retryAfterSeconds"`
 	}
 	if len(f.Context) > 0 {
-		_ = json.Unmarshal(f.Context, &context) // untrusted: what cannot be decoded stays empty
+		_ = json.Unmarshal(f.Context, &context) // untrusted: fields that cannot be decoded stay empty
 	}
 	retryAfter = len(context.RetryAfter) > 0
 	for i, text := range []string{context.Status.String(), f.Code} {
@@ -81,13 +81,13 @@ func (f *Facts) answer() (status int, inContext, retryAfter bool) {
 	return 0, false, retryAfter
 }
 
-// grpcStatus returns the name of the gRPC status with which a destination answered, or "".
+// grpcStatus returns the name of the gRPC status in a destination's answer, or "".
 func (f *Facts) grpcStatus() string {
 	var context struct {
 		Status string `json:"grpcStatus"`
 	}
 	if len(f.Context) > 0 {
-		_ = json.Unmarshal(f.Context, &context) // as in answer
+		_ = json.Unmarshal(f.Context, &context) // untrusted, as in answer
 	}
 	return context.Status
 }
@@ -97,13 +97,13 @@ func (f *Facts) Failure(trace string) *Failure {
 	return &Failure{Type: f.Type, Code: f.Code, Title: f.Title, Message: f.Message, Trace: trace, Context: f.Context}
 }
 
-// maxMatchBytes limits the text that is matched, because messages are untrusted.
+// maxMatchBytes is the maximum number of bytes of a text that is matched, because texts of messages are untrusted.
 const maxMatchBytes = 8 << 10
 
 // RescuedBy is the beginning of the error with which River's rescuer ends an attempt.
 const RescuedBy = "Stuck job rescued by"
 
-// Names of rules that are not lines of the table.
+// Names of rules that are not lines of the built-in table.
 const (
 	panicRule     = "panic"
 	workerRule    = "worker" // or the destination
@@ -114,9 +114,8 @@ const (
 	noRule        = "none"
 )
 
-// Classify returns an error's class by the built-in table, and the name of the rule or line that
-// decided. An error that matches nothing is of class unknown. The steps go from the most specific
-// information to the least:
+// Classify returns the class of an error by the built-in table, and the name of the rule or line that decided. An error
+// that matches nothing has the class unknown. The steps go from the most specific information to the least specific:
 //  1. the class that the worker or the destination reported; a stack trace
 //  2. HTTP 429, 503 and 504, and responses with Retry-After; gRPC's UNAVAILABLE, RESOURCE_EXHAUSTED and RetryInfo
 //  3. a type, a code or a name at the beginning of the text that the table knows; in a response with the status 500,
@@ -134,7 +133,7 @@ func Classify(f Facts) (riverdlq.Class, string) {
 	status, inContext, retryAfter := f.answer()
 	ofCall, isCall := grpcClass(f.grpcStatus())
 	if status != 0 && !inContext && (f.isMailReply() || f.isAMQP() || !isAssigned(status)) {
-		status = 0 // the code is one of another protocol, not an HTTP status
+		status = 0 // the code belongs to another protocol, so it is not an HTTP status
 	}
 	ofStatus := ClassifyStatus(status)
 	switch {
@@ -142,7 +141,7 @@ func Classify(f Facts) (riverdlq.Class, string) {
 		status == http.StatusServiceUnavailable, status == http.StatusGatewayTimeout:
 		return ofStatus, statusRule
 	case retryAfter && status >= 400 && (ofStatus.Permanent() || ofStatus == riverdlq.ClassUnknown):
-		return riverdlq.ClassRateLimited, statusRule // the receiver says when to send it again
+		return riverdlq.ClassRateLimited, statusRule // the receiver says when to send the message again
 	case retryAfter && status >= 400:
 		return ofStatus, statusRule
 	case isCall && (ofCall == riverdlq.ClassOutage || ofCall == riverdlq.ClassRateLimited):
@@ -190,8 +189,8 @@ func Classify(f Facts) (riverdlq.Class, string) {
 	return riverdlq.ClassUnknown, noRule
 }
 
-// text returns the text to classify: the title and the message, without the URL that earlier versions put before the
-// message. A type of several words is part of the text.
+// text returns the text to classify: the title and the message, without the URL that earlier versions of dlqd wrote
+// before the message. If the type has several words, it precedes the text.
 func (f *Facts) text() string {
 	text := bounded(f.Message)
 	if rest, ok := strings.CutPrefix(text, "POST "); ok {
@@ -208,9 +207,10 @@ func (f *Facts) text() string {
 	return text
 }
 
-// reported returns the line of the reported code or type, or of the name at the beginning of the text. If there is
-// none, and the status is 500, which says little about the cause, it returns the line of a bug that the text names, or
-// nil. The text can replace the line: see typeExceptions and preferPermanent.
+// reported returns the line of the reported code or type or, if no line has these, of the name at the beginning of the
+// text. If there is none either, and the status is 500, which says little about the cause, it returns the line of a bug
+// that the text names. Otherwise it returns nil. The text can replace the line that was found: see typeExceptions and
+// preferPermanent.
 func (f *Facts) reported(text string, words *wording, status int) *line {
 	var l *line
 	head, _, _ := strings.Cut(text, ":")
@@ -237,9 +237,8 @@ func (f *Facts) reported(text string, words *wording, status int) *line {
 	return preferPermanent(l, words)
 }
 
-// preferPermanent returns l, with one exception: if l is a temporary error, such as a ConnectionError,
-// and the text names a lasting one, such as a wrong password, it returns the line of the lasting
-// error.
+// preferPermanent returns l, with one exception. If l is a temporary error, such as a ConnectionError, and the text
+// names a permanent one, such as a wrong password, preferPermanent returns the line of the permanent error.
 func preferPermanent(l *line, words *wording) *line {
 	if l == nil || l.class.Permanent() {
 		return l
@@ -250,13 +249,12 @@ func preferPermanent(l *line, words *wording) *line {
 	return l
 }
 
-// maxFirstNames is the number of names that may precede a message: the error's name, and those of
-// the errors that it wraps.
+// maxFirstNames is the maximum number of names before a message: the name of the error, and the names of the errors
+// that it wraps.
 const maxFirstNames = 4
 
-// lineOfFirstName returns the line of the name at the beginning of a text, or nil. Such texts are
-// "Uncaught TypeError: …", "java.io.IOException: …", "TooManyRequests" and
-// "502 Bad Gateway: UpstreamFailed: …".
+// lineOfFirstName returns the line of the name at the beginning of a text, or nil. Examples of such texts are "Uncaught
+// TypeError: …", "java.io.IOException: …", "TooManyRequests" and "502 Bad Gateway: UpstreamFailed: …".
 func lineOfFirstName(text string) *line {
 	for range maxFirstNames {
 		head, rest, more := strings.Cut(text[:min(len(text), maxNameBytes)], ": ")
@@ -269,7 +267,7 @@ func lineOfFirstName(text string) *line {
 				return nil
 			}
 			name := fields[len(fields)-1]
-			// A single word is a name only in capitals.
+			// A single word counts as a name only if it is in capitals.
 			if n := len(wordsOf(name).list); n == 0 || n == 1 && strings.ToUpper(name) != name {
 				return nil
 			}
@@ -289,7 +287,7 @@ func lineOfFirstName(text string) *line {
 // .NET libraries.
 var grpcPrefixes = []string{"rpc error: code = ", "status: ", "StatusCode.", `StatusCode="`}
 
-// ofGRPC returns the class of the gRPC status in a text, if there is one.
+// ofGRPC returns the class of the gRPC status in a text, or false if there is none.
 func ofGRPC(text string) (riverdlq.Class, bool) {
 	for _, before := range grpcPrefixes {
 		if _, name, ok := strings.Cut(text, before); ok {
@@ -315,8 +313,8 @@ func grpcClass(name string) (riverdlq.Class, bool) {
 
 var sqlState = regexp.MustCompile(`^[0-9A-Z]{5}$`)
 
-// ofSQL returns the line of a SQLSTATE: of the code, of the state after the word SQLSTATE in the
-// text, or of a state at the beginning of the text.
+// ofSQL returns the line of a SQLSTATE: the error's code, the state after the word SQLSTATE in the text, or a state at
+// the beginning of the text. It returns false if there is none.
 func (f *Facts) ofSQL(text string, status int) (line, bool) {
 	state := ""
 	if len(f.Code) == 5 && status == 0 {
@@ -337,8 +335,8 @@ func (f *Facts) ofSQL(text string, status int) (line, bool) {
 	return line{}, false
 }
 
-// isMailReply reports whether the error's code is an SMTP or FTP reply, not an HTTP status. The
-// replies of both protocols have the same meaning.
+// isMailReply reports whether the error's code is an SMTP or FTP reply and not an HTTP status. Replies of SMTP and FTP
+// have the same meaning.
 func (f *Facts) isMailReply() bool {
 	name := strings.ToLower(bounded(f.Type))
 	return slices.ContainsFunc([]string{"smtp", "mail", "ftp", "swift_"}, func(word string) bool {
@@ -346,7 +344,7 @@ func (f *Facts) isMailReply() bool {
 	})
 }
 
-// isAMQP reports whether the error's code is an AMQP reply code. Its text says more than the code.
+// isAMQP reports whether the error's code is an AMQP reply code, whose text says more than the code.
 func (f *Facts) isAMQP() bool {
 	text := strings.ToLower(bounded(f.Type) + " " + bounded(f.Message))
 	for _, word := range []string{"amqp", "rabbit", "bunny", "lapin", "reply-code", "channel closed by server"} {
@@ -357,9 +355,9 @@ func (f *Facts) isAMQP() bool {
 	return false
 }
 
-// ofSMTP returns the class of a mail server's reply. The reply is the code of a mail client's
-// error, or a reply in the text followed by its enhanced status (RFC 3463), which begins with the
-// same digit: 550 5.1.1.
+// ofSMTP returns the class of a mail server's reply, or false if there is none. The reply is the code of a mail
+// client's error. It can also be in the text, before its enhanced status (RFC 3463), which begins with the same digit:
+// 550 5.1.1.
 func (f *Facts) ofSMTP(words *wording) (riverdlq.Class, bool) {
 	reply := ""
 	if f.isMailReply() && isFailure([]byte(f.Code)) {
@@ -381,18 +379,18 @@ func (f *Facts) ofSMTP(words *wording) (riverdlq.Class, bool) {
 	return class, true
 }
 
-// maxWordsToStatus is the largest distance in words between a word that announces an HTTP status
-// and the status.
+// maxWordsToStatus is the largest distance, in words, from a word such as "status" to the HTTP status that it
+// announces.
 const maxWordsToStatus = 6
 
-// statusIn returns the HTTP status in a text, or 0: a status at the beginning, or after a word that
-// announces one.
+// statusIn returns the HTTP status at the beginning of a text, or after a word that announces a status. It returns 0 if
+// there is none.
 func statusIn(words *wording) int {
 	announced := -1 // index of the last word that announces a status
 	for i := range words.list {
 		switch word := words.at(i); {
 		case isFailure(word) && (i == 0 || announced >= 0 && i-announced <= maxWordsToStatus):
-			n, _ := strconv.Atoi(string(word)) // three digits
+			n, _ := strconv.Atoi(string(word)) // cannot fail: the word has three digits
 			if http.StatusText(n) != "" || i > 0 && isAssigned(n) {
 				return n
 			}
@@ -408,7 +406,7 @@ func statusIn(words *wording) int {
 	return 0
 }
 
-// isFailure reports whether a word is a failure status of HTTP or SMTP: 400 to 599.
+// isFailure reports whether a word is the status of a failure in HTTP or SMTP: 400 to 599.
 func isFailure(word []byte) bool {
 	return len(word) == 3 && (word[0] == '4' || word[0] == '5') && isNumber(word)
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
-// Common error names are recognized in every field that may contain them: 65 samples.
+// Common names of errors are recognized in every field that may contain them: 65 samples.
 func TestClassify_RecognizesCommonNames(t *testing.T) {
 	t.Parallel()
 	samples := 0
@@ -85,7 +85,7 @@ func TestClassify_MatchesWholeWordsOnly(t *testing.T) {
 	}
 }
 
-// The first step that recognizes an error decides.
+// The first step of Classify that recognizes an error decides.
 func TestClassify_FirstMatchingStepDecides(t *testing.T) {
 	t.Parallel()
 	p, err := strategy.NewPlanner(policytest.Load(t, policytest.Files{"dlq-routing": `
@@ -132,8 +132,7 @@ rules: [{name: ours, match: {kind: ruled}, class: unknown}]
 	}
 }
 
-// A 500 says only that a request failed. If the response names a bug, the message is not sent
-// again.
+// The status 500 says only that a request failed. If the answer names a bug, the message is not sent again.
 func TestClassify_Status500ThatNamesABugIsCodeBug(t *testing.T) {
 	t.Parallel()
 	p := policytest.Load(t, nil)
@@ -153,8 +152,8 @@ func TestClassify_Status500ThatNamesABugIsCodeBug(t *testing.T) {
 	}
 }
 
-// The type of these errors is transient, but the text names a rejected certificate or password, so
-// they are unauthorized.
+// These errors have a transient type, but their text names a rejected certificate or password. So they are
+// unauthorized.
 func TestClassify_RejectedCredentialsAreUnauthorized(t *testing.T) {
 	t.Parallel()
 	for _, facts := range []strategy.Facts{

@@ -34,10 +34,10 @@ type realError struct {
 	facts   strategy.Facts
 }
 
-// heldOut reports whether an error is reserved for measuring: the table must not be fitted to it.
+// heldOut reports whether an error is reserved for measuring. The table must not be fitted to such errors.
 func (e *realError) heldOut() bool { return sha256.Sum256([]byte(e.ID))[0] < 85 }
 
-// answer parses the error as an HTTP response: a status line, headers, an empty line and a body.
+// answer parses the text of the error as an HTTP response: a status line, headers, an empty line and a body.
 func (e *realError) answer() *delivery.Answer {
 	head, body, _ := strings.Cut(e.Error, "\n\n")
 	_, lines, _ := strings.Cut(head, "\n")
@@ -62,8 +62,8 @@ func jsonLines[T any](tb testing.TB, name string) []T {
 	return rows
 }
 
-// realErrors reads the corpus. Each error has the facts that the rules get; those of an HTTP
-// response come from a delivery.
+// realErrors reads the corpus. Each error has the facts that rules would get. For an HTTP response, these are the facts
+// of a delivery.
 func realErrors(tb testing.TB) []realError {
 	tb.Helper()
 	labels := map[string][2]riverdlq.Class{}
@@ -80,7 +80,7 @@ func realErrors(tb testing.TB) []realError {
 		e := &errors[i]
 		e.classes = labels[e.ID]
 		require.NotEmpty(tb, e.classes[0], e.ID)
-		// An error in the body of a successful response is reported by an application's worker.
+		// If the body of a successful response has an error, the worker of an application reports it.
 		if e.How == "http" && e.Status >= 300 {
 			m := &message.Message{MessageID: e.ID}
 			facts, err := delivery.FailureOf(tb.Context(), &p.Data, &p.Defaults, destination, m, e.answer())
@@ -101,8 +101,8 @@ func isRedelivered(class riverdlq.Class) bool {
 	return class == riverdlq.ClassTransient || class == riverdlq.ClassRateLimited || class == riverdlq.ClassOutage
 }
 
-// score counts how well errors are classified. If the labels of the two readers differ, either is right: a redelivery
-// is then correct if one label allows it, and required only if both do.
+// score counts how well errors are classified. If the labels of the two readers differ, both count as right: a
+// redelivery is correct if one label allows it, and required only if both labels do.
 type score struct {
 	all, unknown, right     int
 	sent, sentCorrectly     int
@@ -167,9 +167,8 @@ func (s *score) String() string {
 	return out.String()
 }
 
-// The built-in table is fitted to two thirds of the corpus. For the third that is held out, the
-// test prints only numbers: if the table were changed for those errors, they could no longer
-// measure it.
+// The built-in table is fitted to two thirds of the corpus. For the other third, the test prints only numbers and no
+// errors. If the table was fitted to those errors, they could not measure it any more.
 func TestCorpus_PrecisionAndRecall(t *testing.T) {
 	t.Parallel()
 	for name, heldOut := range map[string]bool{"fitted": false, "heldOut": true} {

@@ -14,18 +14,18 @@ import (
 	"github.com/dlqd/dlqd/internal/cause"
 )
 
-// GroupingMethod is the version of [Fingerprint]. It must increase if Fingerprint returns a
-// different value for a stored entry.
+// GroupingMethod is the version of [Fingerprint]. It must be increased if Fingerprint changes so that it returns
+// another value for a stored entry.
 const GroupingMethod = 2
 
-// The lengths of the fingerprints of each method, in hexadecimal digits. They differ, so that a
-// fingerprint's length tells its method.
+// The lengths of the fingerprints of each method, in hexadecimal digits. They differ, so that [MethodOf] can tell the
+// method from the length.
 const (
 	digits1 = 16
 	digits2 = 20
 )
 
-// MethodOf returns the grouping method of a fingerprint, or 0 if the text is not one.
+// MethodOf returns the grouping method of a fingerprint, or 0 if the text is not a fingerprint.
 func MethodOf(fingerprint string) int {
 	switch len(fingerprint) {
 	case digits1:
@@ -46,12 +46,12 @@ type Failure struct {
 	Context json.RawMessage // error_context
 }
 
-// Fingerprint groups entries that failed for the same reason. It returns 20 hexadecimal digits, a
-// hash of the first of these that names the reason: the code with the type, or the type that a
-// receiver reported; the title; the message.
+// Fingerprint returns the same value for failures that have the same cause: 20 hexadecimal digits. It is a hash of the
+// first of the following that names the cause: the code with the type, or the type that a receiver reported; the title;
+// the message.
 //
-// Numbers, ids, dates, names of people and quoted values are removed from title and message. If
-// there is a stack trace, the application's innermost frame is part of the hash.
+// Numbers, ids, dates, names of people and quoted values are removed from the title and the message before. If there is
+// a stack trace, the hash includes the innermost frame of the application.
 func Fingerprint(f *Failure) string {
 	f = f.read()
 	errorType, code, answered := f.Type, f.Code, f.answered()
@@ -61,8 +61,8 @@ func Fingerprint(f *Failure) string {
 	if cause.IsGeneric(code) || cause.IsStatus(code) {
 		code = ""
 	}
-	// A SQLSTATE or gRPC status that a worker reports does not name a cause, because many errors
-	// share it. A receiver's code does.
+	// A SQLSTATE or a gRPC status from a worker does not name a cause, because many errors have it. A code from a
+	// receiver does.
 	named := code != "" && (answered || !sqlState.MatchString(code) && !isGRPC(code)) ||
 		answered && errorType != "" && !ownType.MatchString(errorType)
 	message, frame := f.Message, ""
@@ -88,10 +88,10 @@ func Fingerprint(f *Failure) string {
 }
 
 var (
-	// ownType matches types that dlqd itself sets: they do not name a cause.
+	// ownType matches the types that dlqd itself sets. They do not name a cause.
 	ownType = regexp.MustCompile(`^(HTTP_[0-9]{3}|LOGICAL_FAILURE|TIMEOUT_ERROR|` +
 		`CONNECTION_(REFUSED|RESET|ERROR)|DNS_ERROR|TLS_ERROR|panic)$`)
-	// oldPrefix matches the start of delivery messages from before error_title existed: it has the
+	// oldPrefix matches the beginning of the messages of deliveries before error_title existed. It contains the
 	// destination's URL.
 	oldPrefix = regexp.MustCompile(`^POST \S+: ([1-5][0-9]{2}\b)?`)
 )
@@ -101,7 +101,7 @@ func isGRPC(code string) bool {
 	return ok
 }
 
-// answered reports whether the failure was an HTTP response.
+// answered reports whether the failure was an answer with an HTTP status.
 func (f *Failure) answered() bool { return f.status() != 0 }
 
 func (f *Failure) status() int {
@@ -116,8 +116,8 @@ func (f *Failure) status() int {
 	return status
 }
 
-// read returns the failure as the current version records it. For deliveries that earlier versions
-// recorded, it reads the cause from the response's body.
+// read returns the failure as this version of dlqd records it. If an earlier version recorded the failure of a
+// delivery, read takes the cause from the body of the answer.
 func (f *Failure) read() *Failure {
 	if f.Title != "" || !strings.HasPrefix(f.Message, "POST ") {
 		return f
@@ -154,8 +154,7 @@ func (f *Failure) read() *Failure {
 	return &now
 }
 
-// Headline returns the failure's message as the current version records it: the cause, without the
-// destination's URL.
+// Headline returns the failure's message as this version of dlqd records it: the cause, without the destination's URL.
 func (f *Failure) Headline() string { return f.read().Message }
 
 const (
@@ -166,8 +165,7 @@ const (
 	nameWord = `\p{Lu}(?:\.|['’]\p{Lu}\p{Ll}+|\p{Ll}+(?:['’-]\p{Lu}?\p{Ll}+)*)`
 )
 
-// variables matches the parts in which two occurrences of the same error differ, the longest forms
-// first.
+// variables matches the parts that differ between two failures with the same cause. The longest forms are first.
 var variables = regexp.MustCompile(strings.Join([]string{
 	// Quoted values. An apostrophe within a word is not a quote.
 	`"[^"]*"|“[^”]*”|«[^»]*»|` + "`[^`]*`" + `|\B'[^']*'\B`,
@@ -178,14 +176,13 @@ var variables = regexp.MustCompile(strings.Join([]string{
 	`\*{3}`, // masked values
 }, "|"))
 
-// names matches names of people after a word that announces one: of Ann Smith; customer Ann, Dear
-// Mr Smith.
+// names matches the name of a person after a word that announces it: "of Ann Smith", "customer Ann", "Dear Mr Smith".
 var names = regexp.MustCompile(`\b([Oo]f|[Ff]or|[Bb]y) (` + nameWord + particles + `(?: ` + nameWord + `){1,2})` +
 	`|\b((?i:user|customer|client|member|holder|cardholder|owner|patient|employee|recipient|payer|payee|subscriber|` +
 	`tenant|merchant|dear|mr|mrs|ms|dr)\.?:?) (` +
 	nameWord + particles + `(?: ` + nameWord + `){0,2})`)
 
-// technicalWord matches words that are not part of a person's name: for Payment Gateway.
+// technicalWord matches words that are not part of a person's name, as in "for Payment Gateway".
 var technicalWord = regexp.MustCompile(`^(Api|App|Application|Account|Address|Amount|Authentication|Authorization|` +
 	`Balance|Bank|Billing|Broker|Card|Catalog|Checkout|Cluster|Code|Connection|Credit|Credits|Customer|Data|Database|` +
 	`Declined|Delivery|Email|Engine|Error|Event|Exception|Failed|Failure|Field|File|Found|Funds|Gateway|Host|Id|` +
@@ -195,7 +192,7 @@ var technicalWord = regexp.MustCompile(`^(Api|App|Application|Account|Address|Am
 	`Session|Shipping|Signature|State|Status|Stock|Storage|Store|Subscription|System|Table|Tax|Template|Tenant|Time|` +
 	`Timeout|Token|Transaction|Type|Unauthorized|Unknown|Upload|User|Value|Version|Webhook|Worker)$`)
 
-// normalize returns a text without the parts that differ between two occurrences of the same error.
+// normalize returns a text without the parts that differ between two failures with the same cause.
 func normalize(text string) string {
 	text = strings.ToValidUTF8(bounded(text), "?")
 	text = withoutIDs(variables.ReplaceAllString(text, "?"))
@@ -213,11 +210,11 @@ func normalize(text string) string {
 	return strings.Join(strings.Fields(lists.ReplaceAllString(text, "?")), " ")
 }
 
-// withoutIDs replaces words that contain a digit by "?". Parts joined by _ are one word. Parts joined by - are one word
-// once a digit has occurred in it.
+// withoutIDs replaces each word that contains a digit by "?". An underscore joins two parts to one word. A hyphen does
+// so only if the word already contains a digit.
 func withoutIDs(text string) string {
 	var out strings.Builder
-	word, hasDigit := 0, false // start of the current word
+	word, hasDigit := 0, false // the start of the current word, and whether it has a digit
 	flush := func(end int) {
 		if hasDigit {
 			out.WriteByte('?')
@@ -244,5 +241,5 @@ func withoutIDs(text string) string {
 // capitalLetter matches the beginning of a possible name.
 var capitalLetter = regexp.MustCompile(` \p{Lu}[\p{Ll}.'’]`)
 
-// lists matches several values, or parts of one: "?, ? and ?", "?-?".
+// lists matches several removed values, or the parts of one: "?, ? and ?", "?-?".
 var lists = regexp.MustCompile(`\?(?:(?:[ .,:;/+-]+|,? (?:and|or) )?\?)+`)

@@ -12,8 +12,8 @@ import (
 	"github.com/dlqd/dlqd/internal/cause"
 )
 
-// answers maps forms to the responses of receivers, with five causes each. {n} stands for a name,
-// {a} for an amount, {i} for an id.
+// answers has answers of receivers by form, with five causes for each form. {n} stands for a name, {a} for an amount,
+// {i} for an id.
 var answers = map[string][5]string{
 	"plain JSON": {
 		`{"error": "card of {n} declined", "code": "INSUFFICIENT_FUNDS"}`,
@@ -103,7 +103,7 @@ func TestFingerprint_OneGroupPerCause(t *testing.T) {
 	}
 }
 
-// failureOf returns the failure that a delivery records for a response.
+// failureOf returns the failure that a delivery records for an answer.
 func failureOf(status int, body string) Failure {
 	answer := cause.Answer{Status: status, Body: []byte(body)}
 	found := answer.Cause()
@@ -125,7 +125,7 @@ func failureOf(status int, body string) Failure {
 	return f
 }
 
-// A failure recorded by an earlier version is in the same group as one recorded by this version.
+// A failure that an earlier version of dlqd recorded is in the same group as one that this version records.
 func TestFingerprint_GroupsFailuresOfEarlierVersions(t *testing.T) {
 	t.Parallel()
 	for form, causes := range answers {

@@ -21,21 +21,21 @@ import (
 	"github.com/dlqd/dlqd/internal/riverdlq"
 )
 
-// Limits on rules, which operators write, and on the untrusted texts that they read. The time of a
-// pattern is proportional to its instructions times the length of the text (10 ns for each unit of
-// the product, measured): 80 ms at most for one pattern.
+// Limits on rules, which operators write, and on the untrusted texts that rules read. The time of a pattern is
+// proportional to the number of its instructions times the length of the text (measured: 10 ns for each instruction and
+// byte). That is at most 80 ms for one pattern.
 const (
 	maxRules        = 500
-	maxContextBytes = 64 << 10 // bytes; expressions see a larger context or payload as empty
-	maxNodes        = 200      // nodes of the syntax tree of an expression
-	maxMemory       = 100_000  // of an expression's run, in values
-	maxPattern      = 2000     // bytes of a pattern: its instructions are known only once it is compiled
-	maxInstructions = 1000     // of a compiled pattern
+	maxContextBytes = 64 << 10 // a larger context or payload is empty for expressions
+	maxNodes        = 200      // nodes in the syntax tree of an expression
+	maxMemory       = 100_000  // values in the memory of an expression's run
+	maxPattern      = 2000     // bytes of a pattern, whose instructions are not known before it is compiled
+	maxInstructions = 1000     // instructions of a compiled pattern
 	maxCost         = 25_000   // instructions of all patterns of a policy
 )
 
-// DefaultBudget limits the time of all rules for one error. Classifying takes microseconds; the
-// budget guards against combinations of patterns and errors that the other limits do not foresee.
+// DefaultBudget limits the time of all rules for one error. Rules usually take microseconds. The budget is for
+// combinations of patterns and errors that the other limits do not prevent.
 const DefaultBudget = 250 * time.Millisecond
 
 // rule is a compiled rule of the policy.
@@ -43,19 +43,19 @@ type rule struct {
 	*policy.Rule
 
 	words   []words
-	code    policy.Words // alternatives for the code, or for the HTTP status
+	code    policy.Words // alternatives for the code; one of them may also be the HTTP status
 	message *regexp.Regexp
 	status  []string
 	when    *expression
 }
 
-// words matches one text of the facts against alternatives.
+// words is a condition: one text of the facts matches one of the alternatives.
 type words struct {
 	text func(*Facts) string
 	any  policy.Words
 }
 
-// environment is the data that an expression reads.
+// environment has the data that an expression can read.
 type environment struct {
 	Context any            `expr:"context"`
 	Payload any            `expr:"payload"`
@@ -67,12 +67,12 @@ type environment struct {
 	Kind    string         `expr:"kind"`
 	Queue   string         `expr:"queue"`
 	Source  string         `expr:"source"`
-	Call    string         `expr:"-"` // the gRPC status, which rules read as a code
+	Call    string         `expr:"-"` // the gRPC status, which only the condition code reads
 }
 
 var statusPattern = regexp.MustCompile(`^[1-5]([0-9]{2}|xx)$`)
 
-// compileRules compiles a policy's rules. Its error names every invalid one, with file and line.
+// compileRules compiles a policy's rules. Its error names every invalid rule, with file and line.
 func compileRules(p *policy.Policy) ([]rule, error) {
 	const file = "dlq-routing"
 	var problems []error
@@ -135,7 +135,8 @@ func compileRules(p *policy.Policy) ([]rule, error) {
 	return rules, errors.Join(problems...)
 }
 
-// compilePattern compiles a pattern for untrusted texts. It rejects one that is too costly.
+// compilePattern compiles a pattern for untrusted texts, and returns the number of its instructions. It rejects a
+// pattern that is too slow.
 func compilePattern(text string) (*regexp.Regexp, int, error) {
 	if n := len(text); n > maxPattern {
 		return nil, 0, fmt.Errorf("the pattern is too slow: it has %d bytes; at most %d are allowed", n, maxPattern)
@@ -163,20 +164,20 @@ func compilePattern(text string) (*regexp.Regexp, int, error) {
 type expression struct {
 	*vm.Program
 
-	patterns     []*regexp.Regexp // of its matches operators
-	instructions int              // of patterns
-	readsMessage bool             // payload or headers
+	patterns     []*regexp.Regexp // the patterns of its matches operators
+	instructions int              // the instructions of all patterns
+	readsMessage bool             // whether it reads the payload or the headers
 }
 
-// findFunction replaces the operator matches, so that the text can be cut first. The blank keeps
-// expressions from calling it by name.
+// findFunction is the function that replaces the operator matches, so that the text is cut first. Because its name has
+// a blank, an expression cannot call it directly.
 const findFunction = "find pattern"
 
 func compileExpression(text string) (*expression, error) {
 	var e expression
 	b := bounds{expression: &e}
 	find := func(params ...any) (any, error) {
-		// A value of another type counts as empty text.
+		// A value that is not a string counts as an empty text.
 		text, _ := params[0].(string)
 		return params[0] != nil && e.patterns[params[1].(int)].MatchString(bounded(text)), nil //nolint:forcetypeassert // bounds wrote it
 	}
@@ -239,8 +240,8 @@ func (r *rule) matches(f *Facts, env *environment) bool {
 			return false
 		}
 	}
-	// If a receiver reports its own code, that code takes the place of the status. A rule may still
-	// name the status as a code.
+	// If a receiver reports a code of its own, that code replaces the HTTP status as the code. The condition code may
+	// still name the HTTP status.
 	if len(r.code) > 0 && !r.code.Match(env.Code) && (env.Status == 0 || !r.code.Match(strconv.Itoa(env.Status))) {
 		if env.Call == "" || !r.code.Match(env.Call) {
 			return false
@@ -261,21 +262,21 @@ func (r *rule) matches(f *Facts, env *environment) bool {
 	machine := vm.VM{MemoryBudget: maxMemory}
 	out, err := machine.Run(r.when.Program, *env)
 	matched, ok := out.(bool)
-	return err == nil && ok && matched // an error from an untrusted context is no match
+	return err == nil && ok && matched // an error, for example from an untrusted context, is no match
 }
 
 func bounded(text string) string { return text[:min(len(text), maxMatchBytes)] }
 
-// tooSlow is the rule of an error for which the rules exceeded their budget: which of them would
-// have matched is unknown.
+// tooSlow is the rule for an error for which the rules exceeded their budget. It is not known which of these rules
+// would have matched.
 var tooSlow = &policy.Rule{Name: policy.RuleTooSlow, Plan: policy.Plan{Strategy: Manual}}
 
-// Classify returns an error's class, the name of the rule that decides what happens next, and that
-// rule if it belongs to the policy.
+// Classify returns the class of an error, and the name of the rule that decides what happens next. first is that rule
+// if it belongs to the policy, and nil otherwise.
 //
-// The policy's rules are tried first, in order, then the built-in table. The first match decides.
-// If that rule sets no class, the class comes from the rules and lines after it. If the rules
-// exceed their budget, the result is class unknown with a rule that parks the entry.
+// The policy's rules are tried first, in order, and then the lines of the built-in table. The first match decides. If
+// that rule sets no class, the class comes from the rules and lines after it. If the rules exceed their budget, the
+// class is unknown and first is a rule that parks the entry.
 func (p *Planner) Classify(f Facts) (class riverdlq.Class, name string, first *policy.Rule) {
 	if len(p.rules) > 0 {
 		start := time.Now()
@@ -306,8 +307,7 @@ func (p *Planner) Classify(f Facts) (class riverdlq.Class, name string, first *p
 	return class, name, first
 }
 
-// environment returns the data that rules read of an error. Texts are cut to the length that
-// patterns read.
+// environment returns the data of an error that rules read. Texts are cut to the length that patterns read.
 func (p *Planner) environment(f *Facts) *environment {
 	env := &environment{
 		Type: bounded(f.Type), Code: bounded(f.Code), Message: bounded(f.Message), Status: f.status(),
@@ -332,12 +332,12 @@ func (p *Planner) ReadsMessages() bool {
 	return slices.ContainsFunc(p.rules, func(r rule) bool { return r.when != nil && r.when.readsMessage })
 }
 
-// document decodes untrusted JSON for expressions: texts are cut, and integers stay integers.
-// Invalid JSON, and JSON above maxContextBytes, becomes an empty object.
+// document decodes untrusted JSON for expressions. Texts are cut, and integers stay integers. If the JSON is invalid or
+// larger than maxContextBytes, document returns an empty object.
 func document(raw json.RawMessage) any {
 	var value any
 	decoder := json.NewDecoder(bytes.NewReader(raw))
-	decoder.UseNumber() // a float64 would change an integer beyond 2^53
+	decoder.UseNumber() // a float64 would round an integer beyond 2^53
 	if len(raw) > maxContextBytes || decoder.Decode(&value) != nil || value == nil {
 		return map[string]any{}
 	}
@@ -355,7 +355,7 @@ func cut(value any) any {
 		if !strings.ContainsAny(v.String(), ".eE") {
 			return bounded(v.String()) // an integer that does not fit an int stays text
 		}
-		n, _ := v.Float64() // out of range: infinity
+		n, _ := v.Float64() // infinity if it is out of range
 		return n
 	case []any:
 		for i := range v {
@@ -369,13 +369,12 @@ func cut(value any) any {
 	return value
 }
 
-// Ends reports whether a delivery must not be retried: its class is permanent, or its rule parks
-// it.
+// Ends reports whether a delivery must not be retried, because the class is permanent or the rule parks the entry.
 func (*Planner) Ends(class riverdlq.Class, rule *policy.Rule) bool {
 	return class.Permanent() || rule != nil && rule.Plan.Strategy == Manual
 }
 
-// ruleNamed returns the policy's rule of a name, or nil.
+// ruleNamed returns the rule of the policy with a name, or nil.
 func (p *Planner) ruleNamed(name string) *policy.Rule {
 	for i := range p.rules {
 		if p.rules[i].Name == name {

@@ -48,7 +48,7 @@ rules:
 		{Facts{Type: "CardDeclined", Code: "05"}, "exact"},
 		{Facts{Type: "CardDeclined", Code: "5"}, "glob"},
 		{Facts{Type: "my.CardDeclined"}, "glob"},
-		{Facts{Type: "Declined: no"}, "business"}, // the built-in table
+		{Facts{Type: "Declined: no"}, "business"}, // a line of the built-in table
 		{Facts{Message: "Out of order today"}, "text"},
 		{Facts{Message: "We are out of order today"}, "none"},
 		{Facts{Kind: "payment.captured", Queue: "b"}, "kind"},
@@ -66,7 +66,7 @@ rules:
 		{Facts{Context: json.RawMessage(`{"ids": [12345678901234567891]}`)}, "account"},
 		{Facts{Context: json.RawMessage(`{"ids": [12345678901234567890]}`)}, "none"},
 		{Facts{Context: json.RawMessage(`{"grpcStatus": "ABORTED"}`)}, "call"},
-		// rules read no more of a gRPC status than of other texts
+		// rules read only the beginning of a gRPC status, as of other texts
 		{Facts{Context: json.RawMessage(`{"grpcStatus": "` + strings.Repeat("x", maxMatchBytes) + `late"}`)}, "none"},
 		{Facts{}, "none"},
 		{Facts{Class: riverdlq.ClassOutage, Message: "a known bug"}, "bug"}, // rules come before the worker's class
@@ -110,7 +110,7 @@ queues:
 	require.Equal(t, Manual, p.Plan("nonsense", "orders", "", nil).Strategy)
 }
 
-// Operators write the rules, and errors are untrusted: every error gets a class.
+// Operators write the rules, and errors are untrusted. In spite of that, every error gets a class.
 func TestClassify_EveryErrorGetsAClass(t *testing.T) {
 	t.Parallel()
 	p := plannerOf(t, `
@@ -175,8 +175,7 @@ func TestNextHour_HandlesDaylightSavingChanges(t *testing.T) {
 	require.True(t, NextHour(nil, "UTC", time.Now()).IsZero())
 }
 
-// An entry that failed before the off-peak hour and is decided within it is retried in the rest of
-// that hour.
+// An entry failed before the off-peak hour, and is decided within that hour. It is redelivered in the rest of the hour.
 func TestScheduled_UsesRestOfCurrentHour(t *testing.T) {
 	t.Parallel()
 	night := func(clock string) time.Time {
@@ -191,8 +190,8 @@ func TestScheduled_UsesRestOfCurrentHour(t *testing.T) {
 	}{
 		{"01:50", "02:10", 0.5, night("02:30")},
 		{"01:50", "02:30", 0.5, night("02:30")},
-		{"01:50", "02:31", 0.5, night("02:30").AddDate(0, 0, 1)}, // its time within the hour has passed
-		{"02:05", "02:10", 0.5, night("02:30").AddDate(0, 0, 1)}, // it failed within the hour
+		{"01:50", "02:31", 0.5, night("02:30").AddDate(0, 0, 1)}, // the entry's random time within the hour is over
+		{"02:05", "02:10", 0.5, night("02:30").AddDate(0, 0, 1)}, // the entry failed within the hour
 		{"01:50", "03:10", 0.99, night("02:59").AddDate(0, 0, 1)},
 	} {
 		s := &scheduled{immediate{random: func(*Entry) float64 { return test.random }}}
@@ -255,7 +254,7 @@ rules:
 		"the rule's plan overrides all")
 }
 
-// A rule without a class sets what happens next; later rules or the table set the class.
+// A rule without a class decides what happens next, while later rules or the table decide the class.
 func TestRules_RuleWithoutClassLeavesClassToLaterRules(t *testing.T) {
 	t.Parallel()
 	p := plannerOfFiles(t, policytest.Files{"dlq-routing": `
@@ -277,7 +276,7 @@ rules:
 	require.Equal(t, "declined", d.Rule)
 }
 
-// The delay of a conditional entry starts at its failure, whether or not its conditions are met then.
+// The delay of a conditional entry starts at its failure, even if its conditions are not met then.
 func TestConditional_DelayStartsAtFailure(t *testing.T) {
 	t.Parallel()
 	for _, unmet := range []string{"", "the machine is busy"} {
@@ -292,7 +291,7 @@ func TestConditional_DelayStartsAtFailure(t *testing.T) {
 	}
 }
 
-// One rescue leaves the decision to the class. From the second one on an operator decides, and the class stays.
+// After one rescue, the class decides. After the second one, an operator decides, and the class does not change.
 func TestDecide_ParksRepeatedlyRescuedJobs(t *testing.T) {
 	t.Parallel()
 	p, now := plannerOfFiles(t, nil), time.Now()
@@ -318,7 +317,7 @@ type fakeConditions string
 
 func (u fakeConditions) Unmet(_, _ string, _ *policy.Conditions) string { return string(u) }
 
-// Rules see the message with exact integers, and no text longer than patterns read.
+// Rules read a message with exact integers. They read only the beginning of long texts, as patterns do.
 func TestRules_MatchPayloadAndHeaders(t *testing.T) {
 	t.Parallel()
 	p := plannerOf(t, `
@@ -362,8 +361,7 @@ rules:
 	}
 }
 
-// Slow patterns are rejected when a policy is checked, with file and line. If rules are slow all
-// the same, the entry is parked.
+// The check of a policy rejects slow patterns, with file and line. If rules are slow nevertheless, the entry is parked.
 func TestRules_LimitTime(t *testing.T) {
 	t.Parallel()
 	for routing, want := range map[string]string{
@@ -396,7 +394,7 @@ rules:
 	require.Contains(t, policy.ReservedRules(), policy.RuleTooSlow)
 }
 
-// Each name and text of the table finds its own line, and no earlier line has it.
+// Each name and text of the table finds its own line. No earlier line has the same name or text.
 func TestTable_EveryEntryFindsItsLine(t *testing.T) {
 	t.Parallel()
 	for _, lines := range [][]line{table, weak} {
@@ -421,8 +419,7 @@ func TestTable_EveryEntryFindsItsLine(t *testing.T) {
 	}
 }
 
-// Every line of the built-in table has a sample, and so has every status that the docs list for a
-// class.
+// Every line of the built-in table has a sample. So has every status that the documentation lists for a class.
 func TestSamples_CoverEveryLineOfTheTable(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile("../../config/dlq-routing.samples.yaml")

@@ -26,36 +26,34 @@ const (
 	Manual      = strategies.Manual
 )
 
-// waitLimit is how long an entry waits for a condition before a worker checks it again, even if no
-// gate has released it.
+// waitLimit is the time after which a worker checks an entry again that waits for a condition, if no gate has released
+// the entry before.
 const waitLimit = time.Hour
 
-// unknownDelay is the time until the next check of an entry whose strategy this version does not
-// know.
+// unknownDelay is the time after which an entry is checked again whose strategy this version of dlqd does not know.
 const unknownDelay = time.Minute
 
-// Strategy decides when an entry is redelivered. A new one needs a name in internal/strategy/strategies,
-// an entry in implementations, and a label of the enum dlq.strategy, which a migration adds; see
-// docs/extending.md.
+// Strategy decides when an entry is redelivered. A new strategy needs a name in internal/strategy/strategies, an
+// element of implementations, and a label of the enum dlq.strategy, which a migration adds; see docs/extending.md.
 type Strategy interface {
-	// First returns when a worker should check an entry that has just got this strategy, and what the entry waits for
-	// in addition to that time ("" for nothing).
+	// First returns the time at which a worker should check an entry that has just got this strategy. waitingFor says
+	// what else the entry waits for; it is "" for nothing.
 	First(e *Entry, plan *policy.Plan, now time.Time) (at time.Time, waitingFor string)
 	// Due decides whether an entry whose time has come is redelivered now or checked again later.
 	Due(e *Entry, plan *policy.Plan, now time.Time) Verdict
 }
 
-// implementations are the strategies by name. Manual has none. Conditional differs from Immediate in its
-// conditions, which [Planner.Due] checks.
+// implementations has the strategies by name. Manual has no implementation. Conditional has the same one as Immediate,
+// because [Planner.Due] checks the conditions.
 var implementations = map[string]Strategy{
 	Immediate:   &immediate{random: randomOf},
 	Scheduled:   &scheduled{immediate{random: randomOf}},
 	Conditional: &immediate{random: randomOf},
 }
 
-// Add adds a strategy that is not built in. It is called before the first policy is read. defaults
-// describes the strategy's defaults in the schema of dlq-routing.yaml; if it is empty, the strategy has
-// none.
+// Add adds a strategy that is not built in. It must be called before the first policy is read. defaults describes the
+// strategy's defaults in the schema of dlq-routing.yaml; it is empty if the strategy has none. Add panics if a strategy
+// with the name exists.
 func Add(name, defaults string, s Strategy) {
 	if slices.Contains(strategies.Names(), name) {
 		panic("strategy " + name + " exists already")
@@ -64,8 +62,8 @@ func Add(name, defaults string, s Strategy) {
 	implementations[name] = s
 }
 
-// Conditions reports why redeliveries to a destination should wait now. Unmet returns "" if every
-// condition is met. An empty destination means the queue's.
+// Conditions reports why redeliveries to a destination should wait now. Unmet returns "" if every condition is met. An
+// empty destination means the destination of the queue.
 type Conditions interface {
 	Unmet(queue, destination string, c *policy.Conditions) string
 }
@@ -76,22 +74,22 @@ type Entry struct {
 
 	ID           uuid.UUID
 	Trace        string
-	Before       riverdlq.Class // class before this failure; empty if unknown
-	Rule         string         // name of the rule that last decided about the entry
+	Before       riverdlq.Class // the class before this failure; empty if it is not known
+	Rule         string         // the rule that last decided about the entry
 	WaitingFor   string         // what the entry waits for in addition to its time; "" for nothing
 	RetryCount   int            // redeliveries made so far
 	LastFailedAt time.Time      // delays count from this time
-	RetryAfter   time.Duration  // requested by the destination at the last failure; 0 if none
-	Rescues      int            // attempts ended by River's rescuer; 0 for messages, whose worker is dlqd itself
+	RetryAfter   time.Duration  // the destination's Retry-After at the last failure; 0 for none
+	Rescues      int            // attempts that River's rescuer ended; 0 for messages, whose worker is dlqd itself
 	Together     int            // other jobs that the rescuer discarded at the same time as this entry's job
 }
 
 // Verdict is the decision about an entry whose time has come.
 type Verdict struct {
 	Redeliver  bool
-	Again      time.Time // time of the next check, if not Redeliver
-	WaitingFor string    // what it waits for in addition to Again; "" for nothing
-	Reason     string    // why it is not redelivered now, if not Redeliver
+	Again      time.Time // time of the next check, unless Redeliver
+	WaitingFor string    // what the entry waits for in addition to Again; "" for nothing
+	Reason     string    // why the entry is not redelivered now, unless Redeliver
 }
 
 // Decision is the decision about an entry that failed.
@@ -99,10 +97,10 @@ type Decision struct {
 	Class       riverdlq.Class
 	Rule        string
 	Strategy    string
-	Next        time.Time // zero if the entry needs manual handling
+	Next        time.Time // the time of the next check; zero if the entry needs manual handling
 	WaitingFor  string
-	MaxRetries  int // redeliveries after which a failure closes the entry; 0 keeps its current limit
-	Priority    int // 0 keeps the current priority
+	MaxRetries  int // the number of redeliveries after which a failure closes the entry; 0 for no change
+	Priority    int // 0 for no change
 	Tags        []string
 	Assignee    string
 	Reason      string
@@ -113,12 +111,12 @@ type Decision struct {
 type Planner struct {
 	policy     *policy.Policy
 	rules      []rule
-	budget     time.Duration // of the rules, for one error
+	budget     time.Duration // for all rules and one error
 	conditions Conditions
 }
 
-// NewPlanner returns the planner of a policy. If conditions is nil, all conditions are met. The error
-// names every invalid rule with file and line.
+// NewPlanner returns the planner of a policy. If conditions is nil, all conditions count as met. The error names every
+// invalid rule, with file and line.
 func NewPlanner(p *policy.Policy, conditions Conditions) (*Planner, error) {
 	rules, err := compileRules(p)
 	if err != nil {
@@ -130,11 +128,10 @@ func NewPlanner(p *policy.Policy, conditions Conditions) (*Planner, error) {
 // Policy returns the policy that the planner applies.
 func (p *Planner) Policy() *policy.Policy { return p.policy }
 
-// Plan returns the plan for an entry of a class, queue and kind that matched rule (nil for none).
-// Each field comes from the first of these that sets it: the rule, the kind's plan for the class,
-// the kind's plan, the queue's plan for the class, the queue's plan, the class's plan, the
-// strategy's defaults. MaxRetries can also come from the maxRetries of the kind or the queue, after their plans. If no
-// plan sets a strategy, it is Manual.
+// Plan returns the plan for an entry of a class, queue and kind that matched rule, which is nil for none. Each field
+// comes from the first of these that sets the field: the rule, the kind's plan for the class, the kind's plan, the
+// kind's maxRetries, the queue's plan for the class, the queue's plan, the queue's maxRetries, the class's plan, and
+// the defaults of the strategy. If no plan sets a strategy, the strategy is Manual.
 func (p *Planner) Plan(class riverdlq.Class, queue, kind string, rule *policy.Rule) policy.Plan {
 	routing := &p.policy.Routing
 	var layers []*policy.Plan
@@ -157,7 +154,7 @@ func (p *Planner) Plan(class riverdlq.Class, queue, kind string, rule *policy.Ru
 	return plan
 }
 
-// fill sets the fields that plan leaves empty to those of from.
+// fill sets each field that is empty in plan to the field of from.
 func fill(plan, from *policy.Plan) {
 	if from == nil {
 		return
@@ -187,12 +184,12 @@ func fill(plan, from *policy.Plan) {
 	}
 }
 
-// Decide returns what happens next to an entry that was just captured or has failed again.
+// Decide returns the decision about an entry that was just captured or has failed again.
 func (p *Planner) Decide(e *Entry, now time.Time) Decision {
 	class, name, rule := p.Classify(e.Facts)
 	reason := "class " + string(class) + " (rule " + name + ")"
 	if name == stuckJob && e.Before != "" {
-		// The rescuer's error says nothing about why the work failed, so the entry keeps the class that it had before.
+		// The rescuer's error does not say why the work failed, so the entry stays in the class that it had before.
 		class, reason = e.Before, "class "+string(e.Before)+", as before (rule "+name+")"
 	}
 	plan := p.Plan(class, e.Queue, e.Kind, rule)
@@ -215,13 +212,12 @@ func (p *Planner) Decide(e *Entry, now time.Time) Decision {
 	return d
 }
 
-// ManyRescues is the number of rescues after which an application's entry needs manual handling.
-// After one rescue, the worker was probably killed by a deployment or for lack of memory. A job
-// that is rescued again may be what kills its worker, and with it every job that runs in the same
-// process.
+// ManyRescues is the number of rescues from which on an application's entry needs manual handling. Before the first
+// rescue, the worker was probably killed by a deployment or for lack of memory. A job that is rescued again may itself
+// kill its worker, and with it every job that runs in the same process.
 const ManyRescues = 2
 
-// workerLost describes the rescues of an entry, for the reason of a decision.
+// workerLost describes the rescues of an entry for the reason of a decision.
 func workerLost(e *Entry) string {
 	text := fmt.Sprintf("its worker died, or it never ended, %d times", e.Rescues)
 	switch {
@@ -233,9 +229,9 @@ func workerLost(e *Entry) string {
 	return text
 }
 
-// Due decides about an entry whose time has come. It checks the conditions first. An entry with an unmet condition
-// waits until a gate of the worker releases it. Due checks such an entry again after waitLimit. Even if the conditions
-// are met then, the entry continues to wait for the gate.
+// Due decides about an entry whose time has come. It checks the conditions first. If a condition is unmet, the entry
+// waits until a gate of the worker releases it. Due checks such an entry again after waitLimit. If the conditions are
+// met by then, the entry still waits for the gate.
 func (p *Planner) Due(e *Entry, name string, now time.Time) Verdict {
 	s, ok := implementations[name]
 	if !ok {
@@ -247,7 +243,7 @@ func (p *Planner) Due(e *Entry, name string, now time.Time) Verdict {
 	if unmet != "" {
 		unmet = conditionPrefix + unmet
 	} else if WaitsForCondition(e.WaitingFor) {
-		unmet = e.WaitingFor // keep waiting: a gate releases such entries, a few at a time
+		unmet = e.WaitingFor // still waits: gates release such entries, a few at a time
 	}
 	if unmet != "" {
 		return Verdict{
@@ -261,15 +257,14 @@ func (p *Planner) planOf(e *Entry) policy.Plan {
 	return p.Plan(e.Class, e.Queue, e.Kind, p.ruleNamed(e.Rule))
 }
 
-// Unmet returns the unmet condition of an entry that waits for its conditions, or "" if they are met.
+// Unmet returns an unmet condition of an entry's plan, or "" if all conditions are met.
 func (p *Planner) Unmet(e *Entry) string {
 	plan := p.planOf(e)
 	return p.unmet(e, &plan)
 }
 
-// breakerClosed is the condition of every plan that does not set Breaker. A redelivery to a
-// destination whose breaker is open would be held there, and would use up one of the entry's
-// redeliveries.
+// breakerClosed is a condition of every plan that does not set Breaker. While the breaker of a destination is open, a
+// redelivery would only be held, but would count as one of the entry's redeliveries.
 var breakerClosed = &policy.Conditions{Breaker: new(true)}
 
 func (p *Planner) unmet(e *Entry, plan *policy.Plan) string {
@@ -281,12 +276,11 @@ func (p *Planner) unmet(e *Entry, plan *policy.Plan) string {
 	return p.UnmetBy(e.Queue, "", plan.Conditions)
 }
 
-// UnmetBreaker returns the unmet condition if the breaker of a queue's destination is open, else
-// "".
+// UnmetBreaker returns the unmet condition if the breaker of a queue's destination is open, or "" if it is not.
 func (p *Planner) UnmetBreaker(queue string) string { return p.UnmetBy(queue, "", breakerClosed) }
 
-// UnmetBy returns which of c's conditions is unmet for redeliveries from a queue to a
-// destination ("" for the queue's destination), or "" if all are met.
+// UnmetBy returns which condition of c is unmet for redeliveries from a queue to a destination, or "" if all are met.
+// The destination "" means the destination of the queue.
 func (p *Planner) UnmetBy(queue, destination string, c *policy.Conditions) string {
 	if p.conditions == nil || c == nil {
 		return ""
@@ -294,8 +288,8 @@ func (p *Planner) UnmetBy(queue, destination string, c *policy.Conditions) strin
 	return p.conditions.Unmet(queue, destination, c)
 }
 
-// Probes returns how many of a queue's entries are sent as probes after their conditions are met
-// again.
+// Probes returns how many of the entries that wait for the same conditions as e are sent as probes once the conditions
+// are met.
 func (p *Planner) Probes(e *Entry) int {
 	plan := p.planOf(e)
 	fill(&plan, p.policy.Routing.Strategies[Conditional])
@@ -305,14 +299,14 @@ func (p *Planner) Probes(e *Entry) int {
 	return 1
 }
 
-// immediate retries after the delays of the plan: the first redelivery after the first delay, and so on. All
-// redeliveries beyond the last delay use that one.
+// immediate redelivers after the delays of the plan: the first redelivery after the first delay, the second after the
+// second, and so on. The last delay also applies to all further redeliveries.
 type immediate struct {
 	random func(*Entry) float64 // in [0, 1)
 }
 
-// randomOf returns a number in [0, 1) that depends only on the entry and its retry count. If the same redelivery is
-// decided a second time, it gets the same time.
+// randomOf returns a number in [0, 1) that depends only on the entry and its retry count. So a second decision about
+// the same redelivery gets the same time.
 func randomOf(e *Entry) float64 {
 	return rand.New(rand.NewPCG(binary.BigEndian.Uint64(e.ID[:8])+uint64(e.RetryCount),
 		binary.BigEndian.Uint64(e.ID[8:]))).Float64()
@@ -322,8 +316,8 @@ func (s *immediate) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time
 	return s.after(e, plan, now), ""
 }
 
-// after returns the time of the last failure plus the plan's delay or the destination's
-// Retry-After, whichever is longer, plus jitter; at the earliest now.
+// after returns the time of the last failure plus a delay and jitter, at the earliest now. The delay is the plan's or,
+// if that is longer, the destination's Retry-After.
 func (s *immediate) after(e *Entry, plan *policy.Plan, now time.Time) time.Time {
 	delay := e.RetryAfter
 	if n := len(plan.Delays); n > 0 {
@@ -343,15 +337,15 @@ func (*immediate) Due(*Entry, *policy.Plan, time.Time) Verdict {
 	return Verdict{Redeliver: true}
 }
 
-// scheduled retries as immediate does if the destination asked for a time or the plan has no hours. Otherwise it
-// retries at a random time within the next off-peak hour, so that entries do not all arrive at once.
+// scheduled redelivers at a random time within the next off-peak hour, so that entries do not all arrive at once. If
+// the destination sent a Retry-After, or the plan has no hours, it redelivers as immediate does.
 type scheduled struct{ immediate }
 
 func (s *scheduled) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time, string) {
 	if e.RetryAfter > 0 {
 		return s.after(e, plan, now), ""
 	}
-	for _, after := range []time.Time{e.LastFailedAt, now} { // from now, if the hour after the failure is over
+	for _, after := range []time.Time{e.LastFailedAt, now} { // from now, if the first hour after the failure is over
 		hour := NextHour(plan.Hours, plan.TimeZone, after)
 		if at := hour.Add(time.Duration(s.random(e) * float64(time.Hour))); !hour.IsZero() && !at.Before(now) {
 			return at, ""
@@ -360,8 +354,8 @@ func (s *scheduled) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time
 	return s.after(e, plan, now), ""
 }
 
-// NextHour returns when the next of the hours begins in a time zone, after now, or zero if there
-// are no hours. When clocks change, an hour that is skipped does not count, and one that is
+// NextHour returns the beginning of the next of the given hours in a time zone, after now. It returns zero if there are
+// no hours, or if the zone is invalid. When clocks change, an hour that is skipped does not count, and an hour that is
 // repeated counts twice.
 func NextHour(hours []int, zone string, now time.Time) time.Time {
 	texts := make([]string, len(hours))
@@ -379,8 +373,8 @@ func NextHour(hours []int, zone string, now time.Time) time.Time {
 //
 //   - WaitsForAutomatic: automatic redelivery is switched off for the entry.
 //   - WaitsForPace: the entry waits for its place in the rate of its destination or of an application's queue.
-//   - WaitsForOrder: earlier work of the entry's ordering key is not done. Or its job was rescued several times, and
-//     another such redelivery is running.
+//   - WaitsForOrder: earlier work with the entry's ordering key is not done. Or the entry's job was rescued several
+//     times, and another redelivery of such a job is running.
 //   - WaitsForRun: a progressive replay run that has not ended holds the entry.
 //   - conditionPrefix and a text: the entry waits for the condition that the text names.
 const (

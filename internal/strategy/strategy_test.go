@@ -94,14 +94,14 @@ func TestFingerprintByMessage_DoesNotChange(t *testing.T) {
 	require.NotEqual(t, FingerprintByMessage("T", "a failed", ""), FingerprintByMessage("T", "b failed", ""))
 	trace := "runtime.gopanic\n\t/go/src/panic.go:1\ngithub.com/riverqueue/river.x\n\tx.go:1\nexample.com/app/orders.Place\n\torders.go:7\n"
 	require.Equal(t, "orders.Place", ownFrame1(trace))
-	// runtime/debug writes a panic like this. Its frame is in every such trace, and would group all
-	// panics together.
+	// runtime/debug writes a panic in this way. This frame is in the trace of every panic, and would group all panics
+	// together.
 	require.Equal(t, "orders.Place",
 		ownFrame1("panic({0xa1b2c3, 0xc000012345})\n\t/go/src/runtime/panic.go:783 +0x132\n"+trace))
 	require.NotEqual(t, FingerprintByMessage("T", "a", trace), FingerprintByMessage("T", "a", ""))
 }
 
-// Delays grow, end now or later, and exceed their nominal length by at most the jitter.
+// Each delay is at least as long as the one before. Its end is not before now. The jitter makes it at most 20 % longer.
 func TestImmediate_DelaysGrowWithinJitter(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -9,12 +9,12 @@ import (
 
 // line is a line of the built-in table: a group of errors with the same class.
 //
-// names are those of types and codes, as words and without Error, Exception and the like: "not
-// found" matches NotFoundError, NOT_FOUND and Faraday::NotFound. A * stands for any words before or
-// after. A name without * takes precedence over those with one.
+// names match types and codes, as words and without words such as Error and Exception: "not found" matches
+// NotFoundError, NOT_FOUND and Faraday::NotFound. A * stands for any words before or after. A name without * takes
+// precedence over names with *.
 //
-// texts are words of messages, in this order; … stands for at most six words. Names and texts are
-// separated by commas, and a match begins and ends at word boundaries.
+// texts match words of messages, in the given order; … stands for at most six words. Commas separate names and texts. A
+// match begins and ends at word boundaries.
 type line struct {
 	rule  string
 	class riverdlq.Class
@@ -22,9 +22,9 @@ type line struct {
 	texts string
 }
 
-// Names of lines that the code refers to.
+// Names of lines to which the code refers.
 const (
-	stuckJob  = "stuck-job" // jobs that River's rescuer ended: their worker died or hung
+	stuckJob  = "stuck-job" // jobs that River's rescuer ended, because their worker died or hung
 	rateLimit = "rate-limit"
 )
 
@@ -179,7 +179,7 @@ var table = []line{
 			connection is invalid, connection must, connection is required`,
 	},
 
-	// From here to the next line "decode": errors that a retry may resolve.
+	// From here to the next line "decode", the lines are errors that a retry may resolve.
 	{
 		rule: rateLimit, class: riverdlq.ClassRateLimited,
 		names: `
@@ -506,8 +506,7 @@ var table = []line{
 	},
 }
 
-// weak is tried after table: its names describe the operation rather than the failure, and its texts are single
-// words.
+// weak is tried after table. Its names describe the operation and not the failure, and its texts are single words.
 var weak = []line{
 	{
 		rule: "code-bug", class: riverdlq.ClassCodeBug,
@@ -527,8 +526,7 @@ var weak = []line{
 	{rule: "connection", class: riverdlq.ClassTransient, names: `* connection, read error, write error`},
 }
 
-// known and lastResort are the indexes of table and weak; rateLimits indexes only the texts of rate
-// limits.
+// known and lastResort are the indexes of table and weak. rateLimits is an index of only the texts of rate limits.
 var (
 	known      = newIndex(table)
 	lastResort = newIndex(weak)
@@ -538,7 +536,7 @@ var (
 // firstTransient is the index of the first line of errors that a retry may resolve.
 var firstTransient = slices.IndexFunc(table, func(l line) bool { return l.rule == rateLimit })
 
-// typeExceptions lists errors whose text shows that the line of their type is wrong.
+// typeExceptions lists errors whose type has the wrong line, as their text shows.
 var typeExceptions = []struct {
 	rule  string
 	texts *phrases
@@ -559,9 +557,9 @@ var typeExceptions = []struct {
 	{"timeout", phrasesOf("not present in metadata"), line{rule: "not-found", class: riverdlq.ClassNotFound}},
 }
 
-// ClassifyStatus returns the class of an HTTP status that is not a success. The codes above 511 are
-// those of CDNs whose origin is down or overloaded (Cloudflare 520 to 527 and 530, others 529). Any
-// other 5xx counts as a 500 (RFC 9110, section 15).
+// ClassifyStatus returns the class of an HTTP status that is not a success. CDNs use the codes above 511 if their
+// origin is down or overloaded (Cloudflare 520 to 527 and 530, others 529). Any other 5xx counts as a 500 (RFC 9110,
+// section 15).
 func ClassifyStatus(status int) riverdlq.Class {
 	switch status {
 	case 408, 423, 425:
@@ -585,12 +583,12 @@ func ClassifyStatus(status int) riverdlq.Class {
 	return riverdlq.ClassUnknown
 }
 
-// isAssigned reports whether a status is assigned by HTTP or used by a CDN.
+// isAssigned reports whether HTTP assigns a status or a CDN uses it.
 func isAssigned(status int) bool {
 	return http.StatusText(status) != "" || ClassifyStatus(status) == riverdlq.ClassOutage
 }
 
-// transportTypes are the types that deliveries give to network errors. All of them are transient.
+// transportTypes are the error types of network errors of deliveries. All of them are transient.
 var transportTypes = []string{
 	"TIMEOUT_ERROR", "CONNECTION_REFUSED", "CONNECTION_RESET", "CONNECTION_ERROR", "DNS_ERROR", "TLS_ERROR",
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// ownership says whether a frame belongs to the application, a library or the runtime. A frame of the application
-// identifies the cause best.
+// ownership says to whom a frame belongs: the application, a library or the runtime. The cause is identified best by a
+// frame of the application.
 type ownership int
 
 const (
@@ -17,20 +17,18 @@ const (
 	ofRuntime
 )
 
-// frame is a frame of a stack trace: the function, without the parts that differ between builds or
-// runs.
+// frame is a frame of a stack trace. function lacks the parts that differ between builds or runs.
 type frame struct {
 	function string
 	of       ownership
 }
 
-// maxFrameBytes limits how much of a line of a trace is read.
+// maxFrameBytes is how many bytes of each line of a trace are read.
 const maxFrameBytes = 500
 
-// ownFrame returns the innermost function of the application in a stack trace of Go, Java, Python,
-// Ruby, JavaScript, Rust, .NET or PHP, without addresses, line numbers, numbers of lambdas and
-// names of generated classes. If there is none, it returns a function of a library, else one of the
-// runtime, else "".
+// ownFrame returns the innermost function of the application in a stack trace of Go, Java, Python, Ruby, JavaScript,
+// Rust, .NET or PHP. It removes addresses, line numbers, numbers of lambdas and names of generated classes. If the
+// trace has no function of the application, ownFrame returns one of a library, else one of the runtime, else "".
 func ownFrame(trace string) string {
 	lines := strings.Split(strings.ReplaceAll(trace, "\r\n", "\n"), "\n")
 	for i, line := range lines {
@@ -45,8 +43,8 @@ func ownFrame(trace string) string {
 	return ""
 }
 
-// splitTrace returns the headline of an error's text that contains a stack trace, and the frame
-// that ownFrame finds. If there is no trace, it returns the whole text and "".
+// splitTrace splits the text of an error that contains a stack trace. It returns the headline and the result of
+// ownFrame. If there is no trace, it returns the whole text and "".
 func splitTrace(message string) (headline, own string) {
 	if !strings.Contains(message, "\n") {
 		return message, ""
@@ -57,7 +55,7 @@ func splitTrace(message string) (headline, own string) {
 	lines := strings.Split(strings.TrimSpace(message), "\n")
 	if pythonHeader.MatchString(message) {
 		for _, line := range slices.Backward(lines) {
-			if line != "" && line[0] != ' ' && line[0] != '\t' { // ValueError: …, after its frames
+			if line != "" && line[0] != ' ' && line[0] != '\t' { // the headline follows the frames: "ValueError: …"
 				return line, own
 			}
 		}
@@ -67,7 +65,7 @@ func splitTrace(message string) (headline, own string) {
 
 var pythonHeader = regexp.MustCompile(`(?m)^\s*Traceback \(most recent call last\):`)
 
-// framesOf returns the frames of a trace, innermost first.
+// framesOf returns the frames of a trace, the innermost frame first.
 func framesOf(lines []string) []frame {
 	for _, language := range []struct {
 		sign string // occurs in every trace of the language
@@ -99,27 +97,27 @@ func containsAny(text string, parts []string) bool {
 	return slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(text, p) })
 }
 
-// base returns a file's name without its folders, for Unix and Windows paths.
+// base returns the name of a file without folders, for paths of Unix and Windows.
 func base(file string) string { return path.Base(strings.ReplaceAll(file, `\`, "/")) }
 
 // Go.
 
 var (
 	goFile = regexp.MustCompile(`^\t(\S.*\.(?:go|s)):\d+`)
-	// goArguments matches a function's arguments in a trace of the Go runtime.
+	// goArguments matches the arguments of a function in a trace of the Go runtime.
 	goArguments = regexp.MustCompile(`\((?:[^()]|\([^()]*\)|\{[^{}]*\})*\)$|\(\.{3}\)$`)
 	goLambda    = regexp.MustCompile(`(?:\.func\d+|\.gowrap\d+|\.deferwrap\d+|\.\d+|-fm|-range\d+|\[\.\.\.\])+(?:$|\.)`)
 	goStandard  = strings.Fields(`
 		archive bufio builtin bytes cmp compress container context crypto database debug embed encoding errors expvar
 		flag fmt go hash html image index internal io iter log maps math mime net os path plugin reflect regexp runtime
 		slices sort strconv strings structs sync syscall testing text time unicode unique unsafe vendor weak panic`)
-	// goPanics lists the functions that run deferred functions after a panic. The frames above
-	// them belong to deferred functions.
+	// goPanics lists the functions of the runtime that run deferred functions after a panic. The frames above them in a
+	// trace belong to deferred functions.
 	goPanics = []string{"panic", "runtime.gopanic", "runtime.sigpanic"}
 )
 
-// goFrames reads what River records and what debug.Stack returns: each function is followed by a
-// line with its file.
+// goFrames reads the traces that River records and that debug.Stack returns. In them, each function is followed by a
+// line with the function's file.
 func goFrames(lines []string) []frame {
 	var frames []frame
 	for i := 0; i+1 < len(lines); i++ {
@@ -133,7 +131,7 @@ func goFrames(lines []string) []frame {
 			function = goArguments.ReplaceAllString(function, "")
 		}
 		if strings.HasPrefix(function, "panic(") || slices.Contains(goPanics, function) {
-			// The frames above belong to the deferred function that recorded the trace.
+			// The frames before this one belong to the deferred function that recorded the trace.
 			frames = frames[:0]
 			continue
 		}
@@ -159,7 +157,7 @@ func goFrames(lines []string) []frame {
 	return frames
 }
 
-// Java, .NET and JavaScript: frames that begin with "at".
+// Java, .NET and JavaScript: their frames begin with "at".
 
 var (
 	javaFile = regexp.MustCompile(`^(?:[^()\s]+\.(?:java|kt|scala|groovy|clj|kts)(?::\d+)?|Native Method|` +
@@ -237,7 +235,7 @@ func javaFrame(line string) (class, method string, ok bool) {
 	if !ok || !closed || !javaFile.MatchString(file) {
 		return "", "", false
 	}
-	if at := strings.LastIndex(name, "/"); at >= 0 && !strings.Contains(name, "$$Lambda") { // cut off the module
+	if at := strings.LastIndex(name, "/"); at >= 0 && !strings.Contains(name, "$$Lambda") { // cut off the name of the module
 		name = name[at+1:]
 	}
 	at := strings.LastIndexByte(name, '.')
@@ -247,8 +245,8 @@ func javaFrame(line string) (class, method string, ok bool) {
 	return name[:at], name[at+1:], true
 }
 
-// javaFrames returns the frames of the root cause first, then those of the exceptions that it
-// caused. The trace lists the root cause last, after "Caused by".
+// javaFrames returns the frames of the root cause first, and then those of the exceptions that the root cause led to.
+// In the trace, the root cause is last, after "Caused by".
 func javaFrames(lines []string) []frame {
 	sections := [][]frame{nil}
 	for _, line := range lines {
@@ -325,7 +323,7 @@ func jsFrameOf(line string) (frame, bool) {
 	return jsNamed(match[1], match[2])
 }
 
-// jsNamed returns the frame of a function in a file. The function may be anonymous.
+// jsNamed returns the frame of a function in a file. function is empty for an anonymous function.
 func jsNamed(function, file string) (frame, bool) {
 	of := ofApplication
 	switch {
@@ -375,8 +373,8 @@ var (
 	pythonAnonymous = regexp.MustCompile(`\.<locals>|<lambda>|<listcomp>|<genexpr>|<dictcomp>|<setcomp>`)
 )
 
-// pythonFrames returns the frames of the exception that was raised last, or of its direct cause if
-// the trace names one. The trace lists the most recent call last.
+// pythonFrames returns the frames of the exception that was raised last or, if the trace names a direct cause, of that
+// cause. The trace lists the most recent call last.
 func pythonFrames(lines []string) []frame {
 	var frames []frame
 	caused := false
@@ -511,8 +509,8 @@ var (
 	}
 )
 
-// phpFrames reads the output of getTraceAsString. A frame names the function that was called and
-// the file that called it.
+// phpFrames reads the output of getTraceAsString. Each frame has the called function and the file that called the
+// function.
 func phpFrames(lines []string) []frame {
 	var frames []frame
 	for _, line := range lines {
@@ -528,7 +526,7 @@ func phpFrames(lines []string) []frame {
 		switch {
 		case !library:
 			frames = append(frames, frame{named, ofApplication})
-		case !vendor: // the frame names a library's function, called from a file of the application
+		case !vendor: // a file of the application calls a library's function
 			frames = append(frames, frame{named, ofLibrary}, frame{file, ofApplication})
 		default:
 			frames = append(frames, frame{named, ofLibrary})

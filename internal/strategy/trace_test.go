@@ -11,8 +11,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// stacks are stack traces by language and cause. Traces of the same cause differ as they do between
-// runs and builds.
+// stacks has stack traces by language and cause. Traces of the same cause differ in parts that also differ between runs
+// and builds.
 var stacks = map[string]map[string][]string{
 	"Go": {
 		"orders.Place": {
@@ -164,7 +164,7 @@ var stacks = map[string]map[string][]string{
 			"   0: std::panicking::begin_panic_handler\n   1: anyhow::error::<impl anyhow::Error>::msg\n" +
 				"             at /root/.cargo/registry/src/index.crates.io-6f17d22bba15001f/anyhow-1.0.75/src/error.rs:83:36\n" +
 				"   2: shop[1a2b3c4d5e6f7a8b]::orders::place::{closure#3}\n             at /build/src/orders.rs:19:13\n",
-			// Crates that rustLibs does not list.
+			// These crates are not in rustLibs.
 			"   0: core::panicking::panic_fmt\n   1: price_tables::row\n" +
 				"             at /usr/local/cargo/registry/src/index.crates.io-6f17d22bba15001f/price-tables-1.0.0/src/lib.rs:3:1\n" +
 				"   2: shop::orders::place\n             at ./src/orders.rs:12:9\n",
@@ -243,7 +243,7 @@ func TestOwnFrame_SameCauseSameFrame(t *testing.T) {
 	}
 }
 
-// dlqd reads both ends of a long trace, and other programs cut off the end of traces.
+// dlqd reads the beginning and the end of a long trace, and other programs cut off the end of traces.
 func TestOwnFrame_TruncatedTraceGivesSameFrame(t *testing.T) {
 	t.Parallel()
 	libraries := map[string]string{

@@ -2,16 +2,15 @@ package strategy
 
 import "strings"
 
-// Limits on names and texts, which keep the time of matching proportional to the length of the
-// text.
+// Limits on names and texts. Because of them, the time of matching is proportional to the length of the text.
 const (
-	maxNameBytes = 255 // of a type or code, as in their columns; a longer one does not match
-	maxNameWords = 10  // of a name; one with more words does not match
-	maxGapWords  = 6   // most words in a text for which … stands
+	maxNameBytes = 255 // of a type or code, as in their columns; a longer name does not match
+	maxNameWords = 10  // a name with more words does not match
+	maxGapWords  = 6   // the maximum number of words for which … stands
 )
 
-// wording is a text as lower-case words: runs of letters and digits. The parts of a name such as
-// FileNotFoundError are words too; a match begins and ends at word boundaries.
+// wording is a text as lower-case words, which are runs of letters and digits. The parts of a name such as
+// FileNotFoundError are words, too. A match begins and ends at word boundaries.
 type wording struct {
 	text []byte // the words, each followed by a space
 	list []word
@@ -19,16 +18,16 @@ type wording struct {
 
 type word struct {
 	start, end int  // in wording.text
-	name       int  // index of the first word of the name (letters, digits and _) that this word belongs to
-	ends       bool // whether it is the last word of the name
+	name       int  // index of the first word of this word's name (letters, digits and _)
+	ends       bool // whether this is the last word of its name
 }
 
 func (w *wording) at(i int) []byte { return w.text[w.list[i].start:w.list[i].end] }
 
-// span returns the words from i up to, not including, j.
+// span returns the text of the words [i, j).
 func (w *wording) span(i, j int) []byte { return w.text[w.list[i].start:w.list[j-1].end] }
 
-// Sorts of bytes. A byte outside ASCII is part of a letter.
+// Sorts of bytes. A byte that is not ASCII counts as a letter.
 const (
 	separator = iota
 	underscore
@@ -134,9 +133,9 @@ func (x *index) line(i int) *line {
 	return &x.lines[i]
 }
 
-// ofName returns the line of a type or code, or nil. It looks up the last part of the name
-// (Net::ReadTimeout, java.net.ConnectException, https://bank.example/errors/declined), or the whole
-// name if the last part is generic (serde_json::Error).
+// ofName returns the line of a type or code, or nil. It looks up the last part of the name (of Net::ReadTimeout,
+// java.net.ConnectException or https://bank.example/errors/declined). If the last part is generic, as in
+// serde_json::Error, it looks up the whole name.
 func (x *index) ofName(name string) *line {
 	if name == "" || len(name) > maxNameBytes {
 		return nil
@@ -153,8 +152,8 @@ func (x *index) ofName(name string) *line {
 	return x.line(x.names.find(w, 0, len(w.list)))
 }
 
-// ofText returns the first line with a text that occurs in w, or with a name that occurs there and ends with a generic
-// word, such as ConnectionError; or nil.
+// ofText returns the first line that has a text in w, or that has the name of an error in w. Such a name ends with a
+// generic word, as ConnectionError does. ofText returns nil if there is no such line.
 func (x *index) ofText(w *wording) *line { return x.line(x.inText(w)) }
 
 func (x *index) inText(w *wording) int {
@@ -168,7 +167,7 @@ func (x *index) inText(w *wording) int {
 	return first
 }
 
-// noLine is greater than the index of any line.
+// noLine stands for no line. It is greater than the index of any line.
 const noLine = int(^uint(0) >> 1)
 
 // namesOfErrors finds lines by the names of errors.
@@ -186,9 +185,8 @@ func (n namesOfErrors) add(name string, line int) {
 	n[name] = append(n[name], l)
 }
 
-// find returns the first line for the name made of the words from i up to, not including, j. It
-// looks up the name as it is, then without its generic words. A name without * takes precedence
-// over those with one.
+// find returns the first line for the name that consists of the words [i, j). It looks up the name as it is, and then
+// without generic words. A name without * takes precedence over names with *.
 func (n namesOfErrors) find(w *wording, i, j int) int {
 	if j-i > maxNameWords || i == j {
 		return noLine
@@ -230,7 +228,7 @@ func (n namesOfErrors) exactly(w *wording, i, j int) int {
 	return noLine
 }
 
-// isGeneric reports whether a word only marks a name as that of an error, such as exception.
+// isGeneric reports whether a word says only that a name is the name of an error, such as exception.
 func isGeneric(word []byte) bool {
 	switch string(word) {
 	case "error", "errors", "exception", "err", "fault":
@@ -242,8 +240,8 @@ func isGeneric(word []byte) bool {
 // phrases is a tree of words that finds lines by the words of messages.
 type phrases struct {
 	next map[string]*phrases
-	gap  *phrases // follows after at most maxGapWords words
-	line int      // of the text that ends here
+	gap  *phrases // the words after a gap of at most maxGapWords words
+	line int      // the line of the text that ends here, or noLine
 }
 
 func phrasesOf(list ...string) *phrases {
@@ -277,7 +275,7 @@ func (p *phrases) add(text string, line int) {
 	p.line = min(p.line, line)
 }
 
-// find returns the first line among the texts that match at word i.
+// find returns the first line with a text that matches at word i.
 func (p *phrases) find(w *wording, i int) int {
 	first := p.line
 	if i < len(w.list) && p.next != nil {

@@ -27,7 +27,7 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy/strategies"
 )
 
-// doubling redelivers after the first delay of the plan, then after twice as long each time.
+// doubling redelivers after the first delay of the plan. Each further delay is twice as long as the one before.
 type doubling struct{}
 
 func (doubling) First(e *strategy.Entry, plan *policy.Plan, now time.Time) (time.Time, string) {
@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 	postgrestest.Main(m)
 }
 
-// migration is the only statement of a new strategy's migration.
+// migration is the only statement of the migration that a new strategy needs.
 const migration = "ALTER TYPE dlq.strategy ADD VALUE 'doubling'"
 
 const routing = `
@@ -120,7 +120,7 @@ func TestAdd_StrategyDecidesMovesAndIsShown(t *testing.T) {
 		}
 		require.EqualValues(t, 3, entry.DLQRetryCount)
 		for _, move := range entry.Transitions {
-			if move.Strategy != nil { // nil after a failed redelivery, until the entry is decided again
+			if move.Strategy != nil { // nil after a failed redelivery, until the next decision
 				require.Equal(t, "doubling", *move.Strategy)
 			}
 		}
@@ -172,7 +172,7 @@ func start(t *testing.T, url string, rules *policy.Policy) string {
 	return s.Addresses()[0]
 }
 
-// call sends a request, decodes the answer into out unless that is nil, and returns the answer.
+// call sends a request and returns the answer. If out is not nil, call decodes the answer into it.
 func call(t *testing.T, method, address, body string, out any) string {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), method, address, bytes.NewReader([]byte(body)))

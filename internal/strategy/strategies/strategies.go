@@ -13,7 +13,8 @@ const (
 	Manual      = "manual"
 )
 
-// Strategy is the name of a strategy, and the description of its defaults in the policy's schema ("" if it has none).
+// Strategy has the name of a strategy, and the description of its defaults in the policy's schema, which is "" if the
+// strategy has no defaults.
 type Strategy struct{ Name, Defaults string }
 
 var all = []Strategy{
@@ -23,7 +24,7 @@ var all = []Strategy{
 	{Manual, ""},
 }
 
-// Add adds a strategy. Only strategy.Add calls it, which adds the implementation as well.
+// Add adds a strategy. Only strategy.Add, which also adds the implementation, may call it.
 func Add(s Strategy) { all = append(all, s) }
 
 var builtIn = len(all)
