@@ -106,7 +106,7 @@ const RescuedBy = "Stuck job rescued by"
 // Names of rules that are not lines of the built-in table.
 const (
 	panicRule     = "panic"
-	workerRule    = "worker" // or the destination
+	workerRule    = "worker" // the worker or the destination reported the class
 	transportRule = "transport"
 	statusRule    = "http-status"
 	grpcRule      = "grpc-status"

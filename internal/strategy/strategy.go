@@ -364,7 +364,7 @@ func NextHour(hours []int, zone string, now time.Time) time.Time {
 	}
 	schedule, err := cron.ParseStandard("CRON_TZ=" + cmp.Or(zone, "UTC") + " 0 " + strings.Join(texts, ",") + " * * *")
 	if err != nil {
-		return time.Time{} // no hours, or an invalid zone; policies are checked for that
+		return time.Time{} // no hours, or an invalid zone, which a checked policy does not have
 	}
 	return schedule.Next(now)
 }

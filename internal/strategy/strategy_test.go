@@ -101,7 +101,8 @@ func TestFingerprintByMessage_DoesNotChange(t *testing.T) {
 	require.NotEqual(t, FingerprintByMessage("T", "a", trace), FingerprintByMessage("T", "a", ""))
 }
 
-// Each delay is at least as long as the one before. Its end is not before now. The jitter makes it at most 20 % longer.
+// An attempt is due one planned delay after the failure, or up to 20 % of the delay later because of the jitter. If
+// that time is past, the attempt is due now.
 func TestImmediate_DelaysGrowWithinJitter(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -547,13 +547,13 @@ var typeExceptions = []struct {
 		"nil-dereference", phrasesOf("fetch failed", "failed to fetch", "load failed", "networkerror when attempting"),
 		line{rule: "connection", class: riverdlq.ClassTransient},
 	},
-	// Rails deserializes a job's arguments by looking up their records.
+	// Rails looks up the records of a job's arguments to deserialize them.
 	{"decode", phrasesOf("trying to deserialize arguments"), line{rule: "not-found", class: riverdlq.ClassNotFound}},
-	// DynamoDB also cancels a transaction if one of its conditions does not hold.
+	// DynamoDB also cancels a transaction if one of the transaction's conditions is not met.
 	{"serialization", phrasesOf("conditional check failed"), line{rule: "business", class: riverdlq.ClassBusiness}},
-	// Kubernetes reports a write on an object that has changed meanwhile as a conflict.
+	// If an object has changed meanwhile, Kubernetes reports a write to it as a conflict.
 	{"business", phrasesOf("object has been modified"), line{rule: "serialization", class: riverdlq.ClassTransient}},
-	// Kafka's producer waits until its timeout for a topic that does not exist.
+	// If a topic does not exist, Kafka's producer waits for it until the producer's timeout.
 	{"timeout", phrasesOf("not present in metadata"), line{rule: "not-found", class: riverdlq.ClassNotFound}},
 }
 
