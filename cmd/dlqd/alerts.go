@@ -50,7 +50,7 @@ scrape jobs, JOB=URL to one. Without --console-url, alerts link to Prometheus's 
 	return cmd
 }
 
-// linksByJob parses links of the form URL or JOB=URL. A URL may contain = after its colon.
+// linksByJob parses links of the form URL or JOB=URL. The URL may contain = after its first colon.
 func linksByJob(flag string, given []string) (map[string]string, error) {
 	links := map[string]string{}
 	for _, link := range given {

@@ -10,7 +10,7 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 )
 
-// reportCommand returns a command that prints a report. The command's flags are the report's parameters.
+// reportCommand returns a command that prints a report. The flags of the command set the parameters of the report.
 func reportCommand[In, Row any](operation api.Operation[In, api.Report[Row]], name, short string,
 	flags func(*cobra.Command, *In), write func(cmd *cobra.Command, rows []Row) error,
 ) *cobra.Command {

@@ -16,8 +16,8 @@ import (
 	"github.com/dlqd/dlqd/internal/approval"
 )
 
-// approvalRequestedError is returned for an operation that was not carried out because it needs
-// approval: a request for approval was made, or an equal request waits already.
+// approvalRequestedError is returned for an operation that the API did not carry out because the operation needs
+// approval. Either the API made a request for approval, or an equal request waits already.
 type approvalRequestedError struct{ api.Asked }
 
 func (e *approvalRequestedError) Error() string {
@@ -33,7 +33,7 @@ func (e *approvalRequestedError) Error() string {
 		stamp(a.ExpiresAt), a.ID, a.Entries)
 }
 
-// affected returns what a request is about: a job, or n dead letters.
+// affected names the job or the n dead letters that a request for approval asks to change.
 func affected(a *approval.Approval, n int64) string {
 	switch {
 	case a.Job() != 0:
@@ -44,7 +44,8 @@ func affected(a *approval.Approval, n int64) string {
 	return fmt.Sprintf("%d dead letters", n)
 }
 
-// countFlag is an optional integer flag: nil unless it is given.
+// countFlag is an optional flag for a number of dead letters. If the flag is not given, the variable that it sets stays
+// nil.
 type countFlag struct{ into **int64 }
 
 func (c countFlag) String() string { return "" }
@@ -64,9 +65,9 @@ func registerExpect(cmd *cobra.Command, into **int64) {
 			"command asks)")
 }
 
-// callConfirmed calls an operation that may affect many dead letters. If the API requires the expected number,
-// callConfirmed asks the user at the terminal to type it, sets expect, a field of input, and calls the operation
-// again.
+// callConfirmed calls an operation that may affect many dead letters. expect is the field of input with the expected
+// number. If the API requires that number and the user gave none, callConfirmed asks the user at the terminal to type
+// it, stores it in expect, and calls the operation again.
 func callConfirmed[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[In, Out], input *In,
 	expect **int64,
 ) (*Out, error) {
@@ -139,9 +140,8 @@ func newApprovals() *cobra.Command {
 	return cmd
 }
 
-// newDecision returns the command that shows, approves, refuses or withdraws a request for
-// approval. The command sends no name of the user: the API knows from the authentication who
-// decides.
+// newDecision returns the command that shows, approves, refuses or withdraws a request for approval. The command does
+// not send the user's name: the API knows from the authentication who decides.
 func newDecision(verb, short string) *cobra.Command {
 	var c client
 	var expect *int64
@@ -188,8 +188,8 @@ func newDecision(verb, short string) *cobra.Command {
 	return cmd
 }
 
-// approve approves a request for at most expect dead letters: if more match now, the API refuses.
-// If expect is nil, approve asks the user for the number.
+// approve approves a request that changes at most expect dead letters. If the request would change more dead letters
+// now, the API refuses the approval. If expect is nil, approve asks the user for the number.
 func approve(cmd *cobra.Command, c *client, in api.ApprovalInput, action api.Action, expect *int64) error {
 	if expect == nil {
 		a, _, err := fetch(cmd, c, api.GetApproval, api.GetApprovalInput{ApprovalInput: in})

@@ -29,7 +29,7 @@ func (f *archiveFlag) register(cmd *cobra.Command) {
 		"s3://BUCKET?region=R&prefix=P/, or \"none\" to delete without archiving (default: archive in --data-dir)")
 }
 
-// location returns the location of the archive, or "" for none.
+// location returns the location of the archive, or "" if there is no archive.
 func (f *archiveFlag) location(database *databaseFlags) string {
 	switch {
 	case f.value == noArchive:
@@ -42,7 +42,7 @@ func (f *archiveFlag) location(database *databaseFlags) string {
 	return filepath.Join(database.dataDir, "archive")
 }
 
-// with runs fn on the archive.
+// with opens the archive, calls fn with it, and closes it. A missing archive is a usage error.
 func (f *archiveFlag) with(cmd *cobra.Command, database *databaseFlags, fn func(*archive.Archive) error) error {
 	ctx := cmd.Context()
 	if f.value != "" && cmd.Flags().Lookup("database-url") == nil {
@@ -119,8 +119,8 @@ func size(f *archive.File) int64 {
 	return f.Bytes
 }
 
-// printIncomplete prints a line for each incomplete unit and returns how many have a manifest that
-// cannot be read. The others have none: they are being written, or their writing was interrupted.
+// printIncomplete prints a line for each incomplete unit. It returns the number of units whose manifest cannot be read.
+// The other incomplete units have no manifest: dlqd is still writing them, or was interrupted while writing them.
 func printIncomplete(w io.Writer, incomplete []error) (bad int) {
 	for _, err := range incomplete {
 		if errors.Is(err, archive.ErrUnreadable) {
@@ -183,14 +183,14 @@ func newArchiveVerify() *cobra.Command {
 	return cmd
 }
 
-// missingUnits returns an error for each unit that the database records and the archive lacks. It
-// returns none if there is no database to compare with.
+// missingUnits returns an error for each unit that the database records and that is not in the archive. If there is no
+// database to compare the archive with, missingUnits returns no errors.
 func missingUnits(cmd *cobra.Command, flag *archiveFlag, database *databaseFlags, a *archive.Archive,
 	units []archive.Manifest,
 ) (missing []error, err error) {
 	if database.url == "" {
-		// If --archive names the archive, its database need not be the one in the default data directory: compare only
-		// if --data-dir is given, too.
+		// If --archive names the archive, the database in the default data directory may be another archive's. missingUnits
+		// then compares only if --data-dir is given, too.
 		named := flag.value == "" || cmd.Flags().Changed("data-dir")
 		if _, err := os.Stat(filepath.Join(database.dataDir, "pgdata")); err != nil || !named {
 			_, _ = fmt.Fprintln(cmd.ErrOrStderr(),
@@ -221,7 +221,8 @@ func missingUnits(cmd *cobra.Command, flag *archiveFlag, database *databaseFlags
 	return missing, err
 }
 
-// unitsByName returns the units with the given names, or all units and the errors of incomplete ones.
+// unitsByName returns the units with the given names. Without names, it returns all units, and an error for each
+// incomplete one.
 func unitsByName(ctx context.Context, a *archive.Archive, names []string) (units []archive.Manifest,
 	incomplete []error, err error,
 ) {
@@ -271,7 +272,7 @@ func newArchiveShow() *cobra.Command {
 	return cmd
 }
 
-// defaultRestoreLife is how long retention leaves restored entries in the database by default.
+// defaultRestoreLife is the default time for which retention leaves restored entries in the database.
 const defaultRestoreLife = 7 * 24 * time.Hour
 
 func newArchiveRestore() *cobra.Command {

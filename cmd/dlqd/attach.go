@@ -165,7 +165,7 @@ func atLeast(n int, more bool) string {
 	return strconv.Itoa(n)
 }
 
-// printMissing prints the privileges that the role lacks for parts other than attach.
+// printMissing prints the privileges that the role does not have and that only other parts than attach need.
 func printMissing(w io.Writer, plan *postgres.Plan) {
 	if len(plan.Later) > 0 {
 		_, _ = fmt.Fprintf(w, "role %s lacks privileges for parts other than attach:\n", plan.Role)
@@ -179,7 +179,7 @@ func printMissing(w io.Writer, plan *postgres.Plan) {
 	}
 }
 
-// printSurvey prints and returns a survey of River's jobs. An error is only printed: attach works
+// printSurvey prints a survey of River's jobs and returns it. printSurvey only prints an error, because attach works
 // without the survey.
 func printSurvey(cmd *cobra.Command, m *postgres.Migrator) *doctor.Survey {
 	found, err := doctor.TakeSurvey(cmd.Context(), m.Pool, m.Schemas)

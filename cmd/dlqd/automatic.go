@@ -178,7 +178,7 @@ func (c *client) registerAutomatic(cmd *cobra.Command, in *api.AutomaticAction) 
 	cmd.Flags().BoolVar(&in.DryRun, "dry-run", false, "only show which dead letters would be redelivered, and which not")
 }
 
-// changeAutomatic makes a change and prints which entries are redelivered and which stay.
+// changeAutomatic changes automatic redelivery and prints which entries are then redelivered and which stay.
 func changeAutomatic[In any](cmd *cobra.Command, c *client, operation api.Operation[In, api.AutomaticChanged],
 	input In, done string,
 ) error {

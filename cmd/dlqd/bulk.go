@@ -17,8 +17,8 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 )
 
-// bulkTimeout limits a request about many dead letters: the API's answer is complete only when all
-// of them are done.
+// bulkTimeout limits a request about many dead letters. The API's answer ends only when the API has processed all of
+// them.
 const bulkTimeout = time.Hour
 
 // newMove returns a command that moves one dead letter, or all that match a filter.
@@ -58,8 +58,8 @@ func registerBulk(cmd *cobra.Command, in *api.BulkRequest, filter *filterFlags) 
 	registerExpect(cmd, &in.Expect)
 }
 
-// newBulk returns a command for a bulk action that has no endpoint for a single entry. It takes ids
-// as a filter.
+// newBulk returns a command for a bulk action that has no endpoint for a single entry. The command sends ids as a
+// filter.
 func newBulk(name, short string, flags func(*cobra.Command, *api.BulkRequest)) *cobra.Command {
 	var c client
 	var filter filterFlags
@@ -120,7 +120,7 @@ func (c *client) bulk(cmd *cobra.Command, args []string, in *api.BulkRequest, fl
 	return nil
 }
 
-// printSplit prints the number of entries by one property.
+// printSplit prints the number of entries for each value of a property. by names the property.
 func printSplit(cmd *cobra.Command, by string, counts map[string]int64) {
 	width := 0
 	for key := range counts {

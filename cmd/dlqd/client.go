@@ -28,17 +28,17 @@ import (
 // client calls the API of a running dlqd.
 type client struct {
 	base    string
-	asJSON  bool          // print the API's answer itself, in the format of output
+	asJSON  bool          // print the API's answer instead of a text, in the format of output
 	output  *output       // the flag --output; nil if it was not given
-	timeout time.Duration // of one request; 0 means apiTimeout
-	// tokenFile is a file with a token. There is no flag for the token itself, because other users of
-	// the machine can read arguments.
+	timeout time.Duration // of one request; 0 stands for apiTimeout
+	// tokenFile is a file with a token. There is no flag with a token as its value, because other users of the machine
+	// can read the arguments of a process.
 	tokenFile string
 	secret    string // a token obtained by this command
-	noToken   bool   // send no token: the operation needs none
+	noToken   bool   // send no token, because the operation needs none
 	plainHTTP bool   // allow sending a token unencrypted over the network
-	// completing is set while a shell waits for values: a sign-in is used as it is stored, because renewing it
-	// waits for other processes and for the provider.
+	// completing is set while a shell waits for values. The client then uses a stored sign-in without renewing it,
+	// because a renewal waits for other processes and for the provider.
 	completing bool
 }
 
@@ -47,11 +47,11 @@ func (c *client) register(cmd *cobra.Command) {
 	(&output{client: c}).register(cmd)
 }
 
-// registerTable does what register does, for a command that prints a table.
+// registerTable adds the flags of a client to a command that prints a table.
 func (c *client) registerTable(cmd *cobra.Command) { c.registerNamed(cmd, "") }
 
-// registerNamed does what registerTable does, for a table of things with names. list and names say what -o name prints,
-// see [output].
+// registerNamed adds the flags of a client to a command that prints a table of things with names. list and names are
+// those fields of [output]: -o name prints the names.
 func (c *client) registerNamed(cmd *cobra.Command, list string, names ...string) {
 	c.registerURL(cmd)
 	(&output{client: c, list: list, names: names, table: true}).register(cmd)
@@ -74,14 +74,15 @@ func (c *client) registerAddress(cmd *cobra.Command) {
 	cmd.Flags().Lookup("api-url").DefValue = redact.Text(defaultURL)
 }
 
-// call calls an operation and returns its answer. With --json, or an --output other than wide, it
-// also prints the answer itself. An error answer becomes the error.
+// call calls an operation and returns the answer. With --json, or --output with another format than wide, call also
+// prints the answer as the API sent it, or as YAML or names. If the API answers with an error, call returns that error.
 func call[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[In, Out], input In) (*Out, error) {
 	out, raw, err := fetch(cmd, c, operation, input)
 	return out, c.printIfAsked(cmd, raw, err)
 }
 
-// printIfAsked prints the answer to a call if the flags ask for it, and returns the error of the call, or of printing.
+// printIfAsked prints the answer of a call if the flags ask for the answer itself. It returns err, the error of the
+// call, or the error of printing.
 func (c *client) printIfAsked(cmd *cobra.Command, answer []byte, err error) error {
 	_, requested := errors.AsType[*approvalRequestedError](err)
 	if c.asJSON && (err == nil || requested) {
@@ -91,7 +92,7 @@ func (c *client) printIfAsked(cmd *cobra.Command, answer []byte, err error) erro
 	return err
 }
 
-// printAnswer prints an answer of the API as --output says, or as JSON.
+// printAnswer prints an answer of the API in the format that --output names, or as JSON without --output.
 func (c *client) printAnswer(w io.Writer, answer []byte) error {
 	if c.output != nil {
 		return c.output.print(w, answer)
@@ -100,7 +101,7 @@ func (c *client) printAnswer(w io.Writer, answer []byte) error {
 	return err
 }
 
-// fetch calls an operation. It returns the answer twice: decoded, and as it was received.
+// fetch calls an operation. It returns the answer both decoded and as received.
 func fetch[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[In, Out],
 	input In,
 ) (*Out, []byte, error) {
@@ -113,7 +114,8 @@ func fetch[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[I
 	return out, raw, commandError(err)
 }
 
-// exchange sends the request of an operation and returns the answer. invalid is the error of making the request.
+// exchange sends the request of an operation and returns the answer. invalid is the error, if any, with which the
+// request was built.
 func (c *client) exchange(cmd *cobra.Command, r *api.Request, invalid error) (int, http.Header, []byte, error) {
 	response, err := c.start(cmd, r, invalid)
 	if err != nil {
@@ -124,7 +126,7 @@ func (c *client) exchange(cmd *cobra.Command, r *api.Request, invalid error) (in
 	return response.StatusCode, response.Header, raw, err
 }
 
-// commandError returns an error of the API as a command prints it.
+// commandError turns an error of the API into the error that a command prints.
 func commandError(err error) error {
 	if problem, ok := errors.AsType[*api.Problem](err); ok {
 		return &apiError{problem}
@@ -135,13 +137,13 @@ func commandError(err error) error {
 	return err
 }
 
-// apiError is an error answer of the API. Its text names the fields of the request as the API does,
-// except for "all", which it calls --all.
+// apiError is an error answer of the API. Its text names the fields of the request as the API names them, except for
+// the field "all", which its text calls --all.
 type apiError struct{ *api.Problem }
 
 func (e *apiError) Error() string {
 	var parts []string
-	if e.Detail != "validation failed" || len(e.Errors) == 0 { // huma's words; the mistakes follow
+	if e.Detail != "validation failed" || len(e.Errors) == 0 { // these are huma's words; the mistakes follow
 		parts = append(parts, e.Detail)
 	}
 	for _, mistake := range e.Errors {
@@ -161,11 +163,11 @@ func (e *apiError) Error() string {
 	return strings.ReplaceAll(strings.Join(parts, "; "), `"all": true`, "--all")
 }
 
-// exampleID shows what an id looks like.
+// exampleID is an id to show in messages and help.
 const exampleID = "0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"
 
-// cause returns the reason why a request got no answer. net/http and net prefix it with the request and the operation;
-// cause removes these.
+// cause returns the reason why a request got no answer. net/http and net add the request and the operation before the
+// reason; cause removes both.
 func cause(err error) error {
 	if request, ok := errors.AsType[*url.Error](err); ok {
 		err = request.Err
@@ -197,7 +199,7 @@ func (c *client) token(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(raw)), nil
 }
 
-// redirectError is returned if the server at the API's address answers with a redirect.
+// redirectError is returned if the server at --api-url answers with a redirect.
 type redirectError struct{ to string }
 
 func (e *redirectError) Error() string {
@@ -205,8 +207,8 @@ func (e *redirectError) Error() string {
 		"it as --api-url"
 }
 
-// refuseRedirect rejects redirects, so that tokens and request bodies are sent only to the address
-// that the user named. The API itself does not redirect.
+// refuseRedirect rejects redirects. Tokens and request bodies are therefore sent only to the address that the user
+// named. The API does not redirect.
 func refuseRedirect(next *http.Request, _ []*http.Request) error {
 	return &redirectError{to: next.URL.Scheme + "://" + next.URL.Host}
 }
@@ -219,7 +221,7 @@ func do[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[In, 
 	return c.start(cmd, r, err)
 }
 
-// start sends the request of an operation. invalid is the error of making the request.
+// start sends the request of an operation. invalid is the error, if any, with which the request was built.
 func (c *client) start(cmd *cobra.Command, r *api.Request, invalid error) (*http.Response, error) {
 	if err := checkCommonFlags(cmd); err != nil {
 		return nil, err
@@ -274,8 +276,8 @@ func (c *client) send(cmd *cobra.Command, r *api.Request) (*http.Response, error
 	return response, nil
 }
 
-// printable makes untrusted text safe for a terminal. Control characters become blanks; characters
-// that are invisible or change the direction of text become escapes.
+// printable makes untrusted text safe for a terminal. It replaces control characters by blanks. It escapes characters
+// that are invisible or change the direction of text.
 func printable(text string) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	if !strings.ContainsFunc(text, isUnsafe) {
@@ -321,7 +323,7 @@ func text[T any](v *T) string {
 	return fmt.Sprint(*v)
 }
 
-// stamp formats times in output.
+// stamp formats a time for output, in UTC.
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 func stampOrNone(t *time.Time) string {
@@ -340,8 +342,7 @@ func shorten(s string, most int) string {
 	return s
 }
 
-// actor returns the name of the user who runs the command, or "cli" if it is unknown, for the audit
-// trail.
+// actor returns the name of the user who runs the command, or "cli" if the name is unknown. The audit trail records it.
 func actor() string {
 	if u, err := user.Current(); err == nil {
 		return u.Username
@@ -349,7 +350,7 @@ func actor() string {
 	return "cli"
 }
 
-// addActor adds the flags --actor and --note.
+// addActor adds the flags --actor and --note to cmd.
 func addActor(cmd *cobra.Command, name, note *string) {
 	cmd.Flags().StringVar(name, "actor", actor(), "name recorded as the actor")
 	cmd.Flags().StringVar(note, "note", "", "reason")

@@ -16,16 +16,16 @@ import (
 	"github.com/dlqd/dlqd/internal/riverdlq"
 )
 
-// completionTimeout limits a request for values while a shell waits for them.
+// completionTimeout limits a request for values while a shell waits for the values.
 const completionTimeout = 2 * time.Second
 
-// completer returns the completions of a flag or an argument: typed is its text so far, before has the arguments that
-// precede it.
+// completer returns the completions of a flag or an argument. typed is the text that the user has typed of the flag or
+// argument. before has the arguments that come before.
 type completer func(c *client, cmd *cobra.Command, before []string, typed string) ([]cobra.Completion,
 	cobra.ShellCompDirective)
 
-// addCompletions gives the flags and arguments of the commands that call the API the values that a shell
-// completes. Without an API that answers, a shell completes only fixed values.
+// addCompletions makes a shell complete the values of the flags and arguments of all commands that call the API. If no
+// API answers, a shell completes only fixed values.
 func addCompletions(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		addCompletions(sub)
@@ -38,7 +38,7 @@ func addCompletions(cmd *cobra.Command) {
 		if complete == nil {
 			return
 		}
-		// An error is impossible: the flag exists, and has no completion function yet.
+		// An error is impossible: the flag exists and does not have a completion function yet.
 		_ = cmd.RegisterFlagCompletionFunc(f.Name, func(cmd *cobra.Command, before []string, typed string) (
 			[]cobra.Completion, cobra.ShellCompDirective,
 		) {
@@ -74,7 +74,7 @@ func clientOf(cmd *cobra.Command) *client {
 	return c
 }
 
-// flagValues returns the completer of a flag, or nil.
+// flagValues returns the completer of a flag, or nil if dlqd does not complete the flag.
 func flagValues(cmd *cobra.Command, f *pflag.Flag) completer {
 	ofGroups := strings.HasPrefix(cmd.CommandPath(), "dlqd groups")
 	switch f.Name {
@@ -134,7 +134,7 @@ func flagValues(cmd *cobra.Command, f *pflag.Flag) completer {
 	return nil
 }
 
-// argumentValues returns the completers of a command's arguments.
+// argumentValues returns a completer for each argument of a command.
 func argumentValues(cmd *cobra.Command) []completer {
 	_, arguments, _ := strings.Cut(cmd.Use, " ")
 	switch parent := cmd.Parent().Name(); {
@@ -164,7 +164,7 @@ func fixed(values ...string) completer {
 	}
 }
 
-// ask calls an operation. It returns an empty answer if the call fails: no value is completed then.
+// ask calls an operation. If the call fails, ask returns an empty answer, and the shell completes nothing.
 func ask[In, Out any](c *client, cmd *cobra.Command, operation api.Operation[In, Out], input In) *Out {
 	out, _, err := fetch(cmd, c, operation, input)
 	if err != nil {
@@ -173,13 +173,14 @@ func ask[In, Out any](c *client, cmd *cobra.Command, operation api.Operation[In,
 	return out
 }
 
-// shellCharacters are characters with which a shell runs another command. Senders and receivers of messages choose
-// values such as error types. If several values begin alike, bash inserts their common beginning unquoted, and the
-// script of cobra evaluates the line at the next completion.
+// shellCharacters are the characters that can make a shell run another command. Senders and receivers of messages can
+// put them into values such as error types. If several values begin alike, bash inserts the common beginning without
+// quotes, and at the next completion cobra's script evaluates the line.
 const shellCharacters = "`$;&|<>()\\"
 
-// completions returns the completion of each item: a value and its description, which may be empty. It leaves out
-// values that a shell could take for a command or that could control the terminal.
+// completions returns the completion of each item. of returns the value of an item and a description, which may be
+// empty. completions leaves out values that a shell could take for a command and values that could control the
+// terminal.
 func completions[T any](items []T, of func(item *T) (value, description string)) []cobra.Completion {
 	all := make([]cobra.Completion, 0, len(items))
 	for i := range items {
@@ -245,7 +246,7 @@ func entryIDs(c *client, cmd *cobra.Command, _ []string, _ string) ([]cobra.Comp
 	}), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
 }
 
-// completeFilter returns how the API would complete a filter.
+// completeFilter asks the API for the completions of a filter.
 func completeFilter(c *client, cmd *cobra.Command, filter string) *api.FilterReading {
 	return ask(c, cmd, api.CompleteFilter, api.CompleteInput{Q: filter})
 }

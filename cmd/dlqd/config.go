@@ -52,8 +52,8 @@ func newConfig() *cobra.Command {
 	return cmd
 }
 
-// check rejects --destination if no destination of the policy has that URL: a policy that names
-// destinations does not use the flag.
+// check rejects --destination unless a destination of the policy has that URL: a policy that names its destinations
+// does not use the flag.
 func (f *policyFlags) check(cmd *cobra.Command, p *policy.Policy) error {
 	for _, d := range p.Destinations {
 		if d.URL == f.destination {
@@ -63,8 +63,8 @@ func (f *policyFlags) check(cmd *cobra.Command, p *policy.Policy) error {
 	return rejectFlags(cmd, "if the policy names its destinations", "destination")
 }
 
-// loadPlanner loads a policy and compiles its rules, to check or compare it. It needs no files with secrets:
-// they are not in Git, so a reviewer and CI do not have them.
+// loadPlanner loads a policy and compiles the rules of the policy, to check or compare them. loadPlanner does not read
+// files with secrets: the files are not in Git, so a reviewer and CI do not have them.
 func loadPlanner(source policy.Source) (*strategy.Planner, error) {
 	source.SecretsElsewhere = true
 	p, err := policy.Load(source)
@@ -100,7 +100,7 @@ func newConfigCheck() *cobra.Command {
 				}
 			}
 			var errs []error
-			printed := map[string]bool{} // a mistake in the base files occurs in each environment: print it once
+			printed := map[string]bool{} // print a mistake in the base files once, not for each environment
 			for _, e := range envs {
 				name := dir
 				if e != "" {
@@ -176,7 +176,7 @@ func newConfigDiff() *cobra.Command {
 				}
 				planners[i], err = loadPlanner(policy.Source{Dir: dir, Env: env, Destination: defaultDestination})
 				remove()
-				if err != nil { // name the revision, not the directory that is gone
+				if err != nil { // name the revision: the directory is gone
 					return fmt.Errorf("%s: %s", name, strings.ReplaceAll(err.Error(), dir, name))
 				}
 			}
@@ -205,8 +205,8 @@ func newConfigDiff() *cobra.Command {
 	return cmd
 }
 
-// checkout returns the directory of a policy. REVISION:DIRECTORY is checked out of Git into a
-// temporary directory.
+// checkout returns the directory with a policy. If name is REVISION:DIRECTORY, checkout reads that directory from Git
+// into a temporary directory. remove deletes the temporary directory.
 func checkout(cmd *cobra.Command, name string) (dir string, remove func(), err error) {
 	revision, path, ok := strings.Cut(name, ":")
 	if _, err := os.Stat(name); err == nil {
@@ -255,8 +255,8 @@ func checkout(cmd *cobra.Command, name string) (dir string, remove func(), err e
 	}
 }
 
-// sample is a failure to test rules with, and the expected outcome. The failure is either an answer
-// to a delivery of a message, or an error that an application's worker reports.
+// sample is a failure to test rules with, and the expected outcome. The failure is an answer to the delivery of a
+// message, or an error that an application's worker reports.
 type sample struct {
 	Name   string           `yaml:"name"`
 	Answer *delivery.Answer `yaml:"answer"`
@@ -271,7 +271,7 @@ type sample struct {
 	Kind    string            `yaml:"kind"`
 	Queue   string            `yaml:"queue"`
 	Source  string            `yaml:"source"`
-	Payload any               `yaml:"payload"` // of the message, or the job's args
+	Payload any               `yaml:"payload"` // of the message; for a job, the args
 	Headers map[string]string `yaml:"headers"`
 	Expect  struct {
 		Class    string `yaml:"class"`
@@ -345,7 +345,7 @@ func readSamples(file string) ([]sample, error) {
 	return samples, nil
 }
 
-// facts returns the input of the rules. For a message, it is what a delivery with this answer would
+// facts returns the input of the rules. For a message, it has the facts that a delivery with the sample's answer would
 // report.
 func (s *sample) facts(ctx context.Context, p *policy.Policy) (strategy.Facts, error) {
 	payload := mustJSON(s.Payload)
@@ -365,7 +365,7 @@ func (s *sample) facts(ctx context.Context, p *policy.Policy) (strategy.Facts, e
 	if destination == nil {
 		destination = &policy.Destination{}
 	}
-	if destination.URL == "" { // unknown, or in a file that is not read here
+	if destination.URL == "" { // the destination is unknown, or its URL is in a file that this command does not read
 		known := *destination
 		known.URL = defaultDestination
 		destination = &known
@@ -376,7 +376,7 @@ func (s *sample) facts(ctx context.Context, p *policy.Policy) (strategy.Facts, e
 	return delivery.FailureOf(ctx, &p.Data, queue, destination, sent, s.Answer)
 }
 
-// remark lists the differences between the expected and the actual decision.
+// remark describes each difference between the expected and the actual decision.
 func (s *sample) remark(d *strategy.Decision) string {
 	var remarks []string
 	for _, e := range []struct{ what, want, got string }{
@@ -411,7 +411,7 @@ func newConfigSchema() *cobra.Command {
 func mustJSON(v any) json.RawMessage {
 	raw, err := json.Marshal(v)
 	if err != nil {
-		return nil // YAML can express values that JSON cannot, such as a map with a list as key
+		return nil // YAML allows values that JSON does not, such as a map with a list as a key
 	}
 	return raw
 }

@@ -116,14 +116,14 @@ func newPsql() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			// The child below runs without cmd's context: Ctrl-C in psql cancels a query and must not end psql.
+			// psql runs without cmd's context: in psql, Ctrl-C cancels a query, and must not end psql.
 			url, password, err := postgres.ForPsql(url)
 			if err != nil {
 				return errors.Join(err, stop())
 			}
 			child := exec.Command(psql, append([]string{"--dbname", url}, args...)...) //nolint:gosec,noctx // psql, as asked
 			child.Env = os.Environ()
-			if password != "" { // other users of this machine can read the arguments
+			if password != "" { // not as an argument: other users of this machine can read the arguments
 				child.Env = append(child.Env, "PGPASSWORD="+password)
 			}
 			child.Env = append(child.Env, "PGOPTIONS=-c search_path="+database.schemas.DLQ+","+database.schemas.River)
@@ -140,10 +140,10 @@ func newPsql() *cobra.Command {
 	return cmd
 }
 
-// psqlOptionsWithValue are psql's short options that take the next argument as their value.
+// psqlOptionsWithValue are psql's short options whose value is the next argument.
 const psqlOptionsWithValue = "cdfvoFRPLThpU"
 
-// splitPsqlArguments separates the flags of this command from the arguments for psql.
+// splitPsqlArguments separates this command's own flags from the arguments of psql.
 func splitPsqlArguments(flags *pflag.FlagSet, args []string) (own, psql []string) {
 	for i := 0; i < len(args); i++ {
 		arg := args[i]

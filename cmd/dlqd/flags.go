@@ -10,11 +10,11 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// A command rejects flags that it does not act on. Otherwise a command that ignores --dry-run or a
-// filter would carry out the action, or apply it to all entries.
+// A command rejects flags that have no effect on it. If it ignored --dry-run, it would carry out the action. If it
+// ignored a filter, it would apply the action to all entries.
 
-// allowOnlyFlags rejects all flags except names and those of the connection and the output. condition describes when
-// the other flags have no effect.
+// allowOnlyFlags returns a usage error if flags are set other than names and the flags of the connection and the
+// output. condition says when the other flags have no effect; the error contains it.
 func allowOnlyFlags(cmd *cobra.Command, condition string, names ...string) error {
 	var unused []string
 	names = append(names, "api-url", "token-file", "plain-http", "json", "output")
@@ -26,7 +26,8 @@ func allowOnlyFlags(cmd *cobra.Command, condition string, names ...string) error
 	return unusedFlagsError(condition, unused)
 }
 
-// rejectFlags rejects the named flags. condition describes when they have no effect.
+// rejectFlags returns a usage error if one of the named flags is set. condition says when the flags have no effect; the
+// error contains it.
 func rejectFlags(cmd *cobra.Command, condition string, names ...string) error {
 	var unused []string
 	for _, name := range names {
@@ -37,10 +38,10 @@ func rejectFlags(cmd *cobra.Command, condition string, names ...string) error {
 	return unusedFlagsError(condition, unused)
 }
 
-// checkCommonFlags checks flags that many commands that call the API have.
+// checkCommonFlags checks the flags that many of the commands that call the API have in common.
 func checkCommonFlags(cmd *cobra.Command) error {
 	if limit := cmd.Flags().Lookup("limit"); limit != nil && limit.Value.String() == "0" {
-		return &usageError{errors.New("--limit 0: must be at least 1")} // Operation.Request would omit it
+		return &usageError{errors.New("--limit 0: must be at least 1")} // Operation.Request would leave out a 0
 	}
 	if cmd.Flags().Changed("json") {
 		return rejectFlags(cmd, "with --json", "output")
@@ -56,7 +57,7 @@ func unusedFlagsError(condition string, unused []string) error {
 	return &usageError{fmt.Errorf("%s %s no effect %s", strings.Join(unused, ", "), verb, condition)}
 }
 
-// explainArguments makes commands say which arguments they take if the number of arguments is wrong.
+// explainArguments changes cmd and its subcommands: if the number of arguments is wrong, the error names the arguments.
 func explainArguments(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		explainArguments(sub)
@@ -74,8 +75,8 @@ func explainArguments(cmd *cobra.Command) {
 	}
 }
 
-// rejectUnknownSubcommands makes command groups reject unknown subcommands. By default cobra prints
-// the help and succeeds.
+// rejectUnknownSubcommands makes groups of commands reject unknown subcommands. By default, cobra prints the help for
+// an unknown subcommand and succeeds.
 func rejectUnknownSubcommands(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		rejectUnknownSubcommands(sub)
@@ -96,14 +97,14 @@ func rejectUnknownSubcommands(cmd *cobra.Command) {
 	}
 }
 
-// mistakes says what the values of flags must be, by the type of the flag.
+// mistakes has, for each type of flag, the condition that a value must meet.
 var mistakes = map[string]string{
 	"int": "must be a whole number", "int32": "must be a whole number", "int64": "must be a whole number",
 	"float64": "must be a number", "bool": "must be true or false",
 	"duration": "must be a duration, such as 30s, 5m or 2h",
 }
 
-// flagError words the error for a flag's value without the words of strconv and time.
+// flagError returns the error for an invalid value of a flag, without the words of the packages strconv and time.
 func flagError(_ *cobra.Command, err error) error {
 	invalid, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
@@ -116,8 +117,8 @@ func flagError(_ *cobra.Command, err error) error {
 	return &usageError{fmt.Errorf("--%s %s: %s", invalid.GetFlag().Name, invalid.GetValue(), mistake)}
 }
 
-// addDefaultList adds list to cmd and makes cmd without a subcommand run list. field and names say what
-// -o name prints, see [output].
+// addDefaultList adds the command list to cmd. Without a subcommand, cmd runs list. field and names are the fields list
+// and names of [output].
 func addDefaultList(cmd, list *cobra.Command, c *client, field string, names ...string) {
 	cmd.RunE = list.RunE
 	c.registerNamed(cmd, field, names...)

@@ -125,7 +125,7 @@ func newShowGroup() *cobra.Command {
 	return cmd
 }
 
-// workerLost describes the number of a group's entries whose jobs River rescued twice or more.
+// workerLost describes n entries of a group: River rescued the jobs of these entries twice or more.
 func workerLost(n int64) string {
 	return fmt.Sprintf("rescued twice or more (rule worker-lost): %d. One of them may kill the worker; a replay run "+
 		"sends one at a time", n)
@@ -157,8 +157,8 @@ func printGroup(cmd *cobra.Command, g *group.Group) error {
 	return w.Flush()
 }
 
-// newSetGroup returns a command that changes a failure group. fill sets the change from the flags.
-// For unmute, it also gets the group's current state.
+// newSetGroup returns a command that changes a failure group. fill takes the change from the flags. For the verb unmute
+// only, now is the current state of the group.
 func newSetGroup(verb, short string, fill func(cmd *cobra.Command, in *api.GroupChange,
 	now *group.Group),
 ) *cobra.Command {
@@ -169,7 +169,7 @@ func newSetGroup(verb, short string, fill func(cmd *cobra.Command, in *api.Group
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in.Actor = actor()
 			now := &api.GroupDetail{}
-			if verb == "unmute" { // the new status depends on the current one
+			if verb == "unmute" { // fill chooses the new status by the current one
 				var err error
 				if now, _, err = fetch(cmd, &c, api.GetGroup, api.GetGroupInput{GroupInput: groupInput(args)}); err != nil {
 					return err
@@ -230,7 +230,8 @@ func newDeployed() *cobra.Command {
 	return cmd
 }
 
-// printFix prints in which version a group is fixed, and how to replay its earlier dead letters.
+// printFix prints the version that fixes a group, the version that runs now, and the replay run of the group's earlier
+// dead letters: the run or request that the policy made, or the command that starts a run.
 func printFix(cmd *cobra.Command, f *group.Fix) {
 	out := cmd.OutOrStdout()
 	switch {

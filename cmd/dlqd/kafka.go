@@ -7,5 +7,5 @@ import (
 	"github.com/dlqd/dlqd/internal/source"
 )
 
-// openSources connects to the clusters of sources.
+// openSources connects to the Kafka clusters of sources.
 var openSources source.Open = kafka.Open

@@ -32,17 +32,16 @@ import (
 )
 
 const (
-	// loginTimeout limits the time for a sign-in.
+	// loginTimeout limits the time that a sign-in may take.
 	loginTimeout = 5 * time.Minute
-	// loginMargin is how long before its expiry an ID token is renewed, so that it does not expire in
-	// transit.
+	// loginMargin is the time before the expiry of an ID token at which dlqd renews the token, so that the token does not
+	// expire on its way to the API.
 	loginMargin = 30 * time.Second
-	// providerSkew is the accepted difference between the provider's clock and the local one.
+	// providerSkew is the accepted difference between the clocks of the provider and of this machine.
 	providerSkew = time.Minute
 )
 
-// login is the result of "dlqd login" for one API. It is stored in a file that only its owner may
-// read.
+// login is the result of "dlqd login" for one API. dlqd stores it in a file that only the file's owner may read.
 type login struct {
 	API              string    `json:"api"`
 	Issuer           string    `json:"issuer"`
@@ -55,7 +54,7 @@ type login struct {
 	Expiry           time.Time `json:"expiry"` // of the ID token
 }
 
-// loginPath returns the path of the login for an API.
+// loginPath returns the path of the file with the login for the API at base.
 func loginPath(base string) (string, error) {
 	dir, err := os.UserConfigDir()
 	if err != nil {
@@ -84,7 +83,7 @@ func readLogin(path string) (*login, error) {
 	return &l, nil
 }
 
-// write replaces the file of the login atomically.
+// write writes the login to path. A file at path is replaced atomically.
 func (l *login) write(path string) error {
 	raw, err := json.MarshalIndent(l, "", "  ") //nolint:gosec // the file is there to hold them
 	if err != nil {
@@ -102,8 +101,8 @@ func (l *login) write(path string) error {
 	return os.Rename(file.Name(), path)
 }
 
-// lockLogin lets one process at a time change a stored sign-in. A refresh token can be used once:
-// providers treat a second use as theft.
+// lockLogin lets only one process at a time change a stored sign-in. A refresh token may be used only once: providers
+// treat a second use as theft.
 func lockLogin(path string) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
@@ -118,8 +117,8 @@ func lockLogin(path string) (unlock func(), err error) {
 	return func() { _ = file.Close() }, nil
 }
 
-// loginToken returns the ID token of the login at this API, or "" if there is no login. It renews a
-// token that expires soon, except while a shell completes a command line.
+// loginToken returns the ID token of the login for the client's API, or "" if there is no login. If the token expires
+// soon, loginToken renews it, except while a shell completes a command line.
 func (c *client) loginToken(ctx context.Context) (string, error) {
 	path, err := loginPath(c.base)
 	if err != nil {
@@ -137,7 +136,7 @@ func (c *client) loginToken(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer unlock()
-	if l, err = readLogin(path); err != nil || time.Until(l.Expiry) > loginMargin { // another process has renewed it
+	if l, err = readLogin(path); err != nil || time.Until(l.Expiry) > loginMargin { // if another process has renewed it
 		return l.token(), err
 	}
 	if err = l.renew(ctx); err == nil {
@@ -156,8 +155,8 @@ func (l *login) token() string {
 	return l.IDToken
 }
 
-// provider discovers the provider's endpoints. The returned context carries the HTTP client for
-// requests to the provider.
+// provider asks the provider for its endpoints. Requests to the provider need the returned context, which has the HTTP
+// client for them.
 func (l *login) provider(ctx context.Context) (context.Context, *oidc.Provider, *oauth2.Config, error) {
 	if err := access.CheckProviderURL(l.Issuer); err != nil {
 		return nil, nil, nil, err
@@ -168,7 +167,7 @@ func (l *login) provider(ctx context.Context) (context.Context, *oidc.Provider, 
 		return nil, nil, nil, fmt.Errorf("OpenID Connect provider %s: %w", l.Issuer, err)
 	}
 	config := &oauth2.Config{ClientID: l.ClientID, Endpoint: provider.Endpoint(), Scopes: l.Scopes}
-	config.Endpoint.AuthStyle = oauth2.AuthStyleInParams // trying both styles would use up the code
+	config.Endpoint.AuthStyle = oauth2.AuthStyleInParams // trying both styles would send the code twice; a code works once
 	if l.ClientSecretFile != "" {
 		raw, err := os.ReadFile(l.ClientSecretFile)
 		if err != nil {
@@ -188,7 +187,7 @@ func (l *login) provider(ctx context.Context) (context.Context, *oidc.Provider, 
 	return ctx, provider, config, nil
 }
 
-// storeTokens verifies the provider's ID token and stores it, and the refresh token, in l.
+// storeTokens verifies the ID token of the provider's answer, and stores the ID token and the refresh token in l.
 func (l *login) storeTokens(ctx context.Context, provider *oidc.Provider, token *oauth2.Token, nonce string) error {
 	raw, _ := token.Extra("id_token").(string)
 	if raw == "" {
@@ -306,7 +305,7 @@ func newLogin() *cobra.Command {
 	return cmd
 }
 
-// checkEncrypted rejects addresses to which credentials would be sent unencrypted over the network.
+// checkEncrypted rejects an address to which dlqd would send credentials unencrypted over the network.
 func checkEncrypted(base string) error {
 	u, err := url.Parse(base)
 	if err != nil {
@@ -319,7 +318,8 @@ func checkEncrypted(base string) error {
 		u.Redacted())
 }
 
-// inBrowser signs the user in with a browser, which returns to this machine with a code.
+// inBrowser signs the user in with a browser. The provider's page sends the browser back to a port of this machine,
+// with a code.
 func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oidc.Provider, config *oauth2.Config,
 	port int, noBrowser bool,
 ) error {
@@ -338,8 +338,8 @@ func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oid
 			w.Header().Set("Cache-Control", "no-store")
 			w.Header().Set("Referrer-Policy", "no-referrer")
 			query := r.URL.Query()
-			// Other pages in the same browser may request this address too. They do not know the state, so they
-			// cannot end the sign-in.
+			// Other pages in the same browser may request this address too. Because they do not know the state, they cannot
+			// end the sign-in.
 			if r.Method != http.MethodGet || r.URL.Path != "/callback" || subtle.ConstantTimeCompare([]byte(query.Get("state")),
 				[]byte(state)) != 1 {
 				w.WriteHeader(http.StatusBadRequest)
@@ -349,12 +349,12 @@ func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oid
 			_, _ = io.WriteString(w, "Sign-in received. Return to your terminal; you can close this page.\n")
 			select {
 			case callbacks <- query:
-			default: // a first answer was received already: ignore this one
+			default: // ignore this answer: it is not the first
 			}
 		}),
 	}
 	go func() { _ = server.Serve(listener) }()
-	defer func() { // give the browser time to receive its page
+	defer func() { // let the browser receive the page first
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		if server.Shutdown(ctx) != nil {
@@ -386,7 +386,7 @@ func (l *login) inBrowser(ctx context.Context, cmd *cobra.Command, provider *oid
 	return l.storeTokens(ctx, provider, token, nonce)
 }
 
-// openBrowser opens an address if there is a desktop. The caller prints the address as well.
+// openBrowser opens an address in a browser if the machine has a desktop. The caller also prints the address.
 func openBrowser(ctx context.Context, address string) {
 	if os.Getenv("DISPLAY") == "" && os.Getenv("WAYLAND_DISPLAY") == "" {
 		return
@@ -396,7 +396,7 @@ func openBrowser(ctx context.Context, address string) {
 	}
 }
 
-// onDevice signs the user in on another device with a code (RFC 8628).
+// onDevice signs the user in with a code that the user types in a browser of any device (RFC 8628).
 func (l *login) onDevice(ctx context.Context, cmd *cobra.Command, provider *oidc.Provider,
 	config *oauth2.Config,
 ) error {
@@ -437,8 +437,8 @@ func newLogout() *cobra.Command {
 				printSafef(cmd.OutOrStdout(), "not signed in at %s\n", c.base)
 				return nil
 			}
-			// Remove the file even if it is not readable as a login. Keep the lock file: another process may be
-			// waiting for it.
+			// Remove the file even if it does not contain a readable login. Keep the lock file: another process may be
+			// waiting for the lock.
 			if removed := os.Remove(path); removed != nil {
 				return removed
 			}

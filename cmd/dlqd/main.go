@@ -27,22 +27,22 @@ import (
 
 // Exit codes, for systemd units and scripts.
 const (
-	exitFailed   = 1 // standard error says why
+	exitFailed   = 1 // another failure; standard error has the reason
 	exitUsage    = 2 // wrong command line
-	exitSchema   = 3 // the database's schema is too old or too new: the message says what to run
+	exitSchema   = 3 // the database's schema is too old or too new: the message has the command to run
 	exitHeld     = 4 // another dlqd holds the data directory
-	exitStopped  = 5 // stopped before running jobs had finished; they run again
+	exitStopped  = 5 // dlqd stopped before running jobs had finished; the jobs run again
 	exitNoServer = 6 // no Postgres is installed
-	exitApproval = 7 // approval is needed and was requested
+	exitApproval = 7 // the operation needs approval, which was requested
 )
 
-// hardStopLimit is how long the process may run on after the second signal.
+// hardStopLimit is the time after the second signal at which the process exits at the latest.
 const hardStopLimit = 15 * time.Second
 
 func main() {
 	ctx, hard := signals()
 	root := newRoot(hard)
-	started := false // an error before a command runs is a mistake in the command line
+	started := false // an error before a command starts is a mistake in the command line
 	root.PersistentPreRun = func(*cobra.Command, []string) { started = true }
 	err := root.ExecuteContext(ctx)
 	if err == nil {
@@ -51,7 +51,7 @@ func main() {
 	if !started {
 		err = &usageError{err}
 	}
-	if child, ok := errors.AsType[*childError](err); ok { // the other program has said why
+	if child, ok := errors.AsType[*childError](err); ok { // the other program has printed the reason
 		os.Exit(child.code)
 	}
 	if _, ok := errors.AsType[*usageError](err); ok {
@@ -85,13 +85,13 @@ func exitCode(err error) int {
 // usageError is an error in the command line.
 type usageError struct{ error }
 
-// childError is the failure of another program that a command runs in its place, such as psql.
+// childError is the failure of another program, such as psql, that a command runs as its own last step.
 type childError struct{ code int }
 
 func (e *childError) Error() string { return fmt.Sprintf("exit status %d", e.code) }
 
-// signals returns a context that ends at the first SIGINT or SIGTERM, and one that ends at the
-// second. hardStopLimit after the second, the process exits.
+// signals returns two contexts. ctx ends at the first SIGINT or SIGTERM, hard at the second. At hardStopLimit after the
+// second signal, the process exits.
 func signals() (ctx, hard context.Context) {
 	ctx, cancel := context.WithCancel(context.Background())
 	hard, cancelHard := context.WithCancel(context.Background())
@@ -108,7 +108,7 @@ func signals() (ctx, hard context.Context) {
 	return ctx, hard
 }
 
-// taggedCommands are commands of builds with a tag.
+// taggedCommands return the commands that only builds with a certain build tag have.
 var taggedCommands []func() *cobra.Command
 
 func newRoot(hard context.Context) *cobra.Command {
@@ -157,14 +157,14 @@ func newRoot(hard context.Context) *cobra.Command {
 	return root
 }
 
-// databaseFlags are the flags that name a database: a Postgres server, or the embedded server of a
-// data directory.
+// databaseFlags are the flags that name a database. The database is on a Postgres server, or on the embedded server of
+// a data directory.
 type databaseFlags struct {
 	url, dataDir, postgresBin string
 	schemas                   postgres.Schemas
 	ownRiver                  bool
 	createDataDir             bool     // create a missing data directory
-	allowedWithURL            []string // flags of the embedded server that a URL does not exclude
+	allowedWithURL            []string // flags of the embedded server that are also allowed with a URL
 }
 
 func (f *databaseFlags) register(cmd *cobra.Command) {
@@ -182,8 +182,8 @@ func (f *databaseFlags) registerURL(cmd *cobra.Command) {
 		"$DLQD_DATABASE_URL or $DATABASE_URL", "URL of the Postgres database")
 }
 
-// registerURL registers a flag for the URL of a database, and another for a file with it. Without the flags, url is
-// fromEnvironment or a credential of systemd.
+// registerURL registers a flag for the URL of a database, and a flag for a file with the URL. Without these flags, url
+// is fromEnvironment, or else a credential of systemd.
 func registerURL(cmd *cobra.Command, url *string, name, fromEnvironment, usage, shown, content string) {
 	flags := cmd.Flags()
 	flags.StringVar(url, name, cmp.Or(fromEnvironment, credential(name)), usage)
@@ -200,8 +200,8 @@ func registerURL(cmd *cobra.Command, url *string, name, fromEnvironment, usage, 
 	})
 }
 
-// checkURL rejects a URL that is given by its flag and by its file, and warns of a password in the flag. environment is
-// where the password is safe.
+// checkURL rejects the URL of a database if both the flag and the flag for a file are given. It warns of a password in
+// the flag. environment names the variable in which the password is safe.
 func checkURL(cmd *cobra.Command, url, name, environment string) error {
 	if !cmd.Flags().Changed(name) {
 		return nil
@@ -229,7 +229,7 @@ func (f *replicaFlags) check(cmd *cobra.Command) error {
 	return checkURL(cmd, f.url, "replica-url", "DLQD_REPLICA_URL")
 }
 
-// credential returns a credential that systemd passes to the service (LoadCredential=), or "".
+// credential returns a credential that systemd passes to the service (LoadCredential=), or "" if there is none.
 func credential(name string) string {
 	dir := os.Getenv("CREDENTIALS_DIRECTORY")
 	if dir == "" {
@@ -237,7 +237,7 @@ func credential(name string) string {
 	}
 	raw, err := os.ReadFile(filepath.Join(dir, name))
 	if err != nil {
-		return "" // the unit may pass others only
+		return "" // the unit may pass only other credentials
 	}
 	return strings.TrimSpace(string(raw))
 }
@@ -255,8 +255,8 @@ func (f *databaseFlags) registerDataDir(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.dataDir, "data-dir", dataDir, "data directory of the embedded Postgres")
 }
 
-// withMigrator runs fn on the database that the flags name. If that is an embedded server and no
-// dlqd runs it, withMigrator starts it, and stops it afterwards.
+// withMigrator runs fn on the database that the flags name. If the database is on an embedded server that does not run,
+// withMigrator starts the server and stops it after fn.
 func (f *databaseFlags) withMigrator(cmd *cobra.Command, fn func(*postgres.Migrator) error) error {
 	if err := f.check(cmd); err != nil {
 		return err
@@ -276,8 +276,7 @@ func (f *databaseFlags) withMigrator(cmd *cobra.Command, fn func(*postgres.Migra
 	}(), stop())
 }
 
-// check rejects invalid schema names and, if a URL names the database, flags of the embedded
-// server.
+// check rejects invalid schema names. If a URL names the database, check also rejects flags of the embedded server.
 func (f *databaseFlags) check(cmd *cobra.Command) error {
 	if err := f.schemas.Validate(); err != nil {
 		return &usageError{err}
@@ -300,8 +299,8 @@ func (f *databaseFlags) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// ensureRunning returns the database's URL, and a function that stops the server if ensureRunning has
-// started it.
+// ensureRunning returns the database's URL. It starts the embedded server if the server does not run; stop then stops
+// the server.
 func (f *databaseFlags) ensureRunning(ctx context.Context, logger *slog.Logger) (url string, stop func() error,
 	err error,
 ) {
@@ -315,7 +314,7 @@ func (f *databaseFlags) ensureRunning(ctx context.Context, logger *slog.Logger) 
 	embedded, err := postgres.StartEmbedded(ctx, postgres.EmbeddedConfig{
 		DataDir: f.dataDir, BinDir: f.postgresBin, Logger: logger,
 	})
-	if _, ok := errors.AsType[*postgres.HeldError](err); ok { // a running dlqd has started it: use that one
+	if _, ok := errors.AsType[*postgres.HeldError](err); ok { // a running dlqd has started the server: use it
 		url, err := postgres.EmbeddedURL(f.dataDir)
 		return url, func() error { return nil }, err
 	}

@@ -11,7 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/version"
 )
 
-// The command man is in builds with the tag man only: "make release" runs it, and its libraries stay out of dlqd.
+// Only builds with the tag man have the command man. "make release" runs the command; dlqd does not contain its
+// libraries.
 func init() { taggedCommands = append(taggedCommands, newMan) } //nolint:gochecknoinits // there is no other hook
 
 func newMan() *cobra.Command {
@@ -24,9 +25,9 @@ func newMan() *cobra.Command {
 			if err := os.MkdirAll(args[0], 0o750); err != nil {
 				return err
 			}
-			// The date is that of $SOURCE_DATE_EPOCH if it is set, else today's.
+			// The date of the page is that in $SOURCE_DATE_EPOCH, or today if the variable is not set.
 			header := &doc.GenManHeader{Section: "1", Source: "dlqd " + version.String(), Manual: "dlqd"}
-			cmd.Root().DisableAutoGenTag = true // the line would have the date of the build
+			cmd.Root().DisableAutoGenTag = true // the line would contain the date of the build
 			return doc.GenManTree(cmd.Root(), header, args[0])
 		},
 	}

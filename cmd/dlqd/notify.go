@@ -9,33 +9,33 @@ import (
 	"time"
 )
 
-// readyInterval is how often a service that is not ready yet is checked.
+// readyInterval is the time between two checks whether a service is ready.
 const readyInterval = 200 * time.Millisecond
 
 // supervisor is systemd, for a unit of Type=notify.
 type supervisor struct {
-	socket   string        // empty without systemd
-	watchdog time.Duration // how often systemd expects a keep-alive; 0 for never
+	socket   string        // empty if systemd does not run the process
+	watchdog time.Duration // how often systemd expects a keep-alive; 0 if it expects none
 	logger   *slog.Logger
 }
 
-// newSupervisor reads what systemd has put into the environment, and removes it from there. Otherwise an
-// embedded Postgres would report to systemd that the service is ready.
+// newSupervisor reads systemd's variables in the environment and removes them from the environment. Otherwise an
+// embedded Postgres would inherit them and report to systemd that the service is ready.
 func newSupervisor(logger *slog.Logger) *supervisor {
 	v := &supervisor{socket: os.Getenv("NOTIFY_SOCKET"), logger: logger}
 	if micros, err := strconv.ParseInt(os.Getenv("WATCHDOG_USEC"), 10, 64); err == nil && micros > 0 {
 		v.watchdog = time.Duration(micros) * time.Microsecond
 	}
 	for _, name := range []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} {
-		_ = os.Unsetenv(name) // fails for invalid names only
+		_ = os.Unsetenv(name) // fails only for invalid names
 	}
 	return v
 }
 
-// watch tells systemd that the service is ready as soon as ready returns no error. From then on,
-// until end is called, it sends the keep-alives of systemd's watchdog (WatchdogSec). When ctx ends
-// before that, it tells systemd that the service stops. Keep-alives do not depend on the database,
-// because a restart of dlqd would not bring a database back.
+// watch tells systemd that the service is ready as soon as ready returns no error. From then on, watch sends the
+// keep-alives of systemd's watchdog (WatchdogSec) until end is called. If ctx ends before end is called, watch tells
+// systemd that the service is stopping. Keep-alives do not depend on the database, because restarting dlqd would not
+// repair a database.
 func (v *supervisor) watch(ctx context.Context, ready func(context.Context) error) (end func()) {
 	if v.socket == "" {
 		return func() {}
@@ -51,7 +51,7 @@ func (v *supervisor) watch(ctx context.Context, ready func(context.Context) erro
 			}
 		}
 		if ctx.Err() != nil {
-			return // READY must not follow STOPPING
+			return // do not send READY after STOPPING
 		}
 		v.send("READY=1")
 		for v.watchdog > 0 {

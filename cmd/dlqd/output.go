@@ -18,22 +18,22 @@ const (
 	outputJSON = "json"
 	outputYAML = "yaml"
 	outputWide = "wide" // tables with complete values, not limited to the width of the terminal
-	outputName = "name" // only what other commands take: ids, or names
+	outputName = "name" // only the values that other commands take: ids, or names
 )
 
 // output is the flag --output of a command.
 type output struct {
 	client *client
 	format string
-	// list is the field of the API's response with the items whose names -o name prints. If list is
-	// "", the response itself is the only item. names are the fields of an item that -o name
-	// prints; without them, the command has no -o name.
+	// list is the field of the API's response that has the items whose names -o name prints. If list is "", the response
+	// is the only item. names are the fields of an item that -o name prints. If names is empty, the command has no -o
+	// name.
 	list  string
 	names []string
-	table bool // the command prints a table, of which -o wide prints complete values
+	table bool // the command prints a table; -o wide prints it with complete values
 }
 
-// formats returns the values that the flag takes.
+// formats returns the values that --output takes for this command.
 func (o *output) formats() []string {
 	formats := []string{outputJSON, outputYAML}
 	if o.table {
@@ -60,7 +60,7 @@ func (o *output) Set(format string) error {
 	return nil
 }
 
-// register adds --output, and --json as an alias of --output json.
+// register adds the flag --output, and the flag --json, which is short for --output json.
 func (o *output) register(cmd *cobra.Command) {
 	help := map[string]string{
 		outputJSON: "json", outputYAML: "yaml", outputWide: "wide (a table with complete values)",
@@ -94,7 +94,7 @@ func (o *output) print(w io.Writer, answer []byte) error {
 	}
 }
 
-// noteNextPage prints the cursor of the next page, which -o name omits. JSON and YAML contain it.
+// noteNextPage prints the cursor of the next page with -o name, whose output has no cursor. JSON and YAML have one.
 func (c *client) noteNextPage(w io.Writer, answer []byte) {
 	if c.output == nil || c.output.format != outputName || c.output.list == "" {
 		return
@@ -141,7 +141,7 @@ func (o *output) printNames(w io.Writer, answer []byte) error {
 	return nil
 }
 
-// yamlOf reads a JSON value as YAML, with the order of its fields and the digits of its numbers.
+// yamlOf reads a JSON value as YAML. It keeps the order of the value's fields and the digits of its numbers.
 func yamlOf(decoder *json.Decoder) (*yaml.Node, error) {
 	decoder.UseNumber()
 	token, err := decoder.Token()
@@ -154,14 +154,14 @@ func yamlOf(decoder *json.Decoder) (*yaml.Node, error) {
 		if token == '[' {
 			node.Kind = yaml.SequenceNode
 		}
-		for decoder.More() { // names and values of an object, or the items of an array
+		for decoder.More() { // the names and values of an object, or the items of an array
 			item, err := yamlOf(decoder)
 			if err != nil {
 				return nil, err
 			}
 			node.Content = append(node.Content, item)
 		}
-		_, err := decoder.Token() // its end
+		_, err := decoder.Token() // the closing bracket
 		return node, err
 	case json.Number:
 		return &yaml.Node{Kind: yaml.ScalarNode, Value: token.String()}, nil

@@ -11,8 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// noteUnknownQueues is called for a filter that selects nothing. It prints which of the given queues, and of the queues
-// that the filter's text q names, do not exist.
+// noteUnknownQueues prints which of the queues that a filter names do not exist. Commands call it after the filter has
+// selected nothing. queues and q, the filter's text, are the parts of the filter that name queues.
 func (c *client) noteUnknownQueues(cmd *cobra.Command, q string, queues ...string) {
 	if read, err := filter.Parse(q, "me"); err == nil {
 		queues = slices.Concat(queues, read.Queue)

@@ -11,7 +11,7 @@ import (
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
-// reclassifyTimeout limits a reclassification. The API answers when all entries are classified.
+// reclassifyTimeout limits a reclassification. The API answers only when all entries are reclassified.
 const reclassifyTimeout = time.Hour
 
 func newReclassify() *cobra.Command {

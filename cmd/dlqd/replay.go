@@ -23,7 +23,7 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
-// followEvery is the interval at which a command that follows a run polls its progress.
+// followEvery is the time between two requests for the progress of a run that a command follows.
 const followEvery = 300 * time.Millisecond
 
 // filterFlags are the flags that select dead letters.
@@ -57,9 +57,9 @@ func (f *filterFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.payload, "payload-contains", "", "only entries whose payload contains this JSON")
 }
 
-// isID reports whether the argument is the id of a dead letter. Anything that is neither an id nor
-// a filter is rejected: as a text search, a mistyped id would select entries with that text in
-// their error.
+// isID reports whether the only argument is the id of a dead letter. If the argument is neither an id nor contains : or
+// ", isID returns an error: it may be a mistyped id, and as a text search would select entries with that text in their
+// error.
 func isID(args []string) (bool, error) {
 	if len(args) != 1 {
 		return false, nil
@@ -75,7 +75,7 @@ func isID(args []string) (bool, error) {
 	return false, nil
 }
 
-// checkID rejects an argument that is no id.
+// checkID rejects an argument that is not an id.
 func checkID(id string) error {
 	if _, err := uuid.Parse(id); err != nil {
 		return &usageError{fmt.Errorf("%s is not the id of a dead letter, such as %s; \"dlqd list\" prints ids",
@@ -84,16 +84,16 @@ func checkID(id string) error {
 	return nil
 }
 
-// filterText joins the arguments to a filter and checks its syntax.
+// filterText joins the arguments into a filter and checks the filter's syntax.
 func filterText(args []string) (string, error) {
 	text := strings.Join(args, " ")
-	if _, err := filter.Parse(text, "me"); err != nil { // a placeholder: the API knows the user
+	if _, err := filter.Parse(text, "me"); err != nil { // "me" is a placeholder: the API knows the user
 		return "", &usageError{err}
 	}
 	return text, nil
 }
 
-// filter returns the filter given by the flags and arguments.
+// filter returns the filter that the flags and the arguments make.
 func (f *filterFlags) filter(args []string) (api.EntryFilter, error) {
 	out := f.EntryFilter
 	var err error
@@ -119,8 +119,8 @@ func (f *filterFlags) filter(args []string) (api.EntryFilter, error) {
 	return out, nil
 }
 
-// requiredFilter returns the filter given by the flags and arguments. An empty filter is an error
-// without --all.
+// requiredFilter returns the filter that the flags and the arguments make. An empty filter is an error unless all, the
+// flag --all, is set.
 func (f *filterFlags) requiredFilter(args []string, all bool) (api.EntryFilter, error) {
 	out, err := f.filter(args)
 	if err == nil && !all && reflect.ValueOf(out).IsZero() {
@@ -129,7 +129,7 @@ func (f *filterFlags) requiredFilter(args []string, all bool) (api.EntryFilter, 
 	return out, err
 }
 
-// jsonFlag returns the JSON value of a flag as it was typed.
+// jsonFlag returns the JSON value of a flag as the user typed it. An invalid value is a usage error.
 func jsonFlag(name, value string) (json.RawMessage, error) {
 	var raw json.RawMessage
 	if err := json.Unmarshal([]byte(value), &raw); err != nil {
@@ -286,7 +286,7 @@ func newReplay() *cobra.Command { //nolint:gocognit // flags, one after the othe
 	return cmd
 }
 
-// isLarge reports whether a run would take more than replay.ProgressiveAbove dead letters.
+// isLarge asks the API whether a run of the request would replay more than replay.ProgressiveAbove dead letters.
 func (c *client) isLarge(cmd *cobra.Command, request api.ReplayRequest) (bool, error) {
 	request.DryRun = true
 	answer, err := call(cmd, c, api.StartReplay, api.StartReplayInput{Body: request})
@@ -296,7 +296,7 @@ func (c *client) isLarge(cmd *cobra.Command, request api.ReplayRequest) (bool, e
 	return answer.Preview != nil && answer.Preview.Total > replay.ProgressiveAbove, nil
 }
 
-// checkpointMode returns what --resume and --from-start mean for checkpoints.
+// checkpointMode returns the API's value for --resume and --from-start. Without either flag, it returns "".
 func checkpointMode(resume, fromStart bool) string {
 	switch {
 	case resume:
@@ -307,7 +307,7 @@ func checkpointMode(resume, fromStart bool) string {
 	return ""
 }
 
-// replayOne replays one dead letter. payload, if not nil, replaces its payload.
+// replayOne replays one dead letter. A payload that is not nil replaces the dead letter's payload.
 func (c *client) replayOne(cmd *cobra.Command, id string, payload json.RawMessage, in *api.ReplayRequest) error {
 	replayed, err := call(cmd, c, api.ReplayEntry, api.ReplayEntryInput{
 		EntryInput: api.EntryInput{ID: id}, Body: &api.ReplayAction{
@@ -326,8 +326,8 @@ func (c *client) replayOne(cmd *cobra.Command, id string, payload json.RawMessag
 	return nil
 }
 
-// previewOne previews the replay of one dead letter. It uses a run of this one entry, with a patch
-// if the payload is replaced.
+// previewOne previews the replay of one dead letter as a run of this entry. If payload is not nil, the run has a patch
+// that replaces the entry's payload.
 func (c *client) previewOne(cmd *cobra.Command, id string, payload json.RawMessage, in *api.ReplayRequest) error {
 	in.Filter.IDs = []string{id}
 	if payload != nil {
@@ -366,7 +366,7 @@ func printPreview(cmd *cobra.Command, p *replay.Preview) error {
 		hint := map[string]string{
 			"stale": " (--skip-stale skips them)", "superseded": " (--skip-superseded skips them)",
 		}[e.What]
-		if e.Entries > 0 && skipped["skipped_"+e.What] == e.Entries { // by the request or the policy
+		if e.Entries > 0 && skipped["skipped_"+e.What] == e.Entries { // the request or the policy skips them already
 			hint = ""
 		}
 		printSafef(out, "%s%s\n", e.Text(words, p.Total), hint)
@@ -430,8 +430,8 @@ func printChanges(out io.Writer, changes []replay.Change) {
 	}
 }
 
-// follow waits until a run ends, and prints its result. Meanwhile it shows a progress bar if
-// standard error is a terminal.
+// follow waits until a run ends, and prints the run's result. If standard error is a terminal, follow shows a progress
+// bar meanwhile. If the command is interrupted, the run continues, and follow prints the command that follows it.
 func (c *client) follow(cmd *cobra.Command, run *replay.Run) error {
 	show, end := func() {}, func() {}
 	if info, err := os.Stderr.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
@@ -458,7 +458,7 @@ func (c *client) follow(cmd *cobra.Command, run *replay.Run) error {
 }
 
 func progressBar(cmd *cobra.Command, run *replay.Run) (show, end func()) {
-	var mu sync.Mutex // guards line, which bars draws in another goroutine
+	var mu sync.Mutex // guards line: bars draws line in another goroutine
 	var line string
 	bars := mpb.New(mpb.WithOutput(cmd.ErrOrStderr()), mpb.WithAutoRefresh(), mpb.WithWidth(60))
 	total := max(run.Total, 1)
@@ -473,7 +473,7 @@ func progressBar(cmd *cobra.Command, run *replay.Run) (show, end func()) {
 		line = fmt.Sprintf(" %s%s  %d ok, %d failed, %d skipped", perSecond(run), timeLeft(run), run.Succeeded,
 			run.Failed, run.Skipped)
 		mu.Unlock()
-		bar.SetCurrent(min(run.Replayed+run.Skipped, total-1)) // the bar is full only when the run has ended
+		bar.SetCurrent(min(run.Replayed+run.Skipped, total-1)) // fill the bar only when the run has ended
 	}
 	end = func() {
 		if run.Status == "completed" {
@@ -486,8 +486,7 @@ func progressBar(cmd *cobra.Command, run *replay.Run) (show, end func()) {
 	return show, end
 }
 
-// perSecond formats the rate of a run: with two significant digits below 10 a second, else without
-// decimals.
+// perSecond formats the rate of a run. Below 10 a second, it prints two significant digits, else no decimals.
 func perSecond(run *replay.Run) string {
 	if run.PerSecond < 10 {
 		return fmt.Sprintf("%.2g/s", run.PerSecond)
@@ -495,7 +494,7 @@ func perSecond(run *replay.Run) string {
 	return fmt.Sprintf("%.0f/s", run.PerSecond)
 }
 
-// timeLeft formats the estimated time left of a run; "" if unknown or over.
+// timeLeft formats the estimated time until a run ends, or returns "" if the estimate is missing or the run has ended.
 func timeLeft(run *replay.Run) string {
 	if run.SecondsLeft == 0 {
 		return ""
@@ -541,7 +540,7 @@ func printRun(cmd *cobra.Command, run *replay.Run) error {
 	return w.Flush()
 }
 
-// report prints what became of the dead letters of a run.
+// report prints how many dead letters of a run had each outcome.
 func (c *client) report(cmd *cobra.Command, id string) error {
 	report, err := call(cmd, c, api.GetReplayReport, api.RunInput{ID: id})
 	if err != nil || c.asJSON {
@@ -579,7 +578,7 @@ func (c *client) report(cmd *cobra.Command, id string) error {
 	return nil
 }
 
-// underWay formats the redeliveries of a group that are under way, with their age.
+// underWay formats the number of a group's redeliveries that are under way, and the time since which the oldest is.
 func underWay(g *replay.RunGroupReport) string {
 	if g.Since == nil {
 		return "0"
@@ -587,7 +586,7 @@ func underWay(g *replay.RunGroupReport) string {
 	return fmt.Sprintf("%d since %s", g.InProgress, g.Since.UTC().Format(time.RFC3339))
 }
 
-// seconds formats a number of seconds; "-" for 0.
+// seconds formats a number of seconds, and 0 as "-".
 func seconds(s float64) string {
 	if s == 0 {
 		return "-"
@@ -595,7 +594,7 @@ func seconds(s float64) string {
 	return time.Duration(s * float64(time.Second)).Round(time.Millisecond).String()
 }
 
-// closureWords returns what became of entries in words.
+// closureWords returns an outcome of dead letters in words.
 func closureWords(closure string) string {
 	words := map[string]string{
 		"failed_same": "failed the same way", "failed_new": "failed in a new way", "failed": "failed",
@@ -673,7 +672,8 @@ func printCalibration(cmd *cobra.Command, c *replay.Calibration) error {
 	return w.Flush()
 }
 
-// newSteer returns a command for groups of a progressive run.
+// newSteer returns a command that changes groups of a progressive run. Without --group, the API changes all groups that
+// are held or stopped.
 func newSteer(verb, short string) *cobra.Command {
 	var c client
 	var note string

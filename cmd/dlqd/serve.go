@@ -108,7 +108,7 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // one fl
 			if err := checkRiverUI(config.RiverUI); err != nil {
 				return err
 			}
-			for _, address := range config.Listen { // check the addresses before Postgres starts
+			for _, address := range config.Listen { // before Postgres starts
 				if err := api.CheckListen(cmd.Context(), address); err != nil {
 					return &usageError{err}
 				}
@@ -186,11 +186,11 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // one fl
 	return cmd
 }
 
-// ignoreClosedPipes lets the process continue if the program that reads its log has ended (dlqd serve 2>&1 | head). By
-// default, SIGPIPE would end the process at the next line of the log.
+// ignoreClosedPipes lets the process continue after the program that reads the log has ended (dlqd serve 2>&1 | head).
+// By default, SIGPIPE would end the process when it writes the next line.
 func ignoreClosedPipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
-// reloadOnHangup reloads the server's policy on SIGHUP.
+// reloadOnHangup reloads the server's policy at each SIGHUP, until stop is called.
 func reloadOnHangup(ctx context.Context, s *server.Server) (stop func()) {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
@@ -211,10 +211,11 @@ func reloadOnHangup(ctx context.Context, s *server.Server) (stop func()) {
 	}
 }
 
-// apiTimeout limits a request of a command that sets no other limit.
+// apiTimeout is the limit of a request for commands that set no limit.
 const apiTimeout = 30 * time.Second
 
-// checkRiverUI rejects addresses that a browser cannot open.
+// checkRiverUI rejects an address that is not the http or https URL of a host, and an address with a user or password.
+// It accepts "".
 func checkRiverUI(address string) error {
 	u, err := url.Parse(address)
 	if address != "" && (err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") || u.User != nil) {

@@ -14,7 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/source"
 )
 
-// trialTimeout bounds the trial of a source.
+// trialTimeout limits the test of a source.
 const trialTimeout = time.Minute
 
 func newTopicSources() *cobra.Command {
@@ -163,7 +163,8 @@ func newRewindSource() *cobra.Command {
 	return cmd
 }
 
-// newTrySource needs no dlqd and no database: it connects to the clusters itself.
+// newTrySource returns the command sources test. The command connects to the clusters itself, so it needs neither a
+// running dlqd nor a database.
 func newTrySource() *cobra.Command {
 	var records int
 	var asJSON bool

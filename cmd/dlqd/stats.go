@@ -74,7 +74,7 @@ func newStats() *cobra.Command {
 	return cmd
 }
 
-// into returns a function that calls an operation and stores its answer in out.
+// into returns a function that calls an operation and stores the operation's answer in out.
 func into[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[In, Out], input In,
 	out *Out,
 ) func() error {
@@ -180,8 +180,8 @@ func (r *report) print(cmd *cobra.Command, over string) error {
 func add(sum, next int64) int64 { return sum + next }
 func last(_, next int64) int64  { return next }
 
-// sparkline draws values, oldest first. If there are more than sparkWidth, join combines adjacent
-// ones.
+// sparkline draws one character for each value, the oldest first. If there are more values than sparkWidth, join
+// combines adjacent values.
 func sparkline(values []int64, join func(so, next int64) int64) string {
 	each := (len(values) + sparkWidth - 1) / sparkWidth
 	var drawn []int64

@@ -19,13 +19,13 @@ const tableGap = 2
 // minColumn is the smallest width to which a column is shortened.
 const minColumn = 12
 
-// columns measures texts as terminals show them: Chinese characters and emoji take two columns, combining characters
-// none.
+// columns measures texts as a terminal shows them: Chinese characters and emoji take two columns, and combining
+// characters none.
 var columns = &runewidth.Condition{StrictEmojiNeutral: true}
 
-// textTable collects rows and prints them in columns. If the command has the output format wide, textTable
-// shortens the widest columns of a list on a terminal, and leaves out some columns if that is not enough, so that a
-// row fits a line. Elsewhere, with -o wide, and in tables of names and values, values are complete.
+// textTable collects rows and prints them in columns. On a terminal, it shortens the widest columns of a list so that a
+// row fits a line, if the command has -o wide. If that is not enough, it leaves out some columns. All values are
+// complete with -o wide, without a terminal, and in a table of names and values.
 type textTable struct {
 	out   io.Writer
 	width int // of a line; 0 for no limit
@@ -33,8 +33,8 @@ type textTable struct {
 	rows  [][]string
 }
 
-// table returns a table and a function that adds a row. header has the names of the columns, separated by tabs. The
-// header of a list is in capitals.
+// table returns a table and a function that adds a row. header has the titles of the columns, separated by tabs. The
+// titles of a list, which may be shortened, are in capitals.
 func table(cmd *cobra.Command, header string) (t *textTable, row func(cells ...any)) {
 	header, title := strings.TrimLeft(header, "\n"), header[:len(header)-len(strings.TrimLeft(header, "\n"))]
 	t = &textTable{out: cmd.OutOrStdout(), title: title, rows: [][]string{strings.Split(header, "\t")}}
@@ -55,7 +55,8 @@ func table(cmd *cobra.Command, header string) (t *textTable, row func(cells ...a
 	}
 }
 
-// terminalWidth returns the columns of the terminal that out writes to, or 0 if out is not a terminal.
+// terminalWidth returns the width of the terminal that out writes to, in columns. If out is not a terminal, it returns
+// 0.
 func terminalWidth(out io.Writer) int {
 	file, ok := out.(*os.File)
 	if !ok || !cwriter.IsTerminal(int(file.Fd())) {
@@ -119,8 +120,8 @@ func (t *textTable) remove(column int) {
 	}
 }
 
-// fit shortens the widest columns until a row fits the width. It keeps ids and names, which other commands
-// take, and no column becomes narrower than its title or minColumn. It returns false if the row is too wide still.
+// fit shortens the widest columns until a row fits the width of the table. No column becomes narrower than its title or
+// minColumn. fit does not shorten the columns of wholeColumns. If the row is still too wide, fit returns false.
 func (t *textTable) fit(widths []int) bool {
 	over := tableGap*(len(widths)-1) - t.width
 	for _, width := range widths {
@@ -148,10 +149,11 @@ func (t *textTable) fit(widths []int) bool {
 	return true
 }
 
-// extraColumns are the titles of columns that a table leaves out on a narrow terminal, the first ones first.
+// extraColumns are the titles of the columns that a table leaves out on a narrow terminal, in this order.
 var extraColumns = []string{
 	"POLICY", "ORIGIN", "ON BEHALF OF", "FIRST SEEN", "DECIDED BY", "TREND", "CLASS", "NEXT", "TYPE", "KIND",
 }
 
-// wholeColumns are the titles of columns whose values other commands take, or that mean nothing if shortened.
+// wholeColumns are the titles of the columns that are never shortened: other commands take their values, or a shortened
+// value would mean nothing.
 var wholeColumns = []string{"ID", "GROUP", "NAME", "QUEUE", "DEAD LETTER", "ENTRY", "TREND"}

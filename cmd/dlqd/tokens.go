@@ -30,7 +30,7 @@ func newTokens() *cobra.Command {
 	return cmd
 }
 
-// tokenCommand returns a command on the tokens of a database.
+// tokenCommand returns a command that calls run with the tokens of a database.
 func tokenCommand(use, short string, args cobra.PositionalArgs, run func(cmd *cobra.Command, tokens *access.Store,
 	args []string) error,
 ) *cobra.Command {
@@ -57,7 +57,7 @@ func newTokensCreate() *cobra.Command {
 			return &usageError{errors.New("--name and --role are required")}
 		}
 		for flag, patterns := range map[string][]string{"queue": token.Queues, "kind": token.Kinds, "source": token.Sources} {
-			if cmd.Flags().Changed(flag) && len(patterns) == 0 { // for example an empty variable in a script
+			if cmd.Flags().Changed(flag) && len(patterns) == 0 { // an empty variable in a script, for example
 				return &usageError{fmt.Errorf("--%s is empty: omit it to allow every %s", flag, flag)}
 			}
 		}
@@ -96,8 +96,8 @@ func expiry(life time.Duration) (*time.Time, error) {
 	return &at, nil
 }
 
-// printSecret prints the token on standard output, for files and variables, and its description on
-// standard error.
+// printSecret prints the token's secret on standard output, which can become a file or a variable. It prints a
+// description of the token on standard error.
 func printSecret(cmd *cobra.Command, token *access.Token, secret string) error {
 	expires := "does not expire"
 	if token.ExpiresAt != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 )
 
-// printUndo prints the command that undoes an operation, if it can be undone.
+// printUndo prints the command that undoes an operation. If operation is nil, the operation cannot be undone, and
+// printUndo prints nothing.
 func printUndo(cmd *cobra.Command, operation *uuid.UUID) {
 	if operation != nil {
 		printSafef(cmd.OutOrStdout(), "undo: dlqd undo %s\n", *operation)

@@ -27,7 +27,7 @@ func newVersion() *cobra.Command {
 				return json.NewEncoder(out).Encode(struct {
 					version.Build
 
-					// Schema is the version to which "dlqd migrate up" and "dlqd attach" bring the schema.
+					// Schema is the version of the schema after "dlqd migrate up" or "dlqd attach".
 					Schema int64 `json:"schema"`
 				}{build, schema})
 			}

@@ -33,7 +33,7 @@ func newViews() *cobra.Command {
 	return cmd
 }
 
-// getViewInput names a view of the current user.
+// getViewInput returns the input that asks for the current user's view called name.
 func getViewInput(name string) api.GetViewInput {
 	return api.GetViewInput{ViewInput: api.ViewInput{Name: name}, Actor: actor()}
 }
