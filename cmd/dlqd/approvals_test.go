@@ -18,7 +18,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// runInTerminal runs dlqd on a pseudo-terminal and types a line.
+// runInTerminal runs dlqd on a pseudo-terminal and types line. It returns what the terminal shows, and the exit code.
 func runInTerminal(t *testing.T, line string, args ...string) (output string, code int) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
@@ -39,8 +39,8 @@ func runInTerminal(t *testing.T, line string, args ...string) (output string, co
 	return out.String(), cmd.ProcessState.ExitCode()
 }
 
-// TestApprovals requests and approves an action with the command line. An action on many entries
-// requires their number.
+// TestApprovals requests and approves an action with the command line. An action on many entries requires the number of
+// the entries.
 func TestApprovals(t *testing.T) {
 	t.Parallel()
 	url, config := postgrestest.URL(t), t.TempDir()
@@ -81,8 +81,8 @@ func TestApprovals(t *testing.T) {
 	require.Contains(t, output, "unpark: 4 of 4 dead letters")
 	require.Eventually(t, func() bool { return manual() == 4 }, 5*time.Minute, 50*time.Millisecond)
 
-	// The action needs approval: the exit code says that it was not carried out, and the message what
-	// to do.
+	// The action needs approval. The exit code says that the API did not carry out the action, and the message has the
+	// command that approves it.
 	_, output, code = run(t, with(kim, "discard", "--all", "--expect", "4", "--note", "ticket 7")...)
 	require.Equal(t, 7, code, output)
 	approve := regexp.MustCompile(`dlqd (approvals approve (\S+) --expect 4)`).FindStringSubmatch(output)

@@ -30,7 +30,7 @@ func TestGrants_MatchDocs(t *testing.T) {
 	require.Contains(t, stderr, "known: attach, dlq-workers, api, process, doctor")
 }
 
-// TestAttach_UnprivilegedRole follows the beginning of docs/attach.md as a role without privileges.
+// TestAttach_UnprivilegedRole follows the first steps of docs/attach.md as a role without privileges.
 func TestAttach_UnprivilegedRole(t *testing.T) {
 	t.Parallel()
 	g := postgrestest.NewGuest(t)

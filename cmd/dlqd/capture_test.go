@@ -43,7 +43,7 @@ func TestCapture(t *testing.T) {
 		require.Contains(t, stderr, c.want)
 	}
 
-	// Capture can be switched off while another session locks the tables that record who did it.
+	// Capture can be switched off while another session locks the tables in which dlqd would record who switched it off.
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), "LOCK TABLE dlq.acts, dlq.dead_letter_queue, river_job IN ACCESS EXCLUSIVE MODE")

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// If two values begin alike, bash inserts their common beginning unquoted, and cobra's script evaluates it at the next
-// completion. Receivers of messages choose values such as error types.
+// If two values begin alike, bash inserts the common beginning without quotes, and at the next completion cobra's
+// script evaluates it. Receivers of messages choose values such as error types.
 func TestCompletions_LeaveOutWhatAShellRuns(t *testing.T) {
 	t.Parallel()
 	values := []string{
@@ -20,7 +20,8 @@ func TestCompletions_LeaveOutWhatAShellRuns(t *testing.T) {
 		completions(values, func(value *string) (string, string) { return *value, "an error\n" }))
 }
 
-// A completion uses a sign-in as it is stored, even if another process holds its lock.
+// A completion uses a stored sign-in without renewing it. So it does not wait for another process that holds the
+// sign-in's lock.
 func TestCompletions_DoNotRenewASignIn(t *testing.T) { //nolint:paralleltest // sets the environment
 	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
 	c := &client{base: "http://127.0.0.1:1", completing: true}

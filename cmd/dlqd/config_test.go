@@ -20,8 +20,8 @@ import (
 
 var policyBlock = regexp.MustCompile("(?s)```yaml ([a-z-]+)\n(.*?)```")
 
-// TestDocs_PolicyExamplesAreValid checks the policy files in the docs, tests their samples and runs their
-// commands.
+// TestDocs_PolicyExamplesAreValid checks the policy files in the docs, tests the samples there and runs the commands
+// there.
 func TestDocs_PolicyExamplesAreValid(t *testing.T) {
 	t.Parallel()
 	for _, page := range []string{"policy", "rules", "strategies", "login"} {
@@ -58,8 +58,8 @@ func TestDocs_PolicyExamplesAreValid(t *testing.T) {
 	}
 }
 
-// TestConfigCheck_ExampleIsValid checks that the example in config/ is valid in every environment, and that its
-// rules match their samples.
+// TestConfigCheck_ExampleIsValid checks that the example in config/ is valid in every environment, and that the
+// example's rules match its samples.
 func TestConfigCheck_ExampleIsValid(t *testing.T) {
 	t.Parallel()
 	out := ok(t, "config", "check", "../../config")
@@ -113,8 +113,8 @@ func TestConfigCheck_NamesFileAndLine(t *testing.T) {
 	require.Contains(t, stderr, "rules[0].match.message")
 }
 
-// TestConfig_NeedsNoSecrets checks that a reviewer, who has no files with secrets, can check, compare and test
-// a policy.
+// TestConfig_NeedsNoSecrets checks a policy, compares it with another and tests it without the files with secrets: a
+// reviewer does not have them.
 func TestConfig_NeedsNoSecrets(t *testing.T) {
 	t.Parallel()
 	dir := policytest.Dir(t, policytest.Files{
@@ -201,7 +201,7 @@ func TestConfigCheck_WarnsOfUnknownQueues(t *testing.T) {
 	require.Equal(t, 1, code, "unknown destinations")
 	require.Contains(t, stderr, `retry-policies.yaml:1: queues.orders.destination: unknown destination "shp"`)
 	require.Contains(t, stderr, "circuit-breaker.yaml:1: destinations.shpo: unknown destination")
-	delete(files, "retry-policies") // without queues in the policy, each name may be a queue of an application
+	delete(files, "retry-policies") // then each name may be a queue of an application
 	_, stderr, code = run(t, "config", "check", policytest.Dir(t, files))
 	require.Zero(t, code, stderr)
 	require.Empty(t, stderr)
@@ -243,7 +243,7 @@ func TestConfigDiff_ListsChangedBehaviour(t *testing.T) {
 	}
 	require.Equal(t, "no difference\n", ok(t, "config", "diff", next, next))
 
-	// Compare with a revision of the Git repository of the working directory.
+	// Compare the policy with a revision of the Git repository in the working directory.
 	git := func(args ...string) {
 		cmd := exec.CommandContext(t.Context(), "git",
 			append([]string{"-c", "user.name=t", "-c", "user.email=t@example.com"}, args...)...)
@@ -290,7 +290,7 @@ func TestReclassify_AppliesChangedRules(t *testing.T) {
 	require.Regexp(t, `1 +unknown, manual \(none\) +rate_limited, scheduled \(teapot\)`, out)
 	require.Len(t, list("dlq_pending"), 1)
 
-	// A commit of changed files changes the version without a change of any file.
+	// A commit of files that have changed already changes the policy's version, but no file.
 	git := func(args ...string) string {
 		out, err := exec.CommandContext(t.Context(), "git",
 			append([]string{"-C", dir, "-c", "user.name=t", "-c", "user.email=t@example.com"}, args...)...).Output()
@@ -322,8 +322,8 @@ func TestReclassify_AppliesChangedRules(t *testing.T) {
 	require.Zero(t, s.stop(syscall.SIGTERM))
 }
 
-// TestConfigCheck_RejectsQueueNamesThatRiverRejects rejects queue names that River's client would only
-// reject when dlqd serves.
+// TestConfigCheck_RejectsQueueNamesThatRiverRejects checks that "config check" rejects queue names that River's client
+// rejects. Otherwise they would be rejected only when dlqd starts to serve.
 func TestConfigCheck_RejectsQueueNamesThatRiverRejects(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

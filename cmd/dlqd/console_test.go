@@ -24,8 +24,8 @@ import (
 
 var copied = regexp.MustCompile(`<li><span>([^<]+)</span><code data-copy="([^"]*)">`)
 
-// TestConsole_CopiedCommandsRun checks that each text to copy runs as it is and finds what the page shows: as
-// a command, as SQL for an operator, and as curl.
+// TestConsole_CopiedCommandsRun checks each text that a page of the console has for copying: a command, SQL for an
+// operator, and curl. The text runs without changes and finds the entries that the page shows.
 func TestConsole_CopiedCommandsRun(t *testing.T) {
 	t.Parallel()
 	const queue = "it's $HOME; `id`"
@@ -72,8 +72,8 @@ func TestConsole_CopiedCommandsRun(t *testing.T) {
 	all := []string{"command", "SQL", "curl"}
 	for path, page := range map[string]struct {
 		ways  []string
-		finds []string // texts in the output of each way
-		not   string   // text in no output
+		finds []string // texts in the output of each of the ways
+		not   string   // a text that is in none of the outputs
 	}{
 		"/":             {all, []string{queue}, ""},
 		"/dead-letters": {all, []string{first, second, odd}, ""},

@@ -16,7 +16,7 @@ func TestDoctor(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)
 	s := serve(t, "--database-url", url)
-	require.Eventually(t, func() bool { // River takes a while to elect a leader
+	require.Eventually(t, func() bool { // River needs a while to elect a leader
 		out, _, _ := run(t, "doctor", "--database-url", url)
 		return !strings.Contains(out, "there is none: River schedules") &&
 			strings.Contains(out, "dlq_capture and dlq_follow exist")

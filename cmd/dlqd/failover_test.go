@@ -19,20 +19,21 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// submissions records which messages dlqd has accepted, and when.
+// submissions records the ids of the messages that dlqd has accepted, and the time of each acceptance.
 type submissions struct {
 	mu       sync.Mutex
 	accepted map[string]time.Time
 }
 
-// submit submits one message after another until stop is closed. It repeats each message until a process
-// accepts it.
+// submit submits one message after another until stop is closed. It submits each message again until a process accepts
+// it.
 func (s *submissions) submit(client int, apis []string, stop <-chan struct{}) {
 	for n := 0; s.submitOne(client, n, func() []string { return apis }, stop); n++ {
 	}
 }
 
-// submitOne submits a message until a process accepts it. It returns false once stop is closed.
+// submitOne submits a message again and again until a process accepts the message. If stop is closed before, submitOne
+// returns false.
 func (s *submissions) submitOne(client, n int, to func() []string, stop <-chan struct{}) bool {
 	id := fmt.Sprintf("m%d-%d", client, n)
 	body := fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": %d}`, id, n)
@@ -60,7 +61,7 @@ func (s *submissions) submitOne(client, n int, to func() []string, stop <-chan s
 	return true
 }
 
-// submitClient is the client of all submissions.
+// submitClient is the HTTP client that all submissions use.
 var submitClient = &http.Client{Timeout: 5 * time.Second}
 
 func (s *submissions) count() int {
@@ -69,10 +70,10 @@ func (s *submissions) count() int {
 	return len(s.accepted)
 }
 
-// TestServe_SurvivesFailover kills the primary while two processes take messages, and promotes the
-// standby. A synchronous standby has every accepted message. An asynchronous one lacks at most
-// those that were accepted while it lagged. Outside of a trial the test runs once, with a
-// synchronous standby. A trial runs it five times with each.
+// TestServe_SurvivesFailover kills the primary while two processes take messages, and promotes the standby. A
+// synchronous standby has every accepted message. An asynchronous standby may lack messages that were accepted while it
+// lagged, but no others. A trial runs the test five times with each kind of standby; otherwise the test runs once, with
+// a synchronous standby.
 func TestServe_SurvivesFailover(t *testing.T) {
 	t.Parallel()
 	if !inTrial {
@@ -89,8 +90,8 @@ func TestServe_SurvivesFailover(t *testing.T) {
 	}
 }
 
-// failOver kills the primary while messages are submitted, promotes the standby, and checks the accepted messages. It
-// waits for all deliveries only in a trial.
+// failOver kills the primary while messages are submitted, promotes the standby, and checks the accepted messages. Only
+// in a trial, failOver also waits for all deliveries.
 func failOver(t *testing.T, synchronous bool) {
 	t.Helper()
 	servers := postgrestest.NewReplicated(t, synchronous)
@@ -131,7 +132,7 @@ func failOver(t *testing.T, synchronous bool) {
 		require.Eventually(t, func() bool { return sent.count() >= before+by }, 2*time.Minute, time.Millisecond)
 	}
 	grows(300)
-	var lag time.Time // the standby may lack what is accepted later; zero if it lacks nothing
+	var lag time.Time // the standby may lack messages accepted later; zero if it lacks none
 	if !synchronous {
 		lag = servers.Lag()
 		grows(20)
@@ -197,7 +198,7 @@ func failOver(t *testing.T, synchronous bool) {
 		lost++
 		require.True(t, after, "%s was accepted before the standby lagged, and is lost", id)
 	}
-	if inTrial { // the reconciler files what capture had no time for
+	if inTrial { // the reconciler files the failures that capture skipped
 		require.Eventually(t, func() bool {
 			return count("SELECT count(*) FROM river_job WHERE args ->> 'messageId' LIKE '%7'") ==
 				count("SELECT count(*) FROM dlq.dead_letter_queue")

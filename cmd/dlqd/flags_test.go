@@ -24,8 +24,7 @@ import (
 
 const testEntry = "0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"
 
-// eachCommand calls fn with every command, except for groups of commands that do nothing
-// themselves.
+// eachCommand calls fn with every command, except for commands that only group others.
 func eachCommand(cmd *cobra.Command, fn func(*cobra.Command)) {
 	for _, sub := range cmd.Commands() {
 		eachCommand(sub, fn)
@@ -35,7 +34,8 @@ func eachCommand(cmd *cobra.Command, fn func(*cobra.Command)) {
 	}
 }
 
-// runWithFakeAPI runs a command and returns its requests to the API, its output and its error.
+// runWithFakeAPI runs a command. It returns the requests that the command sent to the API and the command's output as
+// one text, and the command's error.
 func runWithFakeAPI(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var mu sync.Mutex
@@ -61,7 +61,7 @@ func runWithFakeAPI(t *testing.T, args ...string) (string, error) {
 	return seen.String() + out.String(), err
 }
 
-// otherValue returns a value of a flag that is not its default.
+// otherValue returns a valid value of a flag that differs from the flag's default.
 func otherValue(f *pflag.Flag) string {
 	switch {
 	case f.Value.Type() == "bool":
@@ -130,7 +130,7 @@ func TestFlags_APICommandsUseOrRejectEveryFlag(t *testing.T) {
 	require.Greater(t, tried, 200)
 }
 
-// TestFlags_PlainHTTPAllowsUnencryptedTokens sends a token over http only to this machine, unless
+// TestFlags_PlainHTTPAllowsUnencryptedTokens checks that a client sends a token over http only to this machine, unless
 // --plain-http is given.
 func TestFlags_PlainHTTPAllowsUnencryptedTokens(t *testing.T) {
 	t.Parallel()
@@ -149,8 +149,8 @@ func TestFlags_PlainHTTPAllowsUnencryptedTokens(t *testing.T) {
 	}
 }
 
-// TestFlags_OtherCommandsHaveKnownFlags lists the flags of the commands that do not call the API,
-// and tests that use these flags, so that a new flag cannot be forgotten.
+// TestFlags_OtherCommandsHaveKnownFlags lists the flags of the commands that do not call the API, and the tests that
+// use the flags. A new flag makes the test fail until the list has the flag.
 func TestFlags_OtherCommandsHaveKnownFlags(t *testing.T) {
 	t.Parallel()
 	const (
@@ -212,7 +212,7 @@ func TestFlags_OtherCommandsHaveKnownFlags(t *testing.T) {
 	})
 }
 
-// requireRejected requires that a command line is rejected with a reason.
+// requireRejected requires that dlqd rejects a command line with an error that contains reason.
 func requireRejected(t *testing.T, reason string, args ...string) {
 	t.Helper()
 	root := newRoot(t.Context())
@@ -224,8 +224,8 @@ func requireRejected(t *testing.T, reason string, args ...string) {
 	require.Equal(t, exitUsage, exitCode(err), args)
 }
 
-// TestFlags_WordMistakesWithoutGo checks that mistakes in a command line are printed once, without the words
-// of Go's packages.
+// TestFlags_WordMistakesWithoutGo checks that dlqd prints a mistake in a command line once, and without the words of
+// Go's packages.
 func TestFlags_WordMistakesWithoutGo(t *testing.T) {
 	t.Parallel()
 	for reason, args := range map[string][]string{
@@ -292,7 +292,7 @@ func TestFlags_DatabaseURLExcludesEmbeddedServer(t *testing.T) {
 		if path[0] == "archive" || path[0] == "serve" {
 			args = append(args, "--archive", dir)
 		}
-		if path[0] != "archive" { // restore reads its unit first
+		if path[0] != "archive" { // archive restore first reads the unit
 			requireRejected(t, "--data-dir has no effect if --database-url", append(args, "--data-dir", dir)...)
 			if path[0] != "psql" {
 				requireRejected(t, "--postgres-bin has no effect if --database-url", append(args, "--postgres-bin", dir)...)
@@ -354,7 +354,8 @@ func TestFlags_DestinationsOfPolicyExcludeDestination(t *testing.T) {
 	}
 }
 
-// TestFlags_SingleEntryCommandsRejectBulkFlags checks that commands on one dead letter reject flags for many.
+// TestFlags_SingleEntryCommandsRejectBulkFlags checks that a command with the id of a dead letter rejects flags that
+// select many.
 func TestFlags_SingleEntryCommandsRejectBulkFlags(t *testing.T) {
 	t.Parallel()
 	for _, verb := range []string{"discard", "expire", "resolve", "park", "unpark", "reopen", "replay"} {
@@ -383,8 +384,8 @@ func TestFlags_SingleEntryCommandsRejectBulkFlags(t *testing.T) {
 	require.ErrorContains(t, err, "--payload has no effect without an ID")
 }
 
-// A limit of 0 and flags that exclude each other are usage errors. Commands on a single entry accept the flags of the
-// connection.
+// A limit of 0 is a usage error, and so are flags that exclude each other. Commands on a single entry accept the flags
+// of the connection.
 func TestFlags_CommonFlags(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -429,7 +430,7 @@ func TestCommands_UnknownSubcommandFails(t *testing.T) {
 	}
 }
 
-// TestFlags_JSONNumbersKeepTheirDigits checks that numbers in JSON reach the API as they were typed.
+// TestFlags_JSONNumbersKeepTheirDigits checks that numbers in JSON reach the API with the digits that the user typed.
 func TestFlags_JSONNumbersKeepTheirDigits(t *testing.T) {
 	t.Parallel()
 	const document = `{"acct":9007199254740993,"sum":0.12345678901234567890123}`

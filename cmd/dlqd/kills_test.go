@@ -23,12 +23,12 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// inTrial reports whether the tests that read it run at full length and check figures, as "make
-// trial-kills" wants.
+// inTrial reports whether this is a trial ("make trial-kills" and others). Tests that read inTrial then run at full
+// length and check figures.
 var inTrial = os.Getenv("DLQD_TRIAL") != ""
 
-// ordered is a database with processes that deliver messages with ordering keys to a receiver,
-// which records what it gets.
+// ordered is a database with processes that deliver messages with ordering keys. The receiver, ledger, records the
+// messages.
 type ordered struct {
 	*testing.T
 
@@ -38,26 +38,25 @@ type ordered struct {
 	ledger ledger
 }
 
-// arrival is a delivery that was answered with success.
+// arrival is a delivery that the receiver answered with success.
 type arrival struct {
 	id string
-	n  int // position within its key
+	n  int // the message's position in the sequence of its key
 	at time.Time
 }
 
-// ledger is the receiver. It records the messages that it accepts, in the order of their arrival,
-// and those that it has refused.
+// ledger is the receiver. For each key it records the messages that it accepts, in the order of their arrival. It also
+// records the messages that it has refused.
 type ledger struct {
 	mu      sync.Mutex
 	keys    map[string][]arrival
 	refused map[string]bool
-	// wait, if not nil, is called with the id of each message that is not refused, before it is
-	// answered.
+	// If wait is not nil, the receiver calls it with the id of each message that it accepts, before it answers.
 	wait func(id string)
 }
 
-// ServeHTTP implements http.Handler. Message ids have the form key-number. Every 50th message is
-// refused once.
+// ServeHTTP implements http.Handler. Message ids have the form key-number. The receiver refuses every 50th message of a
+// key once.
 func (l *ledger) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := r.Header.Get("Webhook-Id")
 	key, number, _ := strings.Cut(id, "-")
@@ -83,9 +82,9 @@ func (l *ledger) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// counts returns the number of messages, the number of repeated deliveries, the most deliveries of
-// one message, and the number of repeats after a later message of the same key. It requires that
-// first deliveries are in order.
+// counts returns the number of messages, the number of repeated deliveries, the greatest number of deliveries of one
+// message, and the number of repeated deliveries that arrived after a later message of the same key. It requires that
+// the first deliveries of a key's messages are in order.
 func (o *ordered) counts() (messages, repeats, most, behind int) {
 	o.Helper()
 	o.ledger.mu.Lock()
@@ -133,7 +132,7 @@ func (o *ordered) serve(url string) *served {
 	return serve(o.T, "--database-url", url, "--config-dir", o.config)
 }
 
-// process returns the id in dlq.processes of a running process.
+// process returns the id that dlq.processes has for a running process.
 func (o *ordered) process(s *served) (id string) {
 	o.Helper()
 	require.NoError(o, o.pool.QueryRow(o.Context(), `SELECT id FROM dlq.processes WHERE name LIKE '%/' || $1
@@ -147,8 +146,7 @@ func (o *ordered) count(sql string, args ...any) (n int) {
 	return n
 }
 
-// submit submits messages in one request, to the first process that answers. It tries until one
-// does.
+// submit submits messages in one request. It tries the processes in turn until one accepts the request.
 func (o *ordered) submit(ids []string, apis func() []string) {
 	o.Helper()
 	type message struct {
@@ -183,7 +181,7 @@ func (o *ordered) submit(ids []string, apis func() []string) {
 	}, 5*time.Minute, 10*time.Millisecond)
 }
 
-// settle waits until all messages are completed.
+// settle waits until all messages are completed, and requires that there are no others and no dead letters.
 func (o *ordered) settle(messages int) {
 	o.Helper()
 	require.Eventually(o, func() bool { return o.count("SELECT count(*) FROM river_job WHERE state <> 'completed'") == 0 },
@@ -195,9 +193,9 @@ func (o *ordered) settle(messages int) {
 	}, 5*time.Minute, 50*time.Millisecond)
 }
 
-// TestServe_KeepsOrderWhenKilledBeforeCompletion kills a process after the receiver has answered and
-// before River has recorded it: the process waits for the job's row, which the test locks. Messages
-// behind it must not be delivered before it is delivered again.
+// TestServe_KeepsOrderWhenKilledBeforeCompletion kills a process after the receiver has answered a delivery and before
+// River has recorded the answer: the test locks the job's row, so the process waits for the row. Later messages of the
+// key must not be delivered until the message has been delivered again.
 func TestServe_KeepsOrderWhenKilledBeforeCompletion(t *testing.T) {
 	t.Parallel()
 	o := newOrdered(t)
@@ -224,7 +222,8 @@ func TestServe_KeepsOrderWhenKilledBeforeCompletion(t *testing.T) {
 	}, 5*time.Minute, 10*time.Millisecond)
 	require.NoError(t, first.cmd.Process.Kill())
 	_ = first.cmd.Wait()
-	// End the dead process's session that waits for the row, so that it writes nothing later.
+	// End the killed process's session in the database, which still waits for the row, so that the session writes nothing
+	// later.
 	_, err = o.pool.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 		WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0`)
 	require.NoError(t, err)
@@ -239,8 +238,8 @@ func TestServe_KeepsOrderWhenKilledBeforeCompletion(t *testing.T) {
 	require.Zero(t, second.stop(syscall.SIGTERM), second.log.String())
 }
 
-// cut blocks all traffic through the proxies for the given time. The processes that use them see a
-// database that hangs.
+// cut blocks all traffic through the proxies for the time d. For the processes that use the proxies, the database
+// hangs.
 func cut(d time.Duration, proxies ...*postgrestest.Proxy) {
 	for _, p := range proxies {
 		p.Hold()
@@ -251,9 +250,9 @@ func cut(d time.Duration, proxies ...*postgrestest.Proxy) {
 	}
 }
 
-// TestServe_KeepsOrderThroughKills delivers messages with two processes, one of which is killed. A trial
-// has 10,000 messages of 200 keys, two kills, a process that is stopped for 40 s, one that is cut
-// off from the database for 40 s, and a database that hangs for 40 s.
+// TestServe_KeepsOrderThroughKills delivers messages with two processes and kills one of them. A trial has 10,000
+// messages with 200 keys. It kills twice, stops a process for 40 s, cuts a process off from the database for 40 s, and
+// lets the database hang for 40 s.
 func TestServe_KeepsOrderThroughKills(t *testing.T) {
 	t.Parallel()
 	o := newOrdered(t)

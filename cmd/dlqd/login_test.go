@@ -21,7 +21,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// person is a user with their own home directory.
+// person is a user who has a home directory of their own.
 type person struct {
 	*testing.T
 
@@ -64,7 +64,7 @@ func (p *person) fails(args ...string) string {
 
 var address = regexp.MustCompile(`^https?://\S+$`)
 
-// login signs in and calls browse with the address that dlqd prints.
+// login runs "dlqd login" and calls browse with the address that the command prints.
 func (p *person) login(browse func(address string), args ...string) (out string, failed bool) {
 	p.Helper()
 	cmd := p.command(append([]string{"login", "--no-browser"}, args...)...)
@@ -85,7 +85,7 @@ func (p *person) login(browse func(address string), args ...string) (out string,
 	return stderr.String() + stdout.String(), err != nil
 }
 
-// get requests an address as a browser without a user does: it follows redirects.
+// get requests an address and follows redirects, as a browser does when the user enters nothing.
 func (p *person) get(address string) string {
 	p.Helper()
 	response, err := http.Get(address)
@@ -96,7 +96,7 @@ func (p *person) get(address string) string {
 	return string(raw)
 }
 
-// file returns the path of the file that "dlqd login" writes, or "".
+// file returns the path of the file that "dlqd login" wrote, or "" if there is none.
 func (p *person) file() string {
 	p.Helper()
 	found, err := filepath.Glob(filepath.Join(p.home, ".config", "dlqd", "logins", "*.json"))
@@ -142,12 +142,12 @@ func TestLogin(t *testing.T) {
 	require.Contains(t, kim.ok("whoami"), "kim@example.com (by oidc)")
 	require.Contains(t, newPerson(t, s.api).fails("list"), "authentication required", "another user is signed in")
 
-	// The login is for this API only.
+	// The login is valid for kim's API only.
 	elsewhere := *kim
 	elsewhere.api = serveOIDC(t, issuer.URL).api
 	require.Contains(t, elsewhere.fails("list"), "authentication required")
 
-	// A file that others can read is rejected.
+	// dlqd rejects a login file that other users can read.
 	require.NoError(t, os.Chmod(kim.file(), 0o640))
 	require.Contains(t, kim.fails("list"), "other users can read this file")
 
@@ -163,7 +163,7 @@ func TestLogin_RenewsTokens(t *testing.T) {
 	issuer := accesstest.New(t)
 	s := serveOIDC(t, issuer.URL)
 	kim := newPerson(t, s.api)
-	issuer.SetLifetime(time.Second) // always about to expire
+	issuer.SetLifetime(time.Second) // an ID token always expires soon
 	out, failed := kim.login(func(address string) { kim.get(address) })
 	require.False(t, failed, out)
 	before, err := os.ReadFile(kim.file())
@@ -173,7 +173,8 @@ func TestLogin_RenewsTokens(t *testing.T) {
 	require.NoError(t, err)
 	require.NotEqual(t, before, after)
 
-	// A refresh token can be used once: commands that run at the same time use it one after the other.
+	// A refresh token may be used only once, so commands that run at the same time must renew the sign-in one after the
+	// other.
 	var all sync.WaitGroup
 	for range 5 {
 		all.Go(func() {
@@ -185,7 +186,7 @@ func TestLogin_RenewsTokens(t *testing.T) {
 	all.Wait()
 	require.Equal(t, 1, issuer.Sessions())
 
-	// The provider changes its key. dlqd has just fetched the keys, and does not fetch them again
+	// The provider changes its signing key. dlqd has just fetched the provider's keys, and does not fetch keys again
 	// within five seconds.
 	issuer.Rotate()
 	require.Eventually(t, func() bool {
@@ -204,7 +205,7 @@ func TestLogin_RenewsTokens(t *testing.T) {
 	require.Contains(t, kim.fails("whoami"), "your sign-in has ended; sign in again: dlqd login --api-url "+s.api)
 }
 
-// expired returns the content of a login file with an expired ID token.
+// expired returns the content of a login file with the ID token's expiry set to a time in the past.
 func expired(t *testing.T, file string) []byte {
 	t.Helper()
 	raw, err := os.ReadFile(file)
@@ -221,13 +222,14 @@ func TestLogin_DeviceCode(t *testing.T) {
 	require.Contains(t, out, "kim@example.com (by oidc)")
 }
 
-// TestLogin_RejectsForeignAnswers rejects answers to this machine that do not belong to the sign-in.
+// TestLogin_RejectsForeignAnswers checks that dlqd rejects an answer to the port of this machine if the answer does not
+// belong to the sign-in.
 func TestLogin_RejectsForeignAnswers(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
 	s := serveOIDC(t, issuer.URL)
 	kim := newPerson(t, s.api)
-	// back returns where the provider redirects the browser.
+	// back returns the address to which the provider redirects the browser.
 	back := func(address string) string {
 		client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 		response, err := client.Get(address)
@@ -270,7 +272,7 @@ func TestLogin_RejectsForeignAnswers(t *testing.T) {
 	require.Contains(t, out, "belongs to another sign-in (nonce)")
 	require.Empty(t, kim.file())
 
-	// A stolen code is useless without the verifier (PKCE).
+	// A stolen code is useless without the code verifier (PKCE), which only the signing-in dlqd has.
 	issuer.Nonce("")
 	out, failed = kim.login(func(address string) {
 		kim.get(back(regexp.MustCompile(`code_challenge=[^&]*`).ReplaceAllString(address, "code_challenge=another")))
@@ -284,7 +286,7 @@ func TestLogin_RejectsForeignAnswers(t *testing.T) {
 	require.Contains(t, kim.fails("login"), "sign-in with an OpenID Connect provider is off")
 }
 
-// TestLogin_ProviderDown checks that a provider that is down affects only its own users.
+// TestLogin_ProviderDown checks that only the provider's users are affected if the provider is down.
 func TestLogin_ProviderDown(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)

@@ -13,8 +13,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// TestLogLevel raises the log level of a running dlqd for a while. The log is JSON and has only the
-// sizes of payloads.
+// TestLogLevel raises the log level of a running dlqd for a while. The log is in JSON. It contains the sizes of
+// payloads, not the payloads.
 func TestLogLevel(t *testing.T) {
 	t.Parallel()
 	receiver := httptest.NewServer(

@@ -31,7 +31,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// program is the path of the dlqd binary, built once in a directory that any user can read.
+// program is the path of the dlqd binary. TestMain builds it once, in a directory that any user can read.
 var program string
 
 func TestMain(m *testing.M) {
@@ -60,7 +60,7 @@ func run(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	return runProgram(t, program, args...)
 }
 
-// runProgram runs another version of dlqd.
+// runProgram runs dlqd from the binary program, such as another version, and waits for its exit.
 func runProgram(t *testing.T, program string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), program, args...)
@@ -74,7 +74,7 @@ func runProgram(t *testing.T, program string, args ...string) (stdout, stderr st
 	return out.String(), errOut.String(), cmd.ProcessState.ExitCode()
 }
 
-// ok runs dlqd and requires that it succeeds.
+// ok runs dlqd, requires that it succeeds, and returns its standard output.
 func ok(t *testing.T, args ...string) string {
 	t.Helper()
 	stdout, stderr, code := run(t, args...)
@@ -90,7 +90,7 @@ type served struct {
 	log *syncBuffer
 
 	stderr io.Closer
-	read   chan struct{} // closed when all of the log is read
+	read   chan struct{} // closed when the test has read all of the log
 }
 
 type syncBuffer struct {
@@ -112,7 +112,7 @@ func (b *syncBuffer) String() string {
 
 var servesAt = regexp.MustCompile(`api(?:=|":)\["?(http://[^\]\s"]+)`)
 
-// serve starts dlqd on a port that is free, without an archive.
+// serve starts dlqd on a free port and without an archive.
 func serve(t *testing.T, args ...string) *served {
 	t.Helper()
 	return serveOnly(t, append([]string{"--listen", "127.0.0.1:0", "--archive", "none"}, args...)...)
@@ -123,7 +123,7 @@ func serveOnly(t *testing.T, args ...string) *served {
 	return serveProgram(t, program, args...)
 }
 
-// serveProgram starts another version of dlqd.
+// serveProgram starts "dlqd serve" from the binary program, such as another version.
 func serveProgram(t *testing.T, program string, args ...string) *served {
 	t.Helper()
 	s := &served{t: t, log: &syncBuffer{}, read: make(chan struct{})}
@@ -158,7 +158,7 @@ func serveProgram(t *testing.T, program string, args ...string) *served {
 func (s *served) stop(signal syscall.Signal) int {
 	s.t.Helper()
 	require.NoError(s.t, s.cmd.Process.Signal(signal))
-	select { // Wait closes the pipe, which would lose unread output
+	select { // Wait closes the pipe, and unread output would be lost
 	case <-s.read:
 	case <-time.After(time.Minute):
 	}
@@ -275,7 +275,7 @@ func TestServe_ExitCodes(t *testing.T) {
 	require.Contains(t, help, "DATABASE_URL")
 }
 
-// TestServe_SecondSignalStopsImmediately checks that a second signal does not wait for a receiver that
+// TestServe_SecondSignalStopsImmediately checks that dlqd, after a second signal, does not wait for a receiver that
 // hangs, and that the interrupted job runs again.
 func TestServe_SecondSignalStopsImmediately(t *testing.T) {
 	t.Parallel()
@@ -315,7 +315,7 @@ func TestServe_EmbeddedPostgres(t *testing.T) {
 		", which serves "+s.api)
 
 	psql := append(append([]string{"psql"}, embedded(t, dir)...), "-Atc", "SELECT count(*) FROM dead_letter_queue")
-	if os.Getenv("DLQD_TEST_POSTGRES_BIN") != "" { // it has only the server; psql is elsewhere
+	if os.Getenv("DLQD_TEST_POSTGRES_BIN") != "" { // that directory has only the server; psql is elsewhere
 		psql = []string{"psql", "-Atc", "SELECT count(*) FROM dead_letter_queue", "--data-dir", dir}
 	}
 	require.Equal(t, "0\n", ok(t, psql...))
@@ -325,8 +325,8 @@ func TestServe_EmbeddedPostgres(t *testing.T) {
 		"migrate status starts the server")
 }
 
-// TestServe_SurvivesAClosedLog checks that serve continues if the program that reads its log has ended (dlqd serve 2>&1
-// | head), and that it stops its Postgres at the end.
+// TestServe_SurvivesAClosedLog checks that serve continues after the program that reads the log has ended (dlqd serve
+// 2>&1 | head). At its end, serve still stops its Postgres.
 func TestServe_SurvivesAClosedLog(t *testing.T) {
 	t.Parallel()
 	parent := dataDir(t)
@@ -335,14 +335,14 @@ func TestServe_SurvivesAClosedLog(t *testing.T) {
 	s := serve(t, embedded(t, dir)...)
 	require.NoError(t, s.stderr.Close())
 	ok(t, "log-level", "debug", "--api-url", s.api)
-	require.NoError(t, s.cmd.Process.Signal(syscall.SIGHUP)) // a reload is logged
+	require.NoError(t, s.cmd.Process.Signal(syscall.SIGHUP)) // makes dlqd write to the log
 	ok(t, "send", "--api-url", s.api, "--kind", "k", "1")
 	require.Zero(t, s.stop(syscall.SIGTERM), "not ended by SIGPIPE")
 	require.NoFileExists(t, filepath.Join(dir, "pgdata", "postmaster.pid"), "Postgres has stopped")
 }
 
-// TestPsql_HidesPassword checks the arguments of psql, which other users of the machine can read: the
-// password is not among them.
+// TestPsql_HidesPassword checks that the password is not among the arguments of psql, because other users of the
+// machine can read the arguments.
 func TestPsql_HidesPassword(t *testing.T) {
 	t.Parallel()
 	bin := t.TempDir()
@@ -368,7 +368,7 @@ func TestPsql_HidesPassword(t *testing.T) {
 func TestMigrate_UnprivilegedUser(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
-		return // all other tests already run as a normal user
+		return // not root: all other tests run as a normal user
 	}
 	nobody, err := user.Lookup("nobody")
 	require.NoError(t, err)
@@ -421,9 +421,8 @@ func TestAttach_CommandsOnEmptyRiver(t *testing.T) {
 	require.Contains(t, stderr, `run "dlqd attach"`)
 }
 
-// TestServe_KeepsMessagesThroughKills submits messages while dlqd is killed repeatedly. In the end
-// each accepted message has one job, and has been delivered or, if the receiver refuses it, has one
-// dead letter.
+// TestServe_KeepsMessagesThroughKills submits messages while dlqd is killed repeatedly. In the end, each accepted
+// message has one job. The message has been delivered, or, if the receiver refuses it, has one dead letter.
 func TestServe_KeepsMessagesThroughKills(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -447,7 +446,7 @@ func TestServe_KeepsMessagesThroughKills(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(config, "retry-policies.yaml"), fmt.Appendf(nil,
 		"queues: {default: {maxAttempts: 3, backoff: {delay: 10ms}, timeout: 2s}}\ndestinations: {default: {url: %q}}\n",
 		receiver), 0o600))
-	// The receiver answers many messages with 502, which must not open the breaker for minutes.
+	// The receiver answers many messages with 502. A breaker would open for minutes.
 	require.NoError(t, os.WriteFile(filepath.Join(config, "circuit-breaker.yaml"),
 		[]byte("defaults: {enabled: false}\n"), 0o600))
 	dir := dataDir(t)
@@ -462,7 +461,7 @@ func TestServe_KeepsMessagesThroughKills(t *testing.T) {
 			body := fmt.Sprintf(`{"messageId": %q, "queue": "default", "kind": "k", "payload": %d}`, id, next)
 			response, err := client.Post(api+"/api/messages", "application/json", strings.NewReader(body))
 			if err != nil {
-				return // killed; the message is submitted again after the restart
+				return // killed; submit the message again after the restart
 			}
 			_ = response.Body.Close()
 			if response.StatusCode == http.StatusAccepted || response.StatusCode == http.StatusOK {
@@ -493,8 +492,8 @@ func TestServe_KeepsMessagesThroughKills(t *testing.T) {
 	conn, err := pgx.Connect(t.Context(), "postgres://dlqd@/dlqd?host="+url)
 	require.NoError(t, err)
 	defer func() { _ = conn.Close(context.Background()) }()
-	// A job of a killed process is put back after half a minute (kills_test.go). This test does not
-	// wait for that.
+	// dlqd puts the jobs of a killed process back after half a minute (kills_test.go). Put them back here, to save that
+	// time.
 	var left string
 	assert.Eventually(t, func() bool {
 		_, err := conn.Exec(t.Context(), `UPDATE river_job SET state = 'available', attempt = 0 WHERE state = 'running'
@@ -548,8 +547,8 @@ func freePort(t *testing.T) string {
 
 var testedBlock = regexp.MustCompile("(?s)```sh test\n(.*?)```")
 
-// runBlocks runs the tested blocks of a document as one script and returns its output. The script
-// uses other ports, has curl wait longer, and runs the dlqd that the tests have built.
+// runBlocks runs the tested blocks of a document as one script and returns the script's output. The script uses free
+// ports, lets curl retry more often, and runs the dlqd that the tests have built.
 func runBlocks(t *testing.T, path string, blocks int) string {
 	t.Helper()
 	raw, err := os.ReadFile(path)
@@ -599,7 +598,7 @@ func TestTutorial(t *testing.T) {
 	require.Contains(t, out, `{"messages": 60, "repeats": 0}`, "each invoice arrived once")
 }
 
-// TestServe_ExampleConfig serves with config/, which docs/operations.md refers to.
+// TestServe_ExampleConfig serves with the policy in config/, to which docs/operations.md refers.
 func TestServe_ExampleConfig(t *testing.T) {
 	t.Parallel()
 	s := serve(t, "--database-url", postgrestest.URL(t), "--config-dir", "../../config")

@@ -20,7 +20,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// manifest is what tests read of a Kubernetes object.
+// manifest has the fields of a Kubernetes object that tests read.
 type manifest struct {
 	Kind string            `yaml:"kind"`
 	Data map[string]string `yaml:"data"` // of a ConfigMap
@@ -62,9 +62,9 @@ func manifests(t *testing.T, file, kind string) (found []manifest) {
 	}
 }
 
-// TestManifests_LiveWithoutPostgres runs the containers' arguments of deploy/kubernetes, with other paths: the
-// migration, then the processes. While Postgres is away the liveness probe succeeds, the readiness probe
-// fails, and the process goes on once Postgres is back.
+// TestManifests_LiveWithoutPostgres runs the containers of deploy/kubernetes, with other paths: first the migration,
+// then the processes. While Postgres is down, the liveness probe succeeds and the readiness probe fails. When Postgres
+// runs again, the process continues.
 func TestManifests_LiveWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	dir := dataDir(t)

@@ -11,8 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// TestMasking_CommandsMaskOutput checks that commands do not show what the policy's files mask, unless a reason
-// is given.
+// TestMasking_CommandsMaskOutput checks that commands mask the data that the policy declares sensitive, unless the user
+// gives a reason.
 func TestMasking_CommandsMaskOutput(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)

@@ -16,7 +16,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// TestServe_NotifiesSystemd plays systemd: a unit of Type=notify with a watchdog, and the URL as a credential.
+// TestServe_NotifiesSystemd runs dlqd as systemd runs a unit of Type=notify with a watchdog and the URL as a
+// credential.
 func TestServe_NotifiesSystemd(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "dlqd-notify-") // the path of a socket has at most 107 bytes
@@ -44,7 +45,7 @@ func TestServe_NotifiesSystemd(t *testing.T) {
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 
 	require.Equal(t, "READY=1", next())
-	var address []string // logged before, but perhaps not read yet
+	var address []string // dlqd has logged it, but the test may not have read it yet
 	require.Eventually(t, func() bool {
 		address = servesAt.FindStringSubmatch(log.String())
 		return address != nil

@@ -52,7 +52,7 @@ func (p *realProvider) line() string {
 	return p.out.Text()
 }
 
-// command sends the provider a command of testdata/oidc-provider.mjs.
+// command sends the provider one of the commands that testdata/oidc-provider.mjs reads from standard input.
 func (p *realProvider) command(command string) {
 	p.Helper()
 	_, err := fmt.Fprintln(p.in, command)
@@ -71,7 +71,7 @@ func (p *realProvider) keys() jose.JSONWebKeySet {
 	return keys
 }
 
-// renewed returns a new ID token of a signed-in user.
+// renewed gets a new ID token for a signed-in user with the user's refresh token, and returns the ID token.
 func (p *realProvider) renewed(kim *person) string {
 	p.Helper()
 	response, err := http.PostForm(p.issuer+"/token", url.Values{
@@ -111,7 +111,7 @@ func (p *person) browse(address string) {
 	require.Contains(p, string(raw), "Return to your terminal")
 }
 
-// status returns the API's status for a token.
+// status returns the HTTP status with which the API answers a request that has the token.
 func status(t *testing.T, api, token string) int {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, api+"/api/whoami", nil)
@@ -123,10 +123,10 @@ func status(t *testing.T, api, token string) int {
 	return response.StatusCode
 }
 
-// TestLogin_RealProvider signs in at npm's oidc-provider. DLQD_TEST_OIDC_PROVIDER is the directory
-// where npm has installed it (npm install --prefix DIR oidc-provider); .ci/run sets it. If it is
-// not set, only the other tests of sign-in here and the tests TestOIDC_… of internal/access check
-// it, with accesstest's provider.
+// TestLogin_RealProvider signs in at npm's oidc-provider. DLQD_TEST_OIDC_PROVIDER is the directory where npm has
+// installed the provider (npm install --prefix DIR oidc-provider); .ci/run sets the variable. Without the variable,
+// sign-in is only tested with accesstest's provider, by the other tests here and the tests TestOIDC_… of
+// internal/access.
 func TestLogin_RealProvider(t *testing.T) {
 	t.Parallel()
 	installed := os.Getenv("DLQD_TEST_OIDC_PROVIDER")
@@ -146,7 +146,7 @@ func TestLogin_RealProvider(t *testing.T) {
 	good := kim.loginFile()["idToken"].(string)
 	require.Equal(t, http.StatusOK, status(t, s.api, good))
 
-	// A wrong audience, issuer or algorithm is rejected.
+	// dlqd rejects a token with a wrong audience, issuer or algorithm.
 	another := serveAccess(t, `authentication: [oidc]
 oidc: {issuer: "`+provider.issuer+`", clientID: another}
 `)
@@ -172,7 +172,7 @@ oidc: {issuer: "`+provider.issuer+`", clientID: another}
 	none := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none","kid":"` + key.KeyID + `"}`))
 	require.Equal(t, http.StatusUnauthorized, status(t, s.api, none+"."+strings.Split(good, ".")[1]+"."))
 
-	// A new key is accepted within five seconds.
+	// dlqd accepts a token signed with a new key. It does not fetch keys again within five seconds.
 	provider.command("rotate")
 	renewed := provider.renewed(kim)
 	require.NotEqual(t, key.KeyID, provider.keys().Keys[0].KeyID)
@@ -180,8 +180,9 @@ oidc: {issuer: "`+provider.issuer+`", clientID: another}
 		500*time.Millisecond)
 	require.Equal(t, http.StatusUnauthorized, status(t, s.api, good), "the key that signed it is withdrawn")
 
-	// Clocks may differ by up to a minute. ID tokens live for two minutes, so one from a clock that is
-	// 150 s behind expired 30 s ago and is accepted; with a life of one minute it is rejected.
+	// Clocks may differ by up to a minute. An ID token lives for two minutes. A token from a provider whose clock is 150
+	// s behind expired 30 s ago, and dlqd accepts it. With a life of one minute, the token expired 90 s ago, and dlqd
+	// rejects it.
 	for _, ahead := range []int{45, -150} {
 		provider.command(fmt.Sprintf("clock %d", ahead))
 		signIn()

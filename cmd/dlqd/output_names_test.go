@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A command that shortens its tables can print them complete.
+// A command that shortens its tables can also print them with complete values.
 func TestOutput_TablesHaveWide(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"stats", "oldest"}, {"stats", "sources"}, {"automatic"}, {"reclassify"}, {"list"}} {
@@ -18,7 +18,7 @@ func TestOutput_TablesHaveWide(t *testing.T) {
 	require.EqualError(t, err, "--output wide: must be json, yaml")
 }
 
-// A script that reads -o name must learn that there are more names.
+// -o name must tell a script that reads its output that there are more names.
 func TestOutput_NamesNoteTheNextPage(t *testing.T) {
 	t.Parallel()
 	const answer = `{"entries": [{"id": "a"}, {"id": "b"}], "next": "c"}`

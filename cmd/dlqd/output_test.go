@@ -45,7 +45,7 @@ func TestOutput_FormatsAndCompletions(t *testing.T) {
 	require.Equal(t, id+"\n", api("show", id, "-o", "name"))
 	require.Contains(t, api("list"), strings.Repeat("no IBAN ", 11), "without a terminal, values are complete")
 	require.Equal(t, "default\n", api("queues", "-o", "name"))
-	var group []string // a queue and a fingerprint, as groups show takes them
+	var group []string // a queue and a fingerprint, the arguments of groups show
 	require.Eventually(t, func() bool {
 		group = strings.Fields(api("groups", "-o", "name"))
 		return len(group) == 2
@@ -98,7 +98,7 @@ func TestOutput_FormatsAndCompletions(t *testing.T) {
 		{[]string{"show", ""}, id},
 	} {
 		args := slices.Insert(slices.Clone(test.args), len(test.args)-1, "--api-url="+s.api)
-		if strings.HasPrefix(test.args[len(test.args)-2], "-") { // the flag stays before its value
+		if strings.HasPrefix(test.args[len(test.args)-2], "-") { // insert before the flag, whose value must follow it
 			args = slices.Concat(test.args[:len(test.args)-2], []string{"--api-url=" + s.api}, test.args[len(test.args)-2:])
 		}
 		out := ok(t, append([]string{"__complete"}, args...)...)

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestClient_RefusesRedirects checks that a token is sent only to the address that the user
-// named, not to another host and not from https to http.
+// TestClient_RefusesRedirects checks that a client sends a token only to the address that the user named. It does not
+// follow a redirect to another host, or from https to http.
 func TestClient_RefusesRedirects(t *testing.T) {
 	t.Parallel()
 	requests := make(chan string, 10)

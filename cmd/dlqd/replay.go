@@ -540,7 +540,7 @@ func printRun(cmd *cobra.Command, run *replay.Run) error {
 	return w.Flush()
 }
 
-// report prints how many dead letters of a run had each outcome.
+// report prints the number of a run's dead letters with each outcome, and the cost of the run.
 func (c *client) report(cmd *cobra.Command, id string) error {
 	report, err := call(cmd, c, api.GetReplayReport, api.RunInput{ID: id})
 	if err != nil || c.asJSON {
@@ -578,7 +578,7 @@ func (c *client) report(cmd *cobra.Command, id string) error {
 	return nil
 }
 
-// underWay formats the number of a group's redeliveries that are under way, and the time since which the oldest is.
+// underWay formats the number of a group's redeliveries that are under way, and the time at which the oldest was sent.
 func underWay(g *replay.RunGroupReport) string {
 	if g.Since == nil {
 		return "0"

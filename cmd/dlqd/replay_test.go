@@ -17,7 +17,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// startPriceless starts a receiver that refuses every message until mended is true.
+// startPriceless starts a receiver that refuses every message until the test sets mended to true.
 func startPriceless(t *testing.T) (url string, mended *atomic.Bool) {
 	t.Helper()
 	mended = &atomic.Bool{}
@@ -29,10 +29,11 @@ func startPriceless(t *testing.T) (url string, mended *atomic.Bool) {
 	}), mended
 }
 
-// An edited replay of a resumable job has to say whether the job resumes. Each flag has its own effect.
+// An edited replay of a job with a checkpoint needs --resume or --from-start, and each of these flags has its own
+// effect.
 func TestReplay_RequiresCheckpointChoice(t *testing.T) {
 	t.Parallel()
-	var looking sync.RWMutex // locked while the test reads the job of a redelivery, which is gone once it has failed
+	var looking sync.RWMutex // locked while the test reads a redelivery's job, which is gone after its failure
 	receiver := startReceiver(t, func(w http.ResponseWriter, _ *http.Request) {
 		looking.RLock()
 		defer looking.RUnlock()
@@ -152,8 +153,8 @@ func TestReplay_Commands(t *testing.T) {
 	require.Zero(t, s.stop(syscall.SIGTERM))
 }
 
-// The state of a progressive run is in the database. A process of dlqd is killed while the run continues, and the next
-// process resumes the run at its step.
+// The state of a progressive run is in the database. A dlqd process is killed while the run continues, and the next
+// process continues the run at the step that it had reached.
 func TestReplay_ProgressiveSurvivesKills(t *testing.T) {
 	t.Parallel()
 	receiver, mended := startPriceless(t)
@@ -184,8 +185,8 @@ func TestReplay_ProgressiveSurvivesKills(t *testing.T) {
 	out := ok(t, "replay", "--api-url="+s.api, "--all", "--progressive", "--rate", "15", "--detach")
 	require.Contains(t, out, ": 60 dead letters, in steps, in 1 failure groups")
 	id := regexp.MustCompile(`[0-9a-f-]{36}`).FindString(out)
-	// A redelivery that is under way in a killed process fails. Because of this new failure the run stops the group,
-	// and an operator lets it continue.
+	// A redelivery that is under way in a killed process fails. This failure is new, so the run stops the group. reach
+	// lets the group continue, as an operator would.
 	reach := func(sql string, n int) {
 		t.Helper()
 		require.Eventually(t, func() bool {
@@ -201,7 +202,7 @@ func TestReplay_ProgressiveSurvivesKills(t *testing.T) {
 		require.NoError(t, s.cmd.Process.Kill())
 		s = next
 	}
-	// A run is completed before its last outcomes are counted.
+	// A run can be completed before the last outcomes of its redeliveries are counted.
 	reach("SELECT count(*) FROM dlq.replay_runs WHERE status = 'completed' AND NOT unsettled", 1)
 	require.Equal(t, 60, countOf(t, pool, `SELECT count(*) FROM dlq.replay_run_entries WHERE outcome = 'succeeded'
 		OR detail LIKE 'Stuck job rescued by dlqd%'`))

@@ -17,8 +17,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// TestRotation_RefusesNoMessage rotates a destination's secret while messages are delivered. The receiver
-// knows one secret at a time.
+// TestRotation_RefusesNoMessage rotates a destination's secret while messages are delivered. At any time, the receiver
+// knows only one secret.
 func TestRotation_RefusesNoMessage(t *testing.T) {
 	t.Parallel()
 	const former, current = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
@@ -40,7 +40,8 @@ func TestRotation_RefusesNoMessage(t *testing.T) {
 		accepted.Add(1)
 		signatures.Store(int64(len(strings.Fields(r.Header.Get("Webhook-Signature")))))
 	})
-	// One delivery runs at a time: once a delivery has two signatures, no delivery with one signature is running.
+	// Only one delivery runs at a time. So after a delivery with two signatures, no delivery with one signature is
+	// running.
 	dir := policytest.Dir(t, policytest.Files{
 		"retry-policies": "queues: {default: {destination: d, maxAttempts: 1}}\ndestinations: {d: {url: \"" + receiver +
 			"\", secretFile: d.secret}}\n",
@@ -72,7 +73,7 @@ func TestRotation_RefusesNoMessage(t *testing.T) {
 	sendUntil("", 1)
 	write(current, former)
 	sendUntil(`msg="new signing secret in force" destination=d secrets=2 added=1 path=d.secret`, 2)
-	write(current, former, former) // a mistake, which changes nothing
+	write(current, former, former) // a mistake: the secrets in force do not change
 	_, problem, code := run(t, "config", "check", dir)
 	require.Equal(t, 1, code)
 	require.Contains(t, problem, "retry-policies.yaml:2: destinations.d.secretFile: ")

@@ -27,31 +27,30 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// scenario is the situation that a runbook is for: how it comes about, what the runbook's blocks
-// print, and the state afterwards.
+// scenario is the situation that a runbook is for. It has the steps that create the situation, patterns of the text
+// that the runbook's blocks print, and the state after the blocks.
 type scenario struct {
 	file   string            // path of the document, if it is not a runbook
-	policy map[string]string // files of the policy, added to the defaults or replacing them
-	// hasReplica says that dlqd reads from a standby.
+	policy map[string]string // files of the policy; they replace the default files of the same name
+	// hasReplica lets dlqd read from a standby.
 	hasReplica bool
 	setUp      func(*deployment)
 	steps      []step
-	prints     []string          // patterns that the output of the blocks not marked "wait" must match
-	waits      string            // pattern of the final output of the block marked "wait"
-	after      map[string]string // SQL that returns one value, and that value
+	prints     []string          // patterns for the output of the blocks not marked "wait"
+	waits      string            // pattern for the last output of a block marked "wait"
+	after      map[string]string // queries that return one value, each with that value
 	check      func(*deployment)
 }
 
-// step is what do does just before the test runs the runbook's block that contains the text in the
-// field before: the receiver is repaired, the policy is reverted, dlqd starts again, or time
-// passes.
+// step is an event just before the test runs the runbook's block that contains the text before. do makes it happen: the
+// receiver is repaired, the policy is reverted, dlqd starts again, or time passes.
 type step struct {
 	before string
 	do     func(*deployment)
 }
 
 var scenarios = map[string]scenario{
-	// The receiver crashes on messages of one kind, as fast as they come.
+	// The receiver fails at each message of one kind. Many messages of this kind arrive.
 	"dlq-grows-fast": {
 		setUp: func(p *deployment) {
 			p.answers(func(w http.ResponseWriter, d delivery) {
@@ -78,7 +77,7 @@ var scenarios = map[string]scenario{
 		},
 		check: func(p *deployment) { require.Equal(p, 15, p.requestCount("order.placed")) },
 	},
-	// The receiver answers 503 until it is back.
+	// The receiver answers 503 until it is repaired.
 	"destination-down": {
 		policy: map[string]string{
 			"retry-policies": "queues: {default: {maxAttempts: 2, backoff: {kind: fixed, delay: 20ms}, whenOpen: " +
@@ -93,7 +92,7 @@ var scenarios = map[string]scenario{
 			p.await("2", decided)
 			p.send(10, "order.placed", `{}`)
 			p.await("open", "SELECT state FROM dlq.circuit_breakers WHERE name = 'destination:default'")
-			p.send(3, "order.placed", `{}`) // accepted and held
+			p.send(3, "order.placed", `{}`) // dlqd accepts the messages and holds them
 			p.await("0", "SELECT count(*) FROM river_job WHERE state IN ('available', 'running', 'retryable')")
 			p.await("t", "SELECT bool_and(waiting_for LIKE 'condition: %') FROM dlq.dead_letter_queue")
 			p.requestsBefore = p.requestCount("order.placed")
@@ -115,7 +114,7 @@ var scenarios = map[string]scenario{
 		},
 		check: func(p *deployment) { require.Equal(p, 15, p.acceptedCount("order.placed")) },
 	},
-	// Since its deploy, the receiver requires a field that no client sends.
+	// Since the deployment of a new version, the receiver requires a field that no client sends.
 	"deploy-broke-a-kind": {
 		setUp: func(p *deployment) {
 			p.answers(func(w http.ResponseWriter, d delivery) {
@@ -126,7 +125,7 @@ var scenarios = map[string]scenario{
 			p.send(2, "order.placed", `"other"`)
 			p.await("11", decided)
 		},
-		steps:  []step{{"SELECT dlq.replay(id", func(p *deployment) { p.answers(nil) }}}, // the deploy is rolled back
+		steps:  []step{{"SELECT dlq.replay(id", func(p *deployment) { p.answers(nil) }}}, // the receiver is rolled back
 		prints: []string{`order.placed \| PRICE_MISSING \| +9`, `default \| PRICE_MISSING \| under 1 hour \| +9`},
 		waits:  `completed .*\| +\d \| +\d \| +0 \| +\d \| +0`,
 		after: map[string]string{
@@ -137,7 +136,7 @@ var scenarios = map[string]scenario{
 		},
 		check: func(p *deployment) { require.Equal(p, 9, p.acceptedCount("order.placed")) },
 	},
-	// The replica's replay of the WAL is paused.
+	// The replica does not replay the WAL.
 	"replica-not-read": {
 		policy:     map[string]string{"monitoring": "replica: {maxLag: 5s}\n"},
 		hasReplica: true,
@@ -160,7 +159,7 @@ var scenarios = map[string]scenario{
 		waits:  `dlqd_source_paused\{source="orders"\} 0`,
 		after:  map[string]string{"SELECT count(*) FROM dlq.acts WHERE act = 'resumed' AND note = 'the cluster is back'": "1"},
 	},
-	// A message kills each process that works on it.
+	// A message kills each process that works on this message.
 	"poison-message": {
 		setUp: func(p *deployment) {
 			arrived := make(chan struct{}, 10)
@@ -174,7 +173,7 @@ var scenarios = map[string]scenario{
 			for range 2 {
 				<-arrived
 				p.kill()
-				// Make the job so old that River rescues it, and let the new process become River's leader.
+				// Make the job so old that River rescues it, and let the new process become River's leader at once.
 				p.exec(`UPDATE river_job SET attempted_at = now() - interval '2 hours' WHERE state = 'running'; DELETE
 					FROM river_leader`)
 				p.serve()
@@ -186,7 +185,7 @@ var scenarios = map[string]scenario{
 		after:  map[string]string{"SELECT count(*) FROM dlq.dead_letter_transitions WHERE note LIKE '%ticket 4711'": "1"},
 		check:  func(p *deployment) { require.Equal(p, 1, p.acceptedCount("document.uploaded")) },
 	},
-	// The receiver lost what it had accepted, and refused the rest.
+	// The receiver lost the messages that it had accepted, and refused later ones.
 	"replay-since-a-time": {
 		policy: map[string]string{"retry-policies": "queues: {default: {ordering: true}}\ndestinations: {default: {url: " +
 			"RECEIVER}}\n"},
@@ -217,7 +216,7 @@ var scenarios = map[string]scenario{
 			require.Equal(p, []string{"0", "1", "2"}, p.bodies("stock.changed"))
 		},
 	},
-	// Redeliveries whose worker was killed, whose job was deleted, and whose queue is paused.
+	// Of three redeliveries, one has a killed worker, one a deleted job, and one a paused queue.
 	"stuck-in-processing": {
 		policy: map[string]string{"retry-policies": "queues: {default: {maxAttempts: 2}, other: {}}\ndestinations: " +
 			"{default: {url: RECEIVER}}\n"},
@@ -234,7 +233,7 @@ var scenarios = map[string]scenario{
 			<-arrived
 			p.kill()
 			p.answers(nil)
-			// Time passes until River rescues the job.
+			// Make the job so old that River rescues it.
 			p.exec(`UPDATE river_job SET attempted_at = now() - interval '2 hours' WHERE state = 'running'; DELETE
 				FROM river_leader`)
 			p.serve()
@@ -251,7 +250,7 @@ var scenarios = map[string]scenario{
 			p.await("dlq_resolved", "SELECT status FROM dlq.dead_letter_queue WHERE kind = 'paused'")
 		},
 	},
-	// Missing monthly partitions: rows went to the default partitions.
+	// Monthly partitions are missing, so rows went to the default partitions.
 	"partitions-and-disk": {
 		setUp: func(p *deployment) {
 			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusUnprocessableEntity) })
@@ -271,7 +270,7 @@ var scenarios = map[string]scenario{
 			"SELECT count(*) FROM dlq.dead_letter_resolved":                                                                 "3",
 		},
 	},
-	// Workers hang, a queue has more jobs than workers, and a forgotten transaction blocks River.
+	// Workers hang, a queue has more jobs than workers, and an old open transaction blocks River.
 	"river-is-slow": {
 		policy: map[string]string{
 			"retry-policies": "queues: {default: {timeout: 5m}}\ndestinations: {default: {url: RECEIVER}}\n",
@@ -311,7 +310,7 @@ var scenarios = map[string]scenario{
 		after: map[string]string{"SELECT count(*) FROM river_job WHERE state = 'completed'": "12"},
 		check: func(p *deployment) { require.Equal(p, 12, p.acceptedCount("order.placed")) },
 	},
-	// dlqd continues after a dump of the database, and then the dump is restored to another database.
+	// The database is dumped, and dlqd continues. Then the dump is restored to another database.
 	"restored-from-backup": {
 		setUp: func(p *deployment) {
 			p.answers(func(w http.ResponseWriter, d delivery) {
@@ -340,11 +339,11 @@ var scenarios = map[string]scenario{
 			p.pool = postgrestest.Open(p, p.url)
 			p.command("pg_restore", "--no-comments", "--exit-on-error", "--dbname", p.url, backup)
 			p.await("2", "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending'")
-			// A real restore takes so long that the entries are due when it ends.
+			// The restore takes so long that the entries are due.
 			p.exec("UPDATE dlq.dead_letter_queue SET next_retry_at = now() WHERE status = 'dlq_pending'")
 			p.forget()
 			p.serve()
-			// The redeliveries are held.
+			// dlqd holds the redeliveries.
 			p.await("2", "SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_pending' AND waiting_for = 'automatic'")
 			require.Empty(p, p.bodies("payment.captured"))
 		},
@@ -368,7 +367,7 @@ var scenarios = map[string]scenario{
 				"a payment that the bank has is sent again")
 		},
 	},
-	// An operator stopped all automatic redelivery while a receiver was down.
+	// While a receiver was down, an operator stopped all automatic redelivery.
 	"automatic-stopped": {
 		policy: map[string]string{"dlq-routing": "strategies: {immediate: {delays: [100ms]}}\n"},
 		setUp: func(p *deployment) {
@@ -407,7 +406,7 @@ var scenarios = map[string]scenario{
 			p.await("3", decided)
 		},
 	},
-	// A permanent error is classified as transient, and a run replays it anyway.
+	// The policy classifies a permanent error as transient, and a run replays other entries in vain.
 	"few-are-resolved": {
 		policy: map[string]string{"dlq-routing": "strategies: {immediate: {delays: [100ms, 1h]}}\n"},
 		setUp: func(p *deployment) {
@@ -418,15 +417,15 @@ var scenarios = map[string]scenario{
 			p.send(4, "payment.booked", `{}`)
 			p.await("4", `SELECT count(*) FROM dlq.dead_letter_queue WHERE dlq_retry_count = 1 AND status = 'dlq_pending'
 				AND next_retry_at > now() + interval '1 minute'`)
-			// A run of three entries of another queue: it is so slow that it still has entries to
-			// replay when the operator pauses it.
+			// Start a run of three entries of another queue. The run is so slow that entries are left when the operator
+			// pauses the run.
 			p.exec("INSERT INTO river_job (kind, queue, args, max_attempts, attempt, state) " +
 				"SELECT 'app', 'elsewhere', '{}', 1, 1, 'running' FROM generate_series(1, 3)")
 			p.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(),
 				errors = ARRAY['{"error": "no", "attempt": 1}'::jsonb] WHERE queue = 'elsewhere'`)
 			p.await("3", "SELECT count(*) FROM dlq.dead_letter_queue WHERE queue = 'elsewhere' AND status = 'dlq_manual'")
 			p.exec(`SELECT dlq.replay_start('{"queue": ["elsewhere"]}', p_note => 'in vain', p_rate => 0.001, p_force => true)`)
-			// dlqd may be refreshing the rollups at the same time.
+			// dlqd may refresh the rollups at the same time.
 			p.exec(postgrestest.RefreshRollups)
 			p.answers(nil)
 		},
@@ -436,7 +435,7 @@ var scenarios = map[string]scenario{
 		},
 		after: map[string]string{"SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'": "4"},
 	},
-	// dlqd was killed. The application continues, and its jobs fail.
+	// dlqd was killed. The application's jobs continue to run, and fail.
 	"dlqd-is-down": {
 		setUp: func(p *deployment) {
 			p.kill()
@@ -450,7 +449,7 @@ var scenarios = map[string]scenario{
 		prints: []string{`behind`},
 		waits:  `0 \| +0 \| t`,
 	},
-	// A commit of the policy classifies outages as validation errors.
+	// A commit of the policy makes a rule classify outages as validation errors.
 	"bad-policy": {
 		setUp: func(p *deployment) {
 			p.answers(func(w http.ResponseWriter, _ delivery) { w.WriteHeader(http.StatusServiceUnavailable) })
@@ -469,7 +468,7 @@ var scenarios = map[string]scenario{
 			{"dlqd reclassify", func(p *deployment) { p.revert() }},
 			{"'unpark'", func(p *deployment) {
 				p.await("3", "SELECT count(*) FROM dlq.dead_letter_queue WHERE error_class = 'outage' AND status = 'dlq_pending'")
-				p.revert() // the bad rule again, to follow the steps for psql
+				p.revert() // restores the bad rule, to follow the steps for psql
 				p.send(2, "order.placed", `{}`)
 				p.await("2", "SELECT count(*) FROM dlq.dead_letter_queue WHERE rule = 'all-mistakes' AND status = 'dlq_manual'")
 				p.revert()
@@ -515,7 +514,7 @@ var scenarios = map[string]scenario{
 	},
 }
 
-// decided counts the entries that a worker has filed and decided.
+// decided counts the filed entries for which a worker has decided the strategy.
 const decided = "SELECT count(*) FROM dlq.dead_letter_queue WHERE stage <> 'inbox' AND strategy IS NOT NULL"
 
 var runbookBlock = regexp.MustCompile("(?s)```(sql|sh)( wait)?\n(.*?)```")
@@ -542,7 +541,7 @@ func TestRunbooks(t *testing.T) {
 	}
 }
 
-// TestDocs_Replay runs the blocks of docs/replay.md as TestRunbooks runs those of a runbook.
+// TestDocs_Replay runs the blocks of docs/replay.md in the same way as TestRunbooks runs the blocks of a runbook.
 func TestDocs_Replay(t *testing.T) {
 	t.Parallel()
 	runRunbook(t, &scenario{
@@ -640,8 +639,8 @@ func runRunbook(t *testing.T, s *scenario) {
 	require.Zero(t, p.dlqd.stop(syscall.SIGTERM))
 }
 
-// deployment is a database with a running dlqd, a receiver whose answers can be set, and its own
-// policy.
+// deployment is a database with a running dlqd and a receiver. Each deployment has its own policy. A test can change
+// the receiver's answers.
 type deployment struct {
 	*testing.T
 
@@ -661,14 +660,14 @@ type deployment struct {
 	requests []delivery
 }
 
-// delivery is a request that the receiver got.
+// delivery is a request to the receiver, with the status of the receiver's answer.
 type delivery struct {
 	id, kind, body string
-	gone           <-chan struct{} // closed when the sender is gone
+	gone           <-chan struct{} // closed when the sender has closed the connection
 	status         int
 }
 
-// newDeployment creates a deployment on the database of url; on a new one if url is empty.
+// newDeployment creates a deployment on the database at url, or on a new database if url is empty.
 func newDeployment(t *testing.T, files map[string]string, url string) *deployment {
 	t.Helper()
 	if url == "" {
@@ -718,14 +717,14 @@ func (p *deployment) receive(w http.ResponseWriter, r *http.Request) {
 	p.requests = append(p.requests, d)
 }
 
-// answers sets the receiver's answers. nil means 200 to all requests.
+// answers sets the function with which the receiver answers. If answer is nil, the receiver answers 200.
 func (p *deployment) answers(answer func(http.ResponseWriter, delivery)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.answer = answer
 }
 
-// forget clears the receiver's record of requests.
+// forget deletes the receiver's record of past requests.
 func (p *deployment) forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -744,7 +743,8 @@ func (p *deployment) requestCount(kind string) (n int) {
 	return n
 }
 
-// acceptedCount returns the number of messages of a kind that the receiver accepted, each counted once.
+// acceptedCount returns the number of messages of a kind that the receiver accepted. A message that it accepted twice
+// counts once.
 func (p *deployment) acceptedCount(kind string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -757,7 +757,7 @@ func (p *deployment) acceptedCount(kind string) int {
 	return len(ids)
 }
 
-// bodies returns the accepted requests of a kind, in order.
+// bodies returns the bodies of the requests of a kind that the receiver accepted, in the order of arrival.
 func (p *deployment) bodies(kind string) (bodies []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -769,7 +769,7 @@ func (p *deployment) bodies(kind string) (bodies []string) {
 	return bodies
 }
 
-// send submits messages to the API. fields are further JSON fields.
+// send submits n messages to the API. fields are additional JSON fields of each message.
 func (p *deployment) send(n int, kind, payload string, fields ...string) {
 	p.Helper()
 	for range n {
@@ -791,7 +791,7 @@ func (p *deployment) send(n int, kind, payload string, fields ...string) {
 	}
 }
 
-// refuses sends messages that the receiver refuses, and waits for their dead letters.
+// refuses submits n messages that the receiver refuses, and waits until the failures are filed and decided.
 func (p *deployment) refuses(n, status int, kind, errorType, payload string) {
 	p.Helper()
 	p.answers(func(w http.ResponseWriter, _ delivery) {
@@ -825,7 +825,7 @@ func (p *deployment) exec(sql string) {
 	require.NoError(p, err)
 }
 
-// await waits until a query returns want.
+// await waits until the value that a query returns is want, as text.
 func (p *deployment) await(want, sql string) {
 	p.Helper()
 	var got strings.Builder
@@ -838,7 +838,7 @@ func (p *deployment) await(want, sql string) {
 	}, 5*time.Minute, 50*time.Millisecond, "%s: %s, not %s\n%s", sql, &got, want, p.dlqd.log)
 }
 
-// awaitMetric waits until dlqd serves a metric with a value.
+// awaitMetric waits until dlqd serves the line, a metric with its value.
 func (p *deployment) awaitMetric(line string) {
 	p.Helper()
 	require.Eventually(p, func() bool {
@@ -851,7 +851,8 @@ func (p *deployment) awaitMetric(line string) {
 	}, 5*time.Minute, 50*time.Millisecond, line)
 }
 
-// block runs a block of a runbook as the role that its first line names, and returns the output.
+// block runs a block of a runbook and returns the output. If the first line of a block of SQL is "-- as ROLE", block
+// runs it as this role.
 func (p *deployment) block(language, text string) string {
 	p.Helper()
 	role := ""
@@ -905,7 +906,7 @@ func (p *deployment) git(args ...string) string {
 	}, args...)...)
 }
 
-// revert reverts the last commit of the policy and waits until the policy is in force.
+// revert reverts the last commit of the policy and waits until the reverted policy is in force.
 func (p *deployment) revert() {
 	p.Helper()
 	p.git("revert", "--no-edit", "HEAD")

@@ -20,17 +20,17 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// commandRequests lists commands with the API request that each makes. In a command, {entry},
-// {queue}, {run} and {approval} (a request for approval) stand for those of one queue. The test
-// runs a command that has one of them for two queues, and the others once.
+// commandRequests lists commands, each with the API request that it makes. In a command, {entry}, {queue}, {run} and
+// {approval} (a request for approval) stand for an object of one queue. The test runs a command with such a placeholder
+// for two queues, and any other command once.
 var commandRequests = []struct {
-	operation, command string // the command is run with --json, if it has that flag
-	path, body         string // POST if there is a body
-	elsewhere          bool   // run only outside of the caller's queue, because it changes something
+	operation, command string // with --json, if the command has that flag
+	path, body         string // the method is POST if there is a body
+	elsewhere          bool   // use only an object that is out of the caller's scope: the command changes it
 }{
 	{"list-entries", "list --json", "/api/dlq/entries", "", false},
 	{"get-entry", "show {entry} --json", "/api/dlq/entries/{entry}", "", false},
-	// the path is that of the command's first request that is limited by scope
+	// stats makes several requests. The path is that of the first one that the scope limits.
 	{"get-stats", "stats --json", "/api/dlq/analytics/flow", "", false},
 	{"export", "export", "/api/dlq/export", `{"filter": {}}`, false},
 	{
@@ -141,14 +141,14 @@ var commandRequests = []struct {
 	{"whoami", "whoami --json", "/api/whoami", "", false},
 }
 
-// withoutCommand are operations that no command calls, or whose command prints something else: stats calls several
-// reports, and capture reads the database.
+// withoutCommand are operations that no command calls, and operations whose command prints something else than the
+// API's answer: stats calls several reports, and capture reads the database.
 var withoutCommand = []string{
 	"end-session", // TestSessions
 	"get-message", "submit-batch", "get-health", "livez", "readyz", "get-capture", "set-capture", "set-log-level",
 	"get-login", "get-analytics-flow", "get-analytics-queues", "get-analytics-times", "get-analytics-error-types",
 	"get-analytics-groups", "get-analytics-replays", "get-analytics-retry-cost", "get-analytics-rules", "preview-policy",
-	// These operations are for pages; the commands read files or the database.
+	// The console calls these operations; the commands read files or the database instead.
 	"complete-filter", "get-policy", "test-policy", "examine", "get-revealed-entry",
 	"list-replay-entries", "list-tokens", "create-token", "revoke-token",
 	// TestScope_LimitsEveryOperation, in package server
@@ -158,8 +158,8 @@ var withoutCommand = []string{
 	"review-next", "list-jobs", "get-job", "cancel-job", "retry-job",
 }
 
-// TestScope_CommandsMatchAPI checks that a caller gets the same from a command as from the API: the same
-// entries, runs and queues, or the same refusal.
+// TestScope_CommandsMatchAPI checks that a command shows a caller the same entries, runs and queues as the API, or the
+// same refusal.
 func TestScope_CommandsMatchAPI(t *testing.T) {
 	t.Parallel()
 	url, config := postgrestest.URL(t), t.TempDir()
@@ -272,7 +272,7 @@ func TestScope_CommandsMatchAPI(t *testing.T) {
 		}
 		return found
 	}
-	type caller struct{ name, token, queue string } // queue is the one in scope; "" for none
+	type caller struct{ name, token, queue string } // queue: the one in the caller's scope, or ""
 	var callers errgroup.Group
 	callers.SetLimit(4)
 	for _, p := range []caller{
@@ -309,7 +309,7 @@ func TestScope_CommandsMatchAPI(t *testing.T) {
 					}
 					if status < 300 {
 						output := out.String()
-						// Try again: a run may move an entry between the two requests.
+						// Try again: between the two requests, a run may have moved an entry.
 						for range 10 {
 							if w.operation == "get-stats" || !strings.HasPrefix(w.command, "audit") || slices.Equal(in(answer), in(output)) {
 								break

@@ -22,11 +22,11 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// TestSecrets_AreNeverPrinted provokes errors around secrets of all kinds and checks that no output
-// of dlqd contains one.
+// TestSecrets_AreNeverPrinted provokes errors that involve secrets of all kinds. It checks that no output of dlqd
+// contains a secret.
 func TestSecrets_AreNeverPrinted(t *testing.T) {
 	t.Parallel()
-	// The receiver echoes the request in its errors, as many servers do.
+	// The receiver's errors repeat the request, as those of many servers do.
 	receiver := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		output := fmt.Sprintf("Cannot %s %s for %s, signed %s", r.Method, r.URL, r.Header.Get("Authorization"),
 			r.Header.Get("Webhook-Signature"))
@@ -47,7 +47,7 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 	}))
 	t.Cleanup(receiver.Close)
 	host := strings.TrimPrefix(receiver.URL, "http://")
-	// Each secret is unique, so that a leak shows its origin.
+	// Each secret is unique, so that a leaked secret shows where it was used.
 	secrets := map[string]string{}
 	secret := func(name, value string) string {
 		secrets[name] = value
@@ -101,7 +101,7 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 	require.NotEmpty(t, token)
 
 	var out strings.Builder
-	shows := func(want string) { // does not print the whole output on failure
+	shows := func(want string) { // on failure, this does not print the whole output
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no output contains %s", want)
 		}
@@ -169,7 +169,7 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 			runs("show", match[1], "--api-url", s.api, "--json")
 		}
 	}
-	// An invalid policy, and one with other secrets.
+	// Reload an invalid policy, and a policy with other secrets.
 	other := policytest.Dir(t,
 		policytest.Files{"retry-policies": strings.ReplaceAll(content, "T0ken-plain", secret("other token", "T0ken-other"))})
 	write(other, "filed.url", receiver.URL+"/"+secret("other filed path", "otherwordsonly"))
@@ -211,7 +211,7 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 	require.NoError(t, response.Body.Close())
 	runs("tokens", "list")
 	runs("tokens", "revoke", mistyped)
-	// Unreachable databases and invalid command lines.
+	// Databases cannot be reached, and command lines are invalid.
 	password := secret("another password", "pAssw0rd-another")
 	for _, at := range []string{
 		"postgres://u:" + password + "@127.0.0.1:1/x?connect_timeout=1", "postgres://u:" + password + "%zz@127.0.0.1/x",
@@ -237,7 +237,7 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 		`SELECT row_to_json(t) FROM tokens t`, "-c", `SELECT row_to_json(s) FROM sessions s`)
 	shows(`"name":"kim"`)
 	shows(`"kind":"dlqd_message"`)
-	require.NoError(t, s.cmd.Process.Signal(syscall.SIGQUIT)) // dumps all goroutines
+	require.NoError(t, s.cmd.Process.Signal(syscall.SIGQUIT)) // dlqd prints the stacks of all goroutines
 	<-s.read
 	require.Contains(t, s.log.String(), "goroutine")
 	out.WriteString(s.log.String())

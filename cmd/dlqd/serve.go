@@ -41,7 +41,7 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // one fl
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if archive.value == "" {
-				database.allowedWithURL = []string{"data-dir"} // locates the archive
+				database.allowedWithURL = []string{"data-dir"} // the archive is in this directory
 			}
 			if err := errors.Join(database.check(cmd), replica.check(cmd)); err != nil {
 				return err
@@ -60,7 +60,7 @@ func newServe(hard context.Context) *cobra.Command { //nolint:gocognit // one fl
 				return &usageError{fmt.Errorf("--log-format %s: must be text or json", logFormat)}
 			}
 			if !cmd.Flags().Changed("max-conns") {
-				config.MaxConns = 0 // the URL may set it
+				config.MaxConns = 0 // the URL may have a limit
 			}
 			config.DatabaseURL, config.DataDir, config.PostgresBin, config.Schemas = database.url, database.dataDir,
 				database.postgresBin, database.schemas

@@ -24,7 +24,7 @@ type visitor struct {
 	*http.Client
 
 	api  string
-	last *url.URL // address of the last redirect from the provider
+	last *url.URL // address of the last redirect from the provider to dlqd
 }
 
 func newVisitor(t *testing.T, api string) *visitor {
@@ -50,8 +50,8 @@ func (v *visitor) answer(response *http.Response, err error) (int, string) {
 	return response.StatusCode, string(raw)
 }
 
-// TestSessions lists and ends sessions with the command line. Users end their own; an admin ends
-// those of all users.
+// TestSessions lists and ends sessions with the command line. A user can end the user's own sessions, and an admin all
+// sessions.
 func TestSessions(t *testing.T) {
 	t.Parallel()
 	url, config := postgrestest.URL(t), t.TempDir()
@@ -97,8 +97,8 @@ func TestSessions(t *testing.T) {
 	require.Contains(t, ok(t, with(byKim, "sessions", "end-all")...), "1 sessions have ended")
 }
 
-// serveConsole starts a dlqd whose console is another client of the provider than "dlqd login",
-// with a secret.
+// serveConsole starts a dlqd with a console. At the provider, the console is another client than "dlqd login", and has
+// a client secret.
 func serveConsole(t *testing.T, issuer, client, secret string) *served {
 	t.Helper()
 	dir := policytest.Dir(t, policytest.Files{"access": `authentication: [oidc]
@@ -110,8 +110,8 @@ grants:
 	return serve(t, "--database-url", postgrestest.URL(t), "--config-dir", dir)
 }
 
-// TestSessions_ClientSecretGoesOnlyToProvider checks that a client's secret is read from a file and sent only to the
-// provider.
+// TestSessions_ClientSecretGoesOnlyToProvider checks that dlqd reads a client secret from a file and sends it only to
+// the provider.
 func TestSessions_ClientSecretGoesOnlyToProvider(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
@@ -131,7 +131,7 @@ func TestSessions_ClientSecretGoesOnlyToProvider(t *testing.T) {
 	require.NotContains(t, body+s.log.String(), "of% the client")
 }
 
-// TestSessions_RealProvider signs in with a browser at npm's oidc-provider; see
+// TestSessions_RealProvider signs in with a browser at npm's oidc-provider. It needs DLQD_TEST_OIDC_PROVIDER: see
 // TestLogin_RealProvider.
 func TestSessions_RealProvider(t *testing.T) {
 	t.Parallel()
@@ -157,8 +157,8 @@ func TestSessions_RealProvider(t *testing.T) {
 		status, body := newVisitor(t, s.api).answer(http.Get(kim.last.String()))
 		require.Equal(t, http.StatusBadRequest, status, body)
 
-		// The provider changes its key, and its clock differs. A signed-in user stays signed in regardless
-		// of the token.
+		// The provider changes its signing key, and then its clock differs. A user who has signed in stays signed in: a
+		// session does not depend on the ID token.
 		provider.command("rotate")
 		require.Equal(t, http.StatusOK,
 			func() int { status, _ := kim.answer(kim.Get(s.api + "/api/whoami")); return status }())

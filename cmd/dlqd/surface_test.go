@@ -28,9 +28,9 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// TestSurface compares every public name with testdata/surface: names used by SQL, scripts,
-// dashboards, alerts, policy files, API clients and Go programs. A missing or changed name breaks
-// one of them. DLQD_SURFACE=write rewrites the files, for a change that adds names.
+// TestSurface compares every public name with the files in testdata/surface. SQL, scripts, dashboards, alerts, policy
+// files, API clients and Go programs use these names, and a missing or changed name breaks one of them.
+// DLQD_SURFACE=write rewrites the files, for a change that adds names.
 func TestSurface(t *testing.T) {
 	t.Parallel()
 	for name, names := range map[string]func(*testing.T) []string{
@@ -66,8 +66,8 @@ func TestSurface(t *testing.T) {
 	}
 }
 
-// sqlNames lists functions with their arguments, tables and views with their columns, types with
-// their labels, and the triggers on River's tables.
+// sqlNames lists functions with their arguments and results, tables and views with their columns, types with their
+// labels, and the triggers on River's tables.
 func sqlNames(t *testing.T) []string {
 	t.Helper()
 	rows, err := postgrestest.Pool(t).Query(t.Context(), `
@@ -101,7 +101,7 @@ func sqlNames(t *testing.T) []string {
 	return names
 }
 
-// sqlCode returns the functions of db/code without comments.
+// sqlCode returns the text of the files in db/code, without comments.
 func sqlCode(t *testing.T) string {
 	t.Helper()
 	files, err := filepath.Glob("../../db/code/*.sql")
@@ -115,8 +115,8 @@ func sqlCode(t *testing.T) string {
 	return code.String()
 }
 
-// storedTexts lists the literals that SQL stores as reasons, actors and acts. Functions compare
-// them, and operators search for them.
+// storedTexts lists the literals that SQL stores as reasons, actors and acts. Functions compare stored values with
+// these literals, and operators search for them.
 func storedTexts(t *testing.T) []string {
 	t.Helper()
 	stores := regexp.MustCompile(`(?:jsonb_build_object\('actor'|record_act\(|_reason text DEFAULT|\breason = |` +
@@ -164,18 +164,18 @@ func alertNames(t *testing.T) []string {
 	return names
 }
 
-// describing are the keys of a schema with text for readers only.
+// describing are the keys of a schema whose values are only text for readers.
 var describing = []string{
 	"description", "summary", "title", "example", "examples", "externalDocs", "markdownDescription",
 }
 
-// flatten lists the leaves of a JSON document with their paths, except under describing keys.
+// flatten lists the leaves of a JSON document with their paths. It leaves out everything below a describing key.
 func flatten(at string, value any) (leaves []string) {
 	switch value := value.(type) {
 	case map[string]any:
 		for key, inner := range value {
 			_, isObject := inner.(map[string]any)
-			isProperty := isObject && strings.HasSuffix(at, "properties") // a field with such a name
+			isProperty := isObject && strings.HasSuffix(at, "properties") // key is a field that has such a name
 			if slices.Contains(describing, key) && !isProperty {
 				continue
 			}
@@ -206,8 +206,7 @@ func flattenFile(t *testing.T, at, path string) []string {
 	return flatten(at, document)
 }
 
-// apiNames lists paths, operations, parameters, fields, statuses and media types of the OpenAPI
-// document.
+// apiNames lists the paths, operations, parameters, fields, statuses and media types of the OpenAPI document.
 func apiNames(t *testing.T) []string {
 	t.Helper()
 	return slices.DeleteFunc(flattenFile(t, "", "../../openapi/openapi.json"), func(line string) bool {
@@ -226,7 +225,7 @@ func policyNames(t *testing.T) (names []string) {
 	return names
 }
 
-// commandNames lists commands, their aliases, arguments and flags, and exit codes.
+// commandNames lists the commands with their aliases, arguments and flags, and the exit codes.
 func commandNames(t *testing.T) (names []string) {
 	t.Helper()
 	var walk func(*cobra.Command)
@@ -293,7 +292,7 @@ func literals(t *testing.T, fn func(text string)) {
 	})
 }
 
-// environmentNames lists environment variables.
+// environmentNames lists the environment variables that the program reads.
 func environmentNames(t *testing.T) (names []string) {
 	t.Helper()
 	variable := regexp.MustCompile(`^(DLQD|OTEL|XDG|DATABASE)_[A-Z_]+$|^PATH$`)
@@ -305,7 +304,8 @@ func environmentNames(t *testing.T) (names []string) {
 	return names
 }
 
-// logNames lists the fields of log lines, which tests of package server compare with the code.
+// logNames lists the fields of log lines that docs/operations.md names. Tests of package server compare that list with
+// the code.
 func logNames(t *testing.T) (names []string) {
 	t.Helper()
 	raw, err := os.ReadFile("../../docs/operations.md")
@@ -323,7 +323,7 @@ func logNames(t *testing.T) (names []string) {
 	return names
 }
 
-// filterNames lists the fields of the filter language, with the values of enumerations.
+// filterNames lists the fields of the filter language. For an enumeration, it also lists the values.
 func filterNames(*testing.T) (names []string) {
 	for _, field := range filter.Fields() {
 		names = append(names, fmt.Sprintf("%s: %v", field.Name, field.Values))
@@ -331,11 +331,11 @@ func filterNames(*testing.T) (names []string) {
 	return names
 }
 
-// urlNames lists the addresses of pages and of server endpoints outside of the OpenAPI document,
-// and the runbooks.
+// urlNames lists the addresses of pages, the addresses of server endpoints that are not in the OpenAPI document, and
+// the runbooks.
 func urlNames(t *testing.T) (names []string) {
 	t.Helper()
-	standIn := regexp.MustCompile(`internal/alerting|test/`) // packages that stand in for other programs
+	standIn := regexp.MustCompile(`internal/alerting|test/`) // these packages replace other programs in tests
 	sources(t, func(path string, file *ast.File) {
 		ast.Inspect(file, func(n ast.Node) bool {
 			call, ok := n.(*ast.CallExpr)
@@ -362,8 +362,8 @@ func urlNames(t *testing.T) (names []string) {
 	return names
 }
 
-// jobNames lists metadata keys of jobs, headers of deliveries, and literals such as dlqd_message: the
-// kind of dlqd's jobs, and some names of metrics and labels.
+// jobNames lists metadata keys of jobs, headers of deliveries, and literals such as dlqd_message. These literals are
+// the kind of dlqd's jobs and some names of metrics and labels.
 func jobNames(t *testing.T) (names []string) {
 	t.Helper()
 	key := regexp.MustCompile(`\b(?:dlqd?|river):[a-z_]+\b`)
@@ -378,7 +378,7 @@ func jobNames(t *testing.T) (names []string) {
 	return names
 }
 
-// riverdlqNames lists what package riverdlq exports.
+// riverdlqNames lists the exported declarations of package riverdlq.
 func riverdlqNames(t *testing.T) (names []string) {
 	t.Helper()
 	set := token.NewFileSet()

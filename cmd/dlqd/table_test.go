@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A list is as wide as the terminal, keeps ids, and is complete where there is room or no terminal.
+// A list is as wide as the terminal, and its ids stay complete. In a wide terminal, or without a terminal, all values
+// are complete.
 func TestTable_UsesTheWidthOfTheTerminal(t *testing.T) {
 	t.Parallel()
 	message := strings.Repeat("the connection was reset ", 8)
@@ -40,7 +41,8 @@ func TestTable_UsesTheWidthOfTheTerminal(t *testing.T) {
 	require.Contains(t, lines(80, "dead letter\tx")[1], message, "tables of names and values are complete")
 }
 
-// A terminal of 80 columns has no room for every column of a list: the least important ones are left out.
+// A terminal of 80 columns is too narrow for every column of a list, so the table leaves out the least important
+// columns.
 func TestTable_LeavesColumnsOut(t *testing.T) {
 	t.Parallel()
 	lines := func(width int) []string {
@@ -64,7 +66,7 @@ func TestTable_LeavesColumnsOut(t *testing.T) {
 	require.Len(t, strings.Fields(lines(0)[0]), 9)
 }
 
-// Chinese characters take two columns of a terminal, combining characters none.
+// In a terminal, a Chinese character takes two columns, and a combining character none.
 func TestTable_AlignsWideCharacters(t *testing.T) {
 	t.Parallel()
 	for _, message := range []string{strings.Repeat("支付失敗", 30), strings.Repeat("Björn ", 40)} {

@@ -11,8 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// TestTokens creates the first token on the server's command line. Commands of the API take it from
-// a variable or a file.
+// TestTokens creates the first token with a command on the server. Commands that call the API take the token from a
+// variable or a file.
 func TestTokens(t *testing.T) {
 	url, config := postgrestest.URL(t), t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(config, "access.yaml"), []byte("authentication: [tokens]\n"), 0o600))

@@ -25,8 +25,8 @@ import (
 // firstRelease is the commit that counts as v0.1.0. It was not published.
 const firstRelease = "0aa003ff"
 
-// upgrades has what a trial of an upgrade uses: a database, clients that submit to the processes that are named, and
-// a receiver.
+// upgrades is the set-up of a trial of an upgrade: a database, a receiver, and clients that submit messages to the
+// processes that apis names.
 type upgrades struct {
 	*testing.T
 
@@ -36,11 +36,12 @@ type upgrades struct {
 	stop        func()
 
 	mu   sync.Mutex
-	apis []string // of the processes that take messages
+	apis []string // addresses of the processes that take messages
 	seen map[string]int
 }
 
-// release builds a version of dlqd from a commit, to which change may add files.
+// release builds a version of dlqd from a commit and returns the path of the binary. Before the build, change may add
+// files.
 func release(t *testing.T, commit, version string, change func(dir string)) string {
 	t.Helper()
 	dir := filepath.Join(dataDir(t), "src")
@@ -69,7 +70,7 @@ func release(t *testing.T, commit, version string, change func(dir string)) stri
 	return out
 }
 
-// nextRelease adds a migration and changes functions, as a later release may.
+// nextRelease returns a change that adds a migration and changes functions, as a later release may.
 func nextRelease(t *testing.T) func(dir string) {
 	t.Helper()
 	return func(dir string) {
@@ -86,7 +87,7 @@ func nextRelease(t *testing.T) func(dir string) {
 	}
 }
 
-// The ends of the ids of messages that fail at the first time.
+// The receiver fails at the first delivery of messages whose ids end with these digits.
 const (
 	needsOperator = "7"
 	isRedelivered = "3"
@@ -96,7 +97,8 @@ func fails(id string) bool {
 	return strings.HasSuffix(id, needsOperator) || strings.HasSuffix(id, isRedelivered)
 }
 
-// newUpgrades starts the receiver. It rejects messages that need an operator, and fails for those that are redelivered.
+// newUpgrades starts the receiver. At the first delivery, the receiver refuses a message that needs an operator, and
+// answers 502 to a message that is redelivered.
 func newUpgrades(t *testing.T) *upgrades {
 	t.Helper()
 	u := &upgrades{T: t, url: postgrestest.Empty(t), config: dataDir(t), seen: map[string]int{}}
@@ -118,8 +120,8 @@ func newUpgrades(t *testing.T) *upgrades {
 			receiver),
 		"dlq-routing.yaml":     "queues: {default: {classes: {transient: {strategy: immediate, delays: [1s, 1s]}}}}\n",
 		"circuit-breaker.yaml": "defaults: {enabled: false}\n",
-		// A fast machine makes thousands of dead letters. By default, a replay of more than 1,000 must state
-		// their number.
+		// A fast machine makes thousands of dead letters. By default, a request to replay more than 1,000 dead letters must
+		// contain their number.
 		"access.yaml": "expectAbove: 1000000\n",
 	} {
 		require.NoError(t, os.WriteFile(filepath.Join(u.config, name), []byte(text), 0o600))
@@ -134,7 +136,7 @@ func (u *upgrades) runs(program string, args ...string) string {
 	return stdout
 }
 
-// connect opens the connection with which the trial counts.
+// connect opens the connection to the database that the trial's counts use.
 func (u *upgrades) connect() {
 	u.Helper()
 	var err error
@@ -151,7 +153,7 @@ func (u *upgrades) serve(program string, args ...string) *served {
 	}, args...)...)
 }
 
-// to names the processes that take messages from now on.
+// to directs the clients to the given processes from now on.
 func (u *upgrades) to(processes ...*served) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -161,14 +163,14 @@ func (u *upgrades) to(processes ...*served) {
 	}
 }
 
-// processes returns the addresses of the processes that take messages.
+// processes returns the addresses of the processes that take messages now.
 func (u *upgrades) processes() []string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.apis
 }
 
-// load starts clients that submit without a pause.
+// load starts clients that submit messages without a pause.
 func (u *upgrades) load() {
 	stop := make(chan struct{})
 	var clients sync.WaitGroup
@@ -186,7 +188,7 @@ func (u *upgrades) load() {
 	u.Cleanup(u.stop)
 }
 
-// grows waits until more messages are accepted, and each kind of work goes on.
+// grows waits until dlqd has accepted at least by messages more and has resolved another dead letter.
 func (u *upgrades) grows(by int) {
 	u.Helper()
 	before, resolved := u.sent.count(), u.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'")
@@ -202,7 +204,7 @@ func (u *upgrades) count(sql string) (n int) {
 	return n
 }
 
-// replays starts a replay run of the entries that need an operator, and returns its id.
+// replays starts a replay run of the entries that need an operator, and returns the run's id.
 func (u *upgrades) replays(api, rate string) string {
 	u.Helper()
 	response, err := http.Post(api+"/api/dlq/replay", "application/json",
@@ -218,17 +220,18 @@ func (u *upgrades) replays(api, rate string) string {
 	return id
 }
 
-// balances requires that each accepted message has one job, each failure one dead letter, and that all are delivered.
+// balances stops the clients and waits until no work is left. It requires that no accepted message is lost, that no job
+// has two dead letters, and that all dead letters are resolved.
 func (u *upgrades) balances(api string) {
 	u.Helper()
 	u.stop()
-	failing := 0 // more may have failed: messages that were accepted without an answer
+	failing := 0 // more may have failed: accepted messages whose answer was lost
 	for id := range u.sent.accepted {
 		if fails(id) {
 			failing++
 		}
 	}
-	// The reconciler files failures that capture skipped while the migration held locks.
+	// While the migration held locks, capture skipped failures. The reconciler files them.
 	require.Eventually(u, func() bool {
 		return u.count(`SELECT count(*) FROM river_job
 			WHERE state IN ('available', 'running', 'retryable', 'scheduled')`) == 0 &&
@@ -260,8 +263,8 @@ func (u *upgrades) balances(api string) {
 		len(u.sent.accepted), entries, twice)
 }
 
-// TestServe_UpgradesBesideOlderProcesses upgrades dlqd under load. From 0.1 to 0.2 the older processes stop first.
-// From 0.2 on, processes of both versions run beside each other.
+// TestServe_UpgradesBesideOlderProcesses upgrades dlqd under load. For the upgrade from 0.1 to 0.2, the older processes
+// stop first. From 0.2 on, processes of both versions run at the same time.
 func TestServe_UpgradesBesideOlderProcesses(t *testing.T) {
 	t.Parallel()
 	if !inTrial {
@@ -317,7 +320,7 @@ func upgradeBeside(t *testing.T, older, newer string) {
 	u.load()
 	u.grows(300)
 
-	// A console with authentication.
+	// page is a console with authentication.
 	access := dataDir(t)
 	require.NoError(t, os.WriteFile(filepath.Join(access, "access.yaml"), []byte("authentication: [tokens]\n"), 0o600))
 	console := func(program string) *served {
@@ -343,7 +346,8 @@ func upgradeBeside(t *testing.T, older, newer string) {
 	require.Equal(t, http.StatusOK, asks("POST", page.api+"/sign-in", url.Values{"token": {token}}.Encode()))
 	require.Equal(t, http.StatusOK, asks("GET", page.api+"/api/whoami", ""))
 
-	// A slow replay run goes on during the upgrade, for half a minute however many entries a fast machine has made.
+	// A slow replay run continues during the upgrade. Its rate depends on the number of entries, so that it takes half a
+	// minute.
 	var manual int
 	require.Eventually(t, func() bool {
 		manual = u.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'")
@@ -381,7 +385,7 @@ func upgradeBeside(t *testing.T, older, newer string) {
 		}
 	}
 
-	// One version back.
+	// The older version is installed again.
 	for _, s := range []*served{restarted, third, page} {
 		require.Zero(t, s.stop(syscall.SIGTERM), s.log.String())
 	}

@@ -36,7 +36,7 @@ func TestVersion_NamesItsParts(t *testing.T) {
 	}
 }
 
-// TestVersion_IsUnknownWithoutGit builds dlqd as from an archive of its source.
+// TestVersion_IsUnknownWithoutGit builds dlqd without data from Git, as from an archive of the source.
 func TestVersion_IsUnknownWithoutGit(t *testing.T) {
 	t.Parallel()
 	built := filepath.Join(t.TempDir(), "dlqd")
