@@ -51,7 +51,7 @@ func (c *client) register(cmd *cobra.Command) {
 func (c *client) registerTable(cmd *cobra.Command) { c.registerNamed(cmd, "") }
 
 // registerNamed adds the flags of a client to a command that prints a table of things with names. list and names are
-// those fields of [output]: -o name prints the names.
+// for -o name: see the fields of [output].
 func (c *client) registerNamed(cmd *cobra.Command, list string, names ...string) {
 	c.registerURL(cmd)
 	(&output{client: c, list: list, names: names, table: true}).register(cmd)
@@ -138,7 +138,7 @@ func commandError(err error) error {
 }
 
 // apiError is an error answer of the API. Its text names the fields of the request as the API names them, except for
-// the field "all", which its text calls --all.
+// the field "all", which appears as --all.
 type apiError struct{ *api.Problem }
 
 func (e *apiError) Error() string {

@@ -326,7 +326,7 @@ func TestServe_EmbeddedPostgres(t *testing.T) {
 }
 
 // TestServe_SurvivesAClosedLog checks that serve continues after the program that reads the log has ended (dlqd serve
-// 2>&1 | head). At its end, serve still stops its Postgres.
+// 2>&1 | head), and that serve, when it stops, also stops its Postgres.
 func TestServe_SurvivesAClosedLog(t *testing.T) {
 	t.Parallel()
 	parent := dataDir(t)

@@ -45,7 +45,7 @@ func TestServe_NotifiesSystemd(t *testing.T) {
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 
 	require.Equal(t, "READY=1", next())
-	var address []string // dlqd has logged it, but the test may not have read it yet
+	var address []string // dlqd has logged the address, but the test may not have read it yet
 	require.Eventually(t, func() bool {
 		address = servesAt.FindStringSubmatch(log.String())
 		return address != nil

@@ -94,7 +94,8 @@ func (o *output) print(w io.Writer, answer []byte) error {
 	}
 }
 
-// noteNextPage prints the cursor of the next page with -o name, whose output has no cursor. JSON and YAML have one.
+// With -o name, noteNextPage prints the cursor of the next page, because the list of names does not contain it. JSON
+// and YAML contain the cursor.
 func (c *client) noteNextPage(w io.Writer, answer []byte) {
 	if c.output == nil || c.output.format != outputName || c.output.list == "" {
 		return

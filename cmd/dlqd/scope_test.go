@@ -30,7 +30,7 @@ var commandRequests = []struct {
 }{
 	{"list-entries", "list --json", "/api/dlq/entries", "", false},
 	{"get-entry", "show {entry} --json", "/api/dlq/entries/{entry}", "", false},
-	// stats makes several requests. The path is that of the first one that the scope limits.
+	// stats makes several requests. path is the path of the first request that the scope limits.
 	{"get-stats", "stats --json", "/api/dlq/analytics/flow", "", false},
 	{"export", "export", "/api/dlq/export", `{"filter": {}}`, false},
 	{

@@ -16,7 +16,7 @@ import (
 	"unicode/utf8"
 )
 
-// Role is what a caller may do. Reader, operator and admin correspond to the database roles
+// Role is a set of operations that a caller may use. Reader, operator and admin correspond to the database roles
 // dlq_reader, dlq_operator and dlq_admin.
 type Role string
 

@@ -331,7 +331,7 @@ func TestProxy_IsTrustedOnlyFromItsAddresses(t *testing.T) {
 		{nil, access.ErrUnknown.Error() + "\n"},
 		{[]string{"X-User", ""}, access.ErrUnknown.Error() + "\n"},
 		{[]string{"X-User", "capture"}, access.ErrUnknown.Error() + "\n"},
-		// The proxy's header, and another one that the client sent:
+		// The proxy sent a header, and the client sent the same header:
 		{[]string{"X-User", "anna", "X-User", "kim"}, access.ErrUnknown.Error() + "\n"},
 		{[]string{"X-User", "anna", "X-Groups", "staff", "X-Groups", "oncall"}, access.ErrUnknown.Error() + "\n"},
 		{[]string{"X-User", "an\u202ena"}, access.ErrUnknown.Error() + "\n"},

@@ -143,10 +143,10 @@ func (a *Approval) Needs() (admin, everywhere bool) {
 	return a.Operation == Erase || a.Do() == "purge", a.Operation == Erase
 }
 
-// RequestedBy reports whether a person counts as the requester, and therefore cannot approve. A person counts as the
-// requester whose name is that of the requester, of the person on whose behalf the request was made, or of the creator
-// of the requester's token. So does a person who uses a token that the requester created. RequestedBy is for the
-// console; the database decides (dlq.require_second_person).
+// RequestedBy reports whether a person counts as the requester, and therefore cannot approve the request. The
+// requester, the person on whose behalf the request was made, and the creator of the requester's token count as the
+// requester. So does a person who uses a token that the requester created. RequestedBy is for the console; the database
+// decides (dlq.require_second_person).
 func (a *Approval) RequestedBy(name, tokenBy string) bool {
 	for _, requester := range []*string{&a.Actor, a.OnBehalfOf, a.TokenBy} {
 		if requester != nil && strings.EqualFold(*requester, name) {

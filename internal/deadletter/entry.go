@@ -17,7 +17,7 @@ const (
 	Pending    Status = "dlq_pending"
 	Processing Status = "dlq_processing"
 	Manual     Status = "dlq_manual"
-	Returned   Status = "dlq_returned" // its record is published again; dlqd does not know yet whether its consumer group has read the record
+	Returned   Status = "dlq_returned" // its record is published again, but the consumer group may not have read it
 	Resolved   Status = "dlq_resolved"
 	Failed     Status = "dlq_failed"
 	Archived   Status = "dlq_archived"

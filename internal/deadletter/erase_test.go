@@ -48,8 +48,8 @@ func TestErase_SkipsRedeliveriesInProgress(t *testing.T) {
 	require.ErrorIs(t, err, deadletter.ErrInvalid)
 }
 
-// An erasure skips and counts entries and jobs that another transaction has locked. It waits for no lock, not even for
-// that of retention.
+// An erasure skips and counts entries and jobs that another transaction has locked. It does not wait for any lock, not
+// even for the lock that retention holds.
 func TestErase_SkipsLockedRows(t *testing.T) {
 	t.Parallel()
 	_, pool := createRoleEntries(t)

@@ -253,7 +253,7 @@ func TestMask_CoversEveryTableAndFunction(t *testing.T) {
 				require.NoError(t, err, sql)
 				all, err := pgx.CollectRows(rows, pgx.RowTo[*string])
 				if err != nil {
-					require.Regexp(t, "22023|DLQ02|DLQ04", err.Error(), sql) // this function does not accept the argument as a filter or an id
+					require.Regexp(t, "22023|DLQ02|DLQ04", err.Error(), sql) // the argument is not a valid filter or id here
 				}
 				var out strings.Builder
 				for _, row := range all {

@@ -73,8 +73,8 @@ type Undone struct {
 	Became    map[string]int64 `json:"became" doc:"Number of reverted entries by their status now. Discarded and resolved entries return to dlq_manual."`
 }
 
-// Undo reverts an operation on those of its entries that have not changed since. It works in batches with one
-// transaction each. If it is interrupted, the batches that are done stay reverted.
+// Undo reverts an operation on the entries that have not changed since the operation. It works in batches with one
+// transaction each. If Undo is interrupted, the batches that are done stay reverted.
 func (s *Store) Undo(ctx context.Context, operation uuid.UUID, act Act) (*Undone, error) {
 	out := &Undone{Operation: act.operation(), Became: map[string]int64{}}
 	params := dbsqlc.UndoParams{

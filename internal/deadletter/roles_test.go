@@ -248,7 +248,7 @@ func TestRoles_ActorIsTheDatabaseUser(t *testing.T) {
 		"actor = $1", login).Scan(&actions))
 	require.Equal(t, 17, actions, "six moves and notes, four tags, seven acts")
 
-	// The owner may name any actor, even with a name that dlqd uses for itself.
+	// The owner may give any name as the actor, even a name that dlqd uses for itself.
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(t.Context()) }()

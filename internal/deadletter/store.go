@@ -1010,7 +1010,8 @@ func (s *Store) PublishPolicy(ctx context.Context, version string, approvals, sk
 	})
 }
 
-// Record runs do in a transaction, and writes an audit row with what as the change to subject, which is not an entry.
+// Record runs do in a transaction, and writes an audit row in the same transaction. The row has subject, which is not
+// an entry, and what, the change to subject.
 func (s *Store) Record(ctx context.Context, subject, what string, act Act, do func(tx pgx.Tx) error) error {
 	return s.RecordDone(ctx, subject, act, func(tx pgx.Tx) (string, error) { return what, do(tx) })
 }

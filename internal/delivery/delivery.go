@@ -297,7 +297,7 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
 		}
 	}
 	// The releaser takes a place for each message that it releases, and removes HeldKey. A message that still has HeldKey
-	// was not released but became due, so it has no place yet. Neither has a redelivery at its first attempt.
+	// was not released but became due, so it has no place yet. A redelivery at its first attempt has no place either.
 	if meta.Held != "" || meta.EntryID != nil && meta.Snoozes == 0 {
 		if !w.config.Breakers.TakePlace(destination) {
 			return hold(ctx, job, heldFor, nil)
@@ -461,8 +461,8 @@ func (w *Worker) post(ctx context.Context, queue *policy.Queue, destination *pol
 const versionHeader = "Dlqd-Version"
 
 // reportVersion records in the job's metadata the version that a receiver reported, as riverdlq records the version of
-// a worker. It ignores a receiver to which an operator redirected the message, because that receiver is not the queue's
-// destination, and it ignores a value that does not have the form of a version.
+// a worker. It ignores the version of a receiver to which an operator redirected the message, because that receiver is
+// not the queue's destination. It also ignores a value that does not have the form of a version.
 func reportVersion(ctx context.Context, meta *metadata, reported string) {
 	if meta.Destination == "" && deadletter.IsVersion(reported) {
 		_ = river.MetadataSet(ctx, riverdlq.VersionKey, reported) // fails only outside of a worker

@@ -20,8 +20,8 @@ import (
 //   - The connection breaks during a fetch that the database has committed.
 //   - A standby is promoted that has the fetch of a message, but not the message's outcome.
 //   - The fetch returns the id of a job that the client still delivers. River assigns ids again after a promotion
-//     (attempt.go), and River's client knows jobs by id. So the client withholds the new job from River until the outcome
-//     of the earlier job is recorded, however often River's completer has to try.
+//     (attempt.go), and River's client knows jobs by id. So the client withholds the new job from River until the
+//     outcome of the earlier job is recorded, however often River's completer has to try.
 //
 // The client therefore remembers the jobs that its fetches returned. After each of these events it looks for other jobs
 // that are running with the client's id in attempted_by, and puts those jobs back.
@@ -89,8 +89,8 @@ func (f *fetches) due(queue string, now time.Time) (delivering []int64, due bool
 	return slices.AppendSeq([]int64{}, maps.Keys(f.delivering)), true // not nil, because nil would be NULL in SQL
 }
 
-// add records the jobs that a fetch of a queue returned. It returns these jobs without those whose id the client still
-// delivers, which it withholds.
+// add records the jobs that a fetch of a queue returned. It withholds the jobs whose id the client still delivers, and
+// returns the others.
 func (f *fetches) add(queue, server string, jobs []*rivertype.JobRow) []*rivertype.JobRow {
 	f.mu.Lock()
 	defer f.mu.Unlock()

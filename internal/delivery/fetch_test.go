@@ -8,9 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFetch_PutsBackJobsOfLostFetch breaks the connection during a client's fetch. A job is running with the client's
-// id that no fetch returned, as if the answer to its fetch was lost. The client puts that job back and delivers it. It
-// does not put back the job that it is delivering.
+// TestFetch_PutsBackJobsOfLostFetch breaks the connection during a client's fetch. One job is running with the client's
+// id although no fetch returned the job, as if the answer to a fetch was lost. The client puts this job back and
+// delivers it. Another job is being delivered, and the client does not put it back.
 func TestFetch_PutsBackJobsOfLostFetch(t *testing.T) {
 	t.Parallel()
 	l := setupLate(t, "")

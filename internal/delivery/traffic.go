@@ -22,8 +22,8 @@ const (
 	// trafficSlot is the length of a slot. Deliveries are counted by slot, and the times of a comparison are rounded to
 	// slots.
 	trafficSlot = 10 * time.Second
-	// trafficBefore is the length of the period before a run. A comparison compares its deliveries with those during the
-	// run.
+	// trafficBefore is the length of the period before a run. Deliveries of this period are compared with deliveries
+	// during the run.
 	trafficBefore = time.Hour
 	// trafficDuring limits a comparison to the last deliveries during a run, so that the first ones do not hide a later
 	// change.

@@ -47,8 +47,8 @@ type Store interface{ DB() postgres.DB }
 type Applier struct {
 	Store Store
 
-	// fromPage is the page from which a turn reads the table's end. Vacuum cannot remove deleted facts while an old
-	// transaction is open, so the pages before may be full of them.
+	// fromPage is the page from which a turn reads the table's end. While an old transaction is open, vacuum cannot
+	// remove deleted facts, so the pages before fromPage may be full of deleted facts.
 	fromPage int64
 	whole    time.Time     // when the whole table was last read
 	took     time.Duration // how long reading the whole table took, without the time for applying facts

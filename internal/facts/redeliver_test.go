@@ -340,7 +340,7 @@ func TestRedeliver_DoesNotWaitForUniqueKeys(t *testing.T) {
 	_, err = b.store.Replay(t.Context(), second, deadletter.Replay{Act: kim})
 	require.ErrorIs(t, err, deadletter.ErrLiveJob)
 	require.ErrorContains(t, err, "Try again")
-	_, err = app.Exec(t.Context(), insert, "first") // no longer waits for dlqd
+	_, err = app.Exec(t.Context(), insert, "first") // this insert no longer waits for dlqd
 	require.NoError(t, err)
 	require.NoError(t, app.Rollback(t.Context()))
 	verdict, _ := b.verdict(second)

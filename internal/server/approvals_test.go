@@ -218,8 +218,8 @@ func TestApprovals_RequireASecondPerson(t *testing.T) {
 	require.Contains(t, out, `dlqd_stage_seconds_count{outcome="ok",stage="approval"} 2`)
 }
 
-// An approved operation touches the entries frozen at approval, except those that have moved since,
-// and no later ones.
+// An approved operation changes only entries that were frozen at the approval. Of these, it leaves out the entries that
+// have moved since.
 func TestApprovals_TouchOnlyFrozenEntries(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay"}})
@@ -389,7 +389,7 @@ func TestApprovals_AreListedForEntries(t *testing.T) {
 	status, _ := b.as(lee, "GET", "/api/dlq/approvals?entries=x", "")
 	require.Equal(t, http.StatusUnprocessableEntity, status)
 
-	// A request is not listed for entries that its operation can no longer change, nor after its decision.
+	// The list for an entry leaves out a request whose operation can no longer change the entry, and a decided request.
 	require.Equal(t, http.StatusOK, b.decide(lee, one, "approve", `{"expect": 1}`))
 	b.awaitApproval(kim, one, "done")
 	require.Equal(t, map[string]int{all: 1}, list(lee, ids...))
@@ -556,7 +556,7 @@ func TestApprovals_CannotBeBypassedInSQL(t *testing.T) {
 	_, err = lee.Exec(ctx, "SELECT dlq.approve($1, 2)", id)
 	require.NoError(t, err)
 	require.Contains(t, b.awaitApproval(token, id, "failed").Problem, "cannot be decoded")
-	// The owner of the schema, and so dlqd itself, needs no approval.
+	// The owner of the schema needs no approval. dlqd itself connects as the owner, too.
 	_, err = b.pool.Exec(ctx, "SELECT dlq.act_where('purge', '{\"queue\": \"payments\"}')")
 	require.NoError(t, err)
 }
@@ -669,7 +669,7 @@ func TestApprovals_RunOnce(t *testing.T) {
 	_, err = b.pool.Exec(t.Context(), "UPDATE dlq.approvals SET taken_until = now() - interval '1 second'")
 	require.NoError(t, err)
 	run := b.awaitApproval(lee, id, "done").Outcome
-	// If the first process was only slow, it is refused when it continues.
+	// If the first process was only slow and continues now, the database refuses the operation.
 	tx, err = b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), "SELECT set_config('dlq.approved', $1, true)", id)

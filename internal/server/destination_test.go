@@ -14,8 +14,8 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// setupTwo starts a dlqd with two destinations. The only queue delivers to own, which refuses messages. The destination
-// "second" is other, which accepts them.
+// setupTwo starts a dlqd with two receivers. The only queue delivers to the receiver own, which refuses messages. The
+// receiver other is the destination "second" and accepts messages.
 func setupTwo(t *testing.T) (b *bundle, own, other *bodies) {
 	t.Helper()
 	own, other = &bodies{}, &bodies{takes: true}

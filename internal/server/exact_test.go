@@ -16,7 +16,7 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// bodies is a receiver that records bodies, and refuses them until takes is set.
+// bodies is a receiver that records the body of each request. It refuses all requests until takes is set.
 type bodies struct {
 	mu    sync.Mutex
 	got   []string
@@ -107,8 +107,8 @@ func TestExact_DeliversBatchesByteForByte(t *testing.T) {
 	require.Equal(t, []string{asWritten}, receiver.all())
 }
 
-// A payload that an operator edits is delivered exactly as typed. A merge patch leaves the text of other values
-// unchanged. A JSON patch keeps their numbers as written.
+// dlqd delivers a payload that an operator edits exactly as typed. With a merge patch, the text of the values that the
+// patch does not name stays the same. With a JSON patch, only the numbers among these values keep their text.
 func TestExact_DeliversEditsAsTyped(t *testing.T) {
 	t.Parallel()
 	b, receiver := setupExact(t, policy.PayloadExact)

@@ -69,7 +69,7 @@ func (s *Server) queueHealth(ctx context.Context) []api.QueueHealth {
 	queues := []api.QueueHealth{}
 	sample, err := metrics.ReadSample(ctx, s.store.DB())
 	if err != nil {
-		return queues // the part "database" reports this
+		return queues // the part "database" reports this error
 	}
 	sizes := sample.QueueSizes()
 	p := s.policy()
@@ -165,7 +165,7 @@ func (s *Server) checkAges(ctx context.Context, parts []api.Part) {
 	}
 	sample, rollups, err := metrics.Ages(ctx, s.store.DB())
 	if err != nil {
-		return // the part "database" reports this
+		return // the part "database" reports this error
 	}
 	for _, figures := range []struct {
 		loop, name  string
@@ -209,7 +209,7 @@ func (s *Server) captureHealth(ctx context.Context) api.Part {
 	part := api.Part{Name: "capture", OK: true, Detail: "unknown"}
 	status, err := reconcile.ReadCapture(ctx, s.store.DB())
 	if err != nil {
-		return part // other parts report this
+		return part // other parts report this error
 	}
 	part.Detail = status.Summary()
 	if problem := status.Problem(); problem != "" {

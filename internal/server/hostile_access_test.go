@@ -38,15 +38,15 @@ type hostileRequest struct {
 	page         bool     // of the console: its answers are pages
 }
 
-// busy is what send returns for a 503. On a busy machine the database may take too long; a client then sends the
-// request again.
+// busy is the result of send for the status 503. On a busy machine the database may take too long; a client then sends
+// the request again.
 const busy = "is answered with a server error: 503"
 
 // late is a field of a list whose search reached its time limit. The list's cursor may then be the id of an entry that
 // the caller may not see.
 const late = `"searchedTo"`
 
-// send sends the request and returns what is wrong with the answer, or "".
+// send sends the request. It returns a description of the mistake in the answer, or "" if there is none.
 func (h *hostileRequest) send(ctx context.Context, base string) string {
 	u, err := url.Parse(base)
 	if err != nil {
@@ -103,7 +103,8 @@ func (h *hostileRequest) send(ctx context.Context, base string) string {
 	case response.Header.Get("Cache-Control") != "no-store":
 		return "may be cached: " + answer
 	}
-	// An answer may repeat the request's text. An id may have hyphens in one of them and not in the other.
+	// An answer may repeat text of the request. One of the two may have an id with hyphens, and the other the same id
+	// without.
 	same := strings.NewReplacer("-", "")
 	sent := same.Replace(strings.ToLower(h.path + h.body))
 	internals := []string{"goroutine ", ".go:", "panic", "SQLSTATE", "pgconn", "river_job"}

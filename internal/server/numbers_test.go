@@ -81,7 +81,7 @@ func TestNumbers_AreExactFromEndToEnd(t *testing.T) {
 	}
 }
 
-// quoteNumbers quotes numbers, so that they are compared by their digits.
+// quoteNumbers puts the numbers of a JSON text in quotes, so that a comparison of two texts compares the digits.
 func quoteNumbers(body string) string {
 	var out strings.Builder
 	inside := false

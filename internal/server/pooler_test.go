@@ -39,7 +39,7 @@ func pooledSessions(t *testing.T, pooled string, servers int) []pooledSession {
 		tx, err := conn.Begin(t.Context())
 		require.NoError(t, err)
 		defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-		_, err = tx.Exec(t.Context(), "DO $$ BEGIN END $$") // loads plpgsql, whose settings exist only then
+		_, err = tx.Exec(t.Context(), "DO $$ BEGIN END $$") // loads plpgsql, which adds settings
 		require.NoError(t, err)
 		var raw []byte
 		require.NoError(t, tx.QueryRow(t.Context(), `SELECT json_build_object(

@@ -80,7 +80,7 @@ func TestProgressive_FiveGroupsAtARealReceiver(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, status, out)
 	run := out["run"].(map[string]any)["id"].(string)
 	b.awaitCount(1, "SELECT count(*) FROM dlq.replay_runs WHERE status = 'stopped'")
-	b.awaitCount(2, "SELECT count(*) FROM dlq.replay_run_groups WHERE state = 'done'") // their last outcomes
+	b.awaitCount(2, "SELECT count(*) FROM dlq.replay_run_groups WHERE state = 'done'") // both have their last outcomes
 	groups := func() map[string]map[string]any {
 		_, out, _ := b.call("GET", "/api/dlq/replays/"+run, "")
 		byType := map[string]map[string]any{}

@@ -203,7 +203,7 @@ func TestReview_ShowsWhoLooks(t *testing.T) {
 	has(t, page, "Other operators are looking at them.")
 	has(t, page, fmt.Sprintf(`href="/review?at=%s"`, first))
 
-	// An operator who chooses an entry from the list gets it, and may act on it.
+	// An operator who chooses an entry from the list reviews that entry and may act on it.
 	chosen, _, page := b.reviewed(kim, "/review?at="+first)
 	require.Equal(t, first, chosen)
 	has(t, page, looks)

@@ -425,7 +425,7 @@ func TestScope_LimitsEveryOperation(t *testing.T) {
 					if inScope && (o.targetType == "entry" || o.targetType == "job" || o.targetType == "run" ||
 						o.targetType == "operation" || o.targetType == "approval" && o.method == "POST") && may &&
 						o.role == access.Operator {
-						continue // would change what other cases read; see TestScope_LimitsMoves
+						continue // would change the data of other cases; see TestScope_LimitsMoves
 					}
 					if o.need == "everything" && o.method != "GET" && s.scope == nil && may {
 						continue

@@ -40,7 +40,7 @@ func (s *Server) Wait(ctx, hard context.Context) error {
 }
 
 // stop stops all started parts. One deadline covers everything, even if the database hangs. Requests, accepted messages
-// and running jobs have all of that time except the reserve, in which the server cuts off what still runs.
+// and running jobs have all of that time except the reserve. In the reserve, the server cuts off those that still run.
 func (s *Server) stop(hard context.Context) error {
 	s.stopping.Store(true)
 	deadline := time.Now().Add(s.config.StopTimeout)

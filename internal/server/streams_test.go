@@ -60,7 +60,7 @@ func (s *stream) next(why string) {
 	require.Fail(s, "the stream ended", why)
 }
 
-// nginx buffers answers unless they forbid it: the events would come in bursts, minutes late.
+// nginx buffers an answer unless a header of the answer forbids it. Buffered events would come in bursts, minutes late.
 func TestStreams_AreNotBufferedByProxies(t *testing.T) {
 	t.Parallel()
 	for path, s := range sharedServer(t).streams("") {

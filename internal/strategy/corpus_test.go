@@ -168,7 +168,8 @@ func (s *score) String() string {
 }
 
 // The built-in table is fitted to two thirds of the corpus. For the other third, the test prints only numbers and no
-// errors. If the table was fitted to those errors, they could not measure it any more.
+// errors. If the table was fitted to these errors, too, the test could no longer measure how well the table classifies
+// new errors.
 func TestCorpus_PrecisionAndRecall(t *testing.T) {
 	t.Parallel()
 	for name, heldOut := range map[string]bool{"fitted": false, "heldOut": true} {

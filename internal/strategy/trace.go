@@ -235,7 +235,7 @@ func javaFrame(line string) (class, method string, ok bool) {
 	if !ok || !closed || !javaFile.MatchString(file) {
 		return "", "", false
 	}
-	if at := strings.LastIndex(name, "/"); at >= 0 && !strings.Contains(name, "$$Lambda") { // cut off the name of the module
+	if at := strings.LastIndex(name, "/"); at >= 0 && !strings.Contains(name, "$$Lambda") { // cut off the module name
 		name = name[at+1:]
 	}
 	at := strings.LastIndexByte(name, '.')

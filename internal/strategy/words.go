@@ -4,7 +4,7 @@ import "strings"
 
 // Limits on names and texts. Because of them, the time of matching is proportional to the length of the text.
 const (
-	maxNameBytes = 255 // of a type or code, as in their columns; a longer name does not match
+	maxNameBytes = 255 // as in the columns for types and codes; a longer type or code does not match
 	maxNameWords = 10  // a name with more words does not match
 	maxGapWords  = 6   // the maximum number of words for which … stands
 )
