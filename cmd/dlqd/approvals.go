@@ -89,8 +89,8 @@ func callConfirmed[In, Out any](cmd *cobra.Command, c *client, operation api.Ope
 	return out, err
 }
 
-// askNumber asks the user at the terminal to type the number of dead letters. It returns a usage
-// error if standard input is not a terminal or the number differs.
+// askNumber asks the user at the terminal to type the number of dead letters. It returns a usage error if standard
+// input is not a terminal or the user types another number.
 func askNumber(cmd *cobra.Command, n int64) (*int64, error) {
 	refusal := &usageError{fmt.Errorf("%d dead letters match; nothing was changed: confirm with --expect %d", n, n)}
 	in, ok := cmd.InOrStdin().(*os.File)

@@ -12,7 +12,7 @@ import (
 // readyInterval is the time between two checks whether a service is ready.
 const readyInterval = 200 * time.Millisecond
 
-// supervisor is systemd, for a unit of Type=notify.
+// supervisor reports the state of the process to systemd, for a unit of Type=notify.
 type supervisor struct {
 	socket   string        // empty if systemd does not run the process
 	watchdog time.Duration // how often systemd expects a keep-alive; 0 if it expects none

@@ -481,8 +481,8 @@ var scenarios = map[string]scenario{
 			"SELECT count(*) FROM dlq.dead_letter_queue WHERE rule = 'all-mistakes'":                                                        "0",
 		},
 	},
-	// A receiver repeats a customer's data in its refusals, and has accepted another message with data of that
-	// customer.
+	// A receiver refuses messages and repeats a customer's data in its answers. It has also accepted another message with
+	// data of that customer.
 	"customer-data-gone": {
 		setUp: func(p *deployment) {
 			p.answers(func(w http.ResponseWriter, d delivery) {

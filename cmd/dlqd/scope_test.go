@@ -151,7 +151,7 @@ var withoutCommand = []string{
 	// The console calls these operations; the commands read files or the database instead.
 	"complete-filter", "get-policy", "test-policy", "examine", "get-revealed-entry",
 	"list-replay-entries", "list-tokens", "create-token", "revoke-token",
-	// TestScope_LimitsEveryOperation, in package server
+	// TestScope_LimitsEveryOperation of package server covers these operations.
 	"list-groups", "get-group", "set-group", "record-deploy",
 	"list-views", "get-view", "save-view", "delete-view", "order-views",
 	"get-operation", "undo",

@@ -197,7 +197,7 @@ func sparkline(values []int64, join func(so, next int64) int64) string {
 	return bars(drawn, most)
 }
 
-// bars draws each value as one character, scaled to most.
+// bars draws each value as one character. The highest character stands for most.
 func bars(values []int64, most int64) string {
 	heights := []rune("▁▂▃▄▅▆▇█")
 	line := make([]rune, len(values))

@@ -20,8 +20,8 @@ import (
 // dlq_reader, dlq_operator and dlq_admin.
 type Role string
 
-// The roles. Reader, operator and admin each include the roles before them. Sender and metrics are
-// for machines; each allows only what its comment says.
+// The roles. Reader, operator and admin each include the roles before them. Sender and metrics are for machines, and
+// each of the two allows only the operations in its comment.
 const (
 	// Reader sees the audit trail, analytics, and dead letters without the data that the policy marks
 	// as sensitive.

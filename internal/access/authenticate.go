@@ -20,7 +20,7 @@ import (
 	"github.com/dlqd/dlqd/internal/door"
 )
 
-// Rules configure how callers are authenticated, and what callers without a token may do.
+// Rules configure how callers are authenticated, and which rights callers without a token have.
 type Rules struct {
 	Ways   []string // some of "tokens", "socket", "proxy", "oidc" and "certificates"; empty: authentication is off
 	Proxy  Proxy

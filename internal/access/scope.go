@@ -33,7 +33,7 @@ func (p *Principal) Scope(role Role) Scope {
 	return scope
 }
 
-// HasQueue reports whether the scope covers the queue with all of its kinds.
+// HasQueue reports whether the scope covers all kinds of a queue.
 func (s Scope) HasQueue(name string) bool {
 	return s == nil || slices.ContainsFunc(s,
 		func(part Part) bool { return all(part.Kinds) && matches(part.Queues, name) })

@@ -97,7 +97,7 @@ func (s *session) principal(rules *Rules) *Principal {
 	return p
 }
 
-// identity is what a user proved at sign-in, and what a new session stores.
+// identity has the data that a sign-in proves about a user, and that a new session stores.
 type identity struct {
 	name, via       string
 	tokenID         *uuid.UUID

@@ -309,7 +309,7 @@ func TestSessions_RejectHostileCookies(t *testing.T) {
 	c := b.console(rules(access.Rules{Ways: []string{"tokens"}, Sessions: limits}), false)
 	secret, _ := b.token(access.Token{Name: "kim", Role: access.Reader})
 
-	// Fixation: sign-in replaces the cookie that the browser had before.
+	// Session fixation fails: a sign-in replaces the cookie that the browser had before.
 	evil := c.browser()
 	evil.signIn(secret)
 	given := evil.cookies["dlqd"]

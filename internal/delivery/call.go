@@ -145,7 +145,7 @@ func callError(destination *policy.Destination, status *grpc.StatusError, hide f
 	return failure
 }
 
-// contextOf returns the part of an error's context that each delivery has.
+// contextOf returns the part of an error's context that the errors of all deliveries have.
 func contextOf(destination *policy.Destination) map[string]any {
 	return map[string]any{"destination": destination.Name, "url": destination.ShownURL()}
 }

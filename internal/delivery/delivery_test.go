@@ -381,7 +381,8 @@ func TestDeliver_RetryAfterDoesNotShortenBackoff(t *testing.T) {
 	}
 }
 
-// The transaction that completes an ordered message removes its place and releases the next message of its key.
+// The transaction that completes an ordered message removes the message's place and releases the next message of the
+// key.
 func TestDeliver_CompletionReleasesNextOfKey(t *testing.T) {
 	t.Parallel()
 	answer := make(chan struct{})

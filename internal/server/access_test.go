@@ -104,7 +104,7 @@ func TestAccess_RefusesExposedAddressesWithoutAuthentication(t *testing.T) {
 	require.NoError(t, s.Wait(ctx, context.Background()))
 }
 
-// A process without the API serves only metrics and health, with authentication.
+// A process without the API serves only metrics and health. Both require authentication.
 func TestAccess_ProcessWithoutAPIServesMetricsAndHealth(t *testing.T) {
 	t.Parallel()
 	source := policy.Source{

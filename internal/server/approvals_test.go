@@ -93,7 +93,7 @@ func (b *scopeBundle) decide(token, id, verb, body string) int {
 }
 
 // TestApprovals_OfExports checks that an approved export has exactly the dead letters that matched at the approval, and
-// that only its requester gets it.
+// that nobody except the requester gets the export.
 func TestApprovals_OfExports(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"export"}, Above: 2})
@@ -397,7 +397,8 @@ func TestApprovals_AreListedForEntries(t *testing.T) {
 	require.Empty(t, list(lee, ids...))
 }
 
-// An operation approved in time runs even after the request would have expired.
+// An operation that was approved before its request expired also runs after the time at which the request would have
+// expired.
 func TestApprovals_DoNotExpireOnceApproved(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"discard"}})
@@ -712,7 +713,8 @@ func TestApprovals_ContinueAfterAProcessDies(t *testing.T) {
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE to_status = 'dlq_archived'"))
 }
 
-// An approved replay resumes or discards checkpoints as its request asked, for one entry and for a run.
+// An approved replay resumes from checkpoints or discards them, as the request asked. This is so for one entry and for
+// a run.
 func TestApprovals_KeepTheRequestedCheckpoint(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"replay"}})

@@ -467,8 +467,8 @@ func TestReload_AppliesThePolicyAsAWhole(t *testing.T) {
 	require.Equal(t, 422, submit("m6", "two"))
 }
 
-// The operator rolls the policy back with "git revert", even if that removes a file. A file that is removed without a
-// commit is refused.
+// The operator rolls the policy back with "git revert", even if the revert removes a file. dlqd refuses a policy from
+// which a file was removed without a commit.
 func TestReload_AcceptsACommittedRemoval(t *testing.T) {
 	t.Parallel()
 	for name, kept := range map[string]bool{"file beside others": true, "only file": false} {
@@ -578,7 +578,7 @@ func TestReload_MissingFilesKeepThePolicyInForce(t *testing.T) {
 		return dir
 	}
 	link := filepath.Join(parent, "current")
-	switchTo := func(to string) { // as the mount of a ConfigMap, or a deployment, does
+	switchTo := func(to string) { // replaces a symbolic link, as a ConfigMap's mount does
 		require.NoError(t, os.Symlink(to, link+".new"))
 		require.NoError(t, os.Rename(link+".new", link))
 	}

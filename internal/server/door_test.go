@@ -74,8 +74,8 @@ func (b *bundle) metric(want string) {
 	}, 5*time.Minute, 50*time.Millisecond, want)
 }
 
-// DNS rebinding: for a browser, a page whose name resolves to this machine has the API's origin.
-// Neither Origin nor Sec-Fetch-Site distinguishes it from dlqd's own pages.
+// This is DNS rebinding: if the host name of a page resolves to this machine, the page has the API's origin for a
+// browser. Origin and Sec-Fetch-Site are then the same as for dlqd's own pages.
 func TestDoor_RefusesReboundNames(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "s")
@@ -534,8 +534,8 @@ func TestDoor_ServesTLS(t *testing.T) {
 	}, 5*time.Minute, 50*time.Millisecond, "its authority is no longer trusted")
 }
 
-// If a request has both Content-Length and Transfer-Encoding, its chunks are its body, and nothing
-// after the chunks is a request, as docs/security.md says.
+// If a request has both Content-Length and Transfer-Encoding, the body is the request's chunks. dlqd does not read
+// another request from the bytes after the chunks, as docs/security.md says.
 func TestDoor_DropsContentLengthBesideTransferEncoding(t *testing.T) {
 	t.Parallel()
 	b := sharedServer(t)

@@ -32,10 +32,10 @@ type chargeArgs struct {
 
 func (chargeArgs) Kind() string { return "charge" }
 
-// TestGuest_LeavesTheApplicationUnchanged goes through all steps of a team that runs River in
-// production, with four roles: River's owner, the application, dlqd and an operator. None is a superuser
-// or a member of another. Attach, capture, serve, replay, upgrade, detach: the application is unchanged,
-// and none of its statements fails.
+// TestGuest_LeavesTheApplicationUnchanged goes through all steps of a team that runs River in production: attach,
+// capture, serve, replay, upgrade and detach. There are four roles: River's owner, the application, dlqd and an
+// operator. No role is a superuser or a member of another role. The steps leave the application unchanged, and none of
+// the application's statements fails.
 func TestGuest_LeavesTheApplicationUnchanged(t *testing.T) {
 	t.Parallel()
 	g := postgrestest.NewGuest(t)
@@ -102,7 +102,7 @@ func TestGuest_LeavesTheApplicationUnchanged(t *testing.T) {
 	await(3, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_pending' AND waiting_for = 'automatic'")
 	await(2, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND captured_by = 'backfill'")
 
-	// Replays, through the API and by an operator in psql.
+	// Entries are replayed through the API, and by an operator in psql.
 	bankIsDown.Store(false)
 	_, list, _ := guest.call(http.MethodGet, "/api/dlq/entries", "")
 	first := list["entries"].([]any)[0].(map[string]any)["id"].(string)

@@ -34,7 +34,7 @@ type hostileRequest struct {
 	header       http.Header
 	body         string
 	hidden       []string // texts that the answer must not contain
-	statuses     []int    // allowed statuses; none: any but success and 5xx
+	statuses     []int    // allowed statuses; if empty, all except success and 5xx
 	page         bool     // of the console: its answers are pages
 }
 
@@ -222,7 +222,7 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 		}
 	}
 
-	// Filters, cursors and other ways to name things outside the scope.
+	// These requests name things outside the scope: in filters, in cursors, and in other ways.
 	entry, run := b.ids[elsewhere], b.runs["mailqueue"]
 	_, first := b.as(everything, "GET", "/api/dlq/audit?limit=1", "")
 	_, cursor, _ := strings.Cut(first, `"next":"`)
@@ -490,7 +490,7 @@ func TestHostileRequests_GetNoAccess(t *testing.T) {
 		}
 		require.NoError(t, group.Wait())
 	}
-	// A token is revoked while it is in use: after five seconds no request with it succeeds, on any
+	// A token is revoked while requests use the token. After five seconds, no request with the token succeeds, on any
 	// connection.
 	used, stop := token(access.Reader, 0), make(chan struct{})
 	var last atomic.Int64

@@ -129,7 +129,7 @@ func TestJobs_CancelAndRetry(t *testing.T) {
 	status, out = act(operator, b.jobs["pay_eu/order.paid"], "retry")
 	require.Equal(t, http.StatusConflict, status, "a job with a dead letter is replayed: "+out)
 
-	// River asks the worker of a running job to end it. The worker may still complete the job.
+	// River asks the worker of a running job to end the job. The worker may still complete the job.
 	running := insert("running")
 	status, out = act(operator, running, "cancel")
 	require.Equal(t, http.StatusOK, status, out)

@@ -341,7 +341,7 @@ func TestHealth_ReportsQueuesOverTheirLimits(t *testing.T) {
 	}
 }
 
-// After an outage, figures are old until the loops have run. Health does not fail because of that.
+// After an outage, figures are old until the loops have run. Health does not fail because of such figures.
 func TestHealth_IgnoresFiguresOlderThanTheProcess(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(config *server.Config) {

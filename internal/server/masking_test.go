@@ -94,7 +94,7 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 			require.NotContains(t, out, secret, what)
 		}
 	}
-	// A sensitive edit, and runs that search for a secret.
+	// The edit contains a sensitive value, and the filter of the run a secret.
 	status, out = b.as(operator, "POST", "/api/dlq/replay",
 		`{"filter": {"payload": {"card": {"number": "4111111111111111"}}}, "dryRun": true, "mergePatch": {"card": {"number": "5500005555555559"}}}`)
 	require.Equal(t, http.StatusOK, status, out)
@@ -265,7 +265,7 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 		require.Contains(t, out, want)
 	}
 
-	// The published policy decides: values that it no longer masks are visible again.
+	// The published policy decides which values are masked. Values that a new policy does not mask are visible again.
 	require.NoError(t, pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
 		_, err := tx.Exec(t.Context(), "SELECT dlq.protect('{}', '{}')")
 		return err

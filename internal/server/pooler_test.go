@@ -114,7 +114,7 @@ func TestServe_LeavesNoStateInPooledSessions(t *testing.T) {
 
 const listeners = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
 
-// Behind a pooler that gives each client its own session, dlqd listens if configured to.
+// Behind a pooler that gives each client its own session, dlqd uses LISTEN if the configuration says so.
 func TestServe_ListensThroughAPoolerIfConfigured(t *testing.T) {
 	t.Parallel()
 	b := setup(t, options{config: func(c *server.Config) {

@@ -12,7 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// repaired is a receiver that rejects every message until it is repaired, except for some kinds.
+// repaired is a receiver that rejects every message at first, then accepts some kinds, and finally accepts all
+// messages.
 type repaired struct {
 	mu       sync.Mutex
 	phase    int            // 0: nothing works; 1: some kinds do; 2: all do

@@ -127,7 +127,7 @@ func TestReplica_AnswersListedOperations(t *testing.T) {
 	}
 	require.Equal(t, len(listed), tried)
 	for _, scope := range []access.Scope{{{Queues: []string{"pay_eu"}}}, {{Kinds: []string{"order.*"}}}} {
-		limited := b.token(access.Reader, scope) // a transaction with settings for each statement
+		limited := b.token(access.Reader, scope) // each statement of this caller needs settings
 		b.fromReplica(limited)
 		for _, path := range []string{
 			"/api/dlq/entries?count=true&q=timeout", "/api/dlq/audit", "/api/dlq/filter?q=queue:",

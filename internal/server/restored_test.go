@@ -328,7 +328,7 @@ func TestRestored_HoldsWhatMayHaveBeenSent(t *testing.T) {
 	require.Equal(t, "running", run["status"])
 	require.Equal(t, true, run["held"])
 
-	// An operator's replay of a single entry is sent.
+	// dlqd sends an operator's replay of a single entry.
 	var left string
 	require.NoError(t, after.pool.QueryRow(t.Context(), `SELECT entry_id FROM dlq.replay_run_entries WHERE job_id IS NULL
 		AND outcome IS NULL ORDER BY entry_id DESC LIMIT 1`).Scan(&left))

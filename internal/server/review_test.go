@@ -158,7 +158,7 @@ func TestReview_SharesTheEntries(t *testing.T) {
 }
 
 // TestReview_ShowsWhoLooks checks that two operators get different entries, and that pages and the API show who has an
-// entry in review. A review hinders no other operator, and a reader cannot have one.
+// entry in review. A review does not hinder other operators. A reader cannot review entries.
 func TestReview_ShowsWhoLooks(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t)

@@ -119,7 +119,7 @@ type Config struct {
 	// PollOnly disables LISTEN, which transaction poolers do not support. If dlqd detects a pooler, it sets PollOnly,
 	// unless Listens is set.
 	PollOnly bool
-	// Listens means that the pooler in front of the database gives each client its own session.
+	// Listens says that the pooler in front of the database gives each client its own session, so that LISTEN works.
 	Listens bool
 	// StopTimeout limits the whole stop, even if the database hangs. Running jobs may use most of that time to finish. 0
 	// means DefaultStopTimeout.

@@ -149,7 +149,7 @@ func TestSessions_AuthenticateAPIRequests(t *testing.T) {
 	// New requests cannot use the cookie with which the stream began any more.
 	b.exec("UPDATE dlq.sessions SET previous_until = now()")
 	events := bufio.NewScanner(follow.Body)
-	for range 6 { // one event a second: longer than lookups are cached
+	for range 6 { // one event a second, longer in total than lookups are cached
 		for events.Scan() && !strings.HasPrefix(events.Text(), "data:") {
 		}
 		require.Contains(t, events.Text(), `"paused"`)
@@ -385,7 +385,7 @@ func TestForms_KeepWhatWasTypedWhenRefused(t *testing.T) {
 	})
 }
 
-// The page that shows a new token is a GET: loading it again makes no other token, and shows no secret.
+// A browser gets the page with a new token with GET. Loading the page again creates no other token and shows no secret.
 func TestTokens_ReloadMakesNoOther(t *testing.T) {
 	t.Parallel()
 	b, secret := setupAdmin(t, nil)

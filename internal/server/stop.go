@@ -92,7 +92,7 @@ func (s *Server) stop(hard context.Context) error {
 			if s.replica != nil {
 				s.replica.Close()
 			}
-			// Close waits for connections in use, and for the server to close its end.
+			// Close waits until connections in use are returned and the database server has closed its connections.
 			s.pool.Close()
 		}()
 		select {

@@ -168,7 +168,7 @@ func TestTelemetry_TracesAMessage(t *testing.T) {
 	require.Equal(t, "manual", attributes(filing)["dlqd.strategy"])
 	require.LessOrEqual(t, filing.GetStartTimeUnixNano(), filing.GetEndTimeUnixNano())
 
-	// Log records have their trace, at the collector and in the text log.
+	// Log records have the id of their trace, at the collector and in the text log.
 	records := collector.Records("delivery")
 	require.Len(t, records, 2)
 	require.Equal(t, job.GetTraceId(), records[0].GetTraceId())

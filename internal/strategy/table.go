@@ -536,7 +536,8 @@ var (
 // firstTransient is the index of the first line of errors that a retry may resolve.
 var firstTransient = slices.IndexFunc(table, func(l line) bool { return l.rule == rateLimit })
 
-// typeExceptions lists errors whose type has the wrong line, as their text shows.
+// typeExceptions lists errors whose type leads to the wrong line of the table. The text of such an error shows the
+// right line.
 var typeExceptions = []struct {
 	rule  string
 	texts *phrases

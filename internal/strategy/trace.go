@@ -465,7 +465,8 @@ var (
 	rustTrait = regexp.MustCompile(` as (?:core|std|alloc)::[^>]+>`)
 )
 
-// rustFrames reads the backtrace that std prints. Its first frames belong to the panic machinery.
+// rustFrames reads the backtrace that Rust's std prints. The first frames of such a backtrace belong to Rust's panic
+// handling.
 func rustFrames(lines []string) []frame {
 	var frames []frame
 	for i, line := range lines {
