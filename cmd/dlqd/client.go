@@ -114,8 +114,8 @@ func fetch[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[I
 	return out, raw, commandError(err)
 }
 
-// exchange sends the request of an operation and returns the answer. invalid is the error, if any, with which the
-// request was built.
+// exchange sends the request of an operation and returns the answer. invalid is the error of building the request, or
+// nil.
 func (c *client) exchange(cmd *cobra.Command, r *api.Request, invalid error) (int, http.Header, []byte, error) {
 	response, err := c.start(cmd, r, invalid)
 	if err != nil {
@@ -221,7 +221,7 @@ func do[In, Out any](cmd *cobra.Command, c *client, operation api.Operation[In, 
 	return c.start(cmd, r, err)
 }
 
-// start sends the request of an operation. invalid is the error, if any, with which the request was built.
+// start sends the request of an operation. invalid is the error of building the request, or nil.
 func (c *client) start(cmd *cobra.Command, r *api.Request, invalid error) (*http.Response, error) {
 	if err := checkCommonFlags(cmd); err != nil {
 		return nil, err

@@ -176,7 +176,7 @@ func newConfigDiff() *cobra.Command {
 				}
 				planners[i], err = loadPlanner(policy.Source{Dir: dir, Env: env, Destination: defaultDestination})
 				remove()
-				if err != nil { // name the revision: the directory is gone
+				if err != nil { // name the revision, because the directory is gone
 					return fmt.Errorf("%s: %s", name, strings.ReplaceAll(err.Error(), dir, name))
 				}
 			}

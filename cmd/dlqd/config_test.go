@@ -290,7 +290,7 @@ func TestReclassify_AppliesChangedRules(t *testing.T) {
 	require.Regexp(t, `1 +unknown, manual \(none\) +rate_limited, scheduled \(teapot\)`, out)
 	require.Len(t, list("dlq_pending"), 1)
 
-	// A commit of files that have changed already changes the policy's version, but no file.
+	// A commit of the changed files changes the policy's version, but none of the files.
 	git := func(args ...string) string {
 		out, err := exec.CommandContext(t.Context(), "git",
 			append([]string{"-C", dir, "-c", "user.name=t", "-c", "user.email=t@example.com"}, args...)...).Output()

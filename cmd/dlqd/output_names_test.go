@@ -18,7 +18,7 @@ func TestOutput_TablesHaveWide(t *testing.T) {
 	require.EqualError(t, err, "--output wide: must be json, yaml")
 }
 
-// -o name must tell a script that reads its output that there are more names.
+// With -o name, a script must learn that there are more names than the output has.
 func TestOutput_NamesNoteTheNextPage(t *testing.T) {
 	t.Parallel()
 	const answer = `{"entries": [{"id": "a"}, {"id": "b"}], "next": "c"}`

@@ -33,8 +33,8 @@ type OIDC struct {
 	ClientSecret  string   // for sessions; empty: a public client
 }
 
-// ErrProvider means that dlqd cannot verify a token or sign a user in now: the provider does not answer, and its keys
-// or endpoints are not cached.
+// ErrProvider means that dlqd cannot verify a token or sign a user in now: the provider does not answer, and the
+// provider's keys or endpoints are not cached.
 var ErrProvider = errors.New("the OpenID Connect provider does not answer")
 
 const (

@@ -53,7 +53,7 @@ func TestLocks_DoNotGrowWithHistory(t *testing.T) {
 	}
 	old, late := closedAfter(7, 1), closedAfter(8, 10)
 
-	// fits is a number of locks for each page. With it, a hundred pages at a time fit into the lock table of a server
+	// fits is the number of locks for each page with which a hundred pages at a time fit into the lock table of a server
 	// with default settings: 64 locks for each of 100 connections, and 16 fast-path locks for each connection.
 	const fits = 80
 	count := func(sql string, args ...any) (n, found int) {

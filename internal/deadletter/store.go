@@ -329,7 +329,7 @@ func (p Part) holds(stage string) bool { return slices.Contains(p.Stages, stage)
 func (p Part) endsBefore(t time.Time) bool { return !p.To.IsZero() && p.To.Before(t) }
 
 // where adds the conditions of the part to where and args. args[0] must be a query mode of pgx in which the planner
-// knows the parameters, because only then it can exclude months.
+// knows the parameters, because otherwise the planner cannot exclude months.
 func (p Part) where(where []string, args []any) ([]string, []any) {
 	where = append(where, "stage IN ('"+strings.Join(p.Stages, "', '")+"')")
 	if !p.From.IsZero() {

@@ -385,7 +385,8 @@ func TestForms_KeepWhatWasTypedWhenRefused(t *testing.T) {
 	})
 }
 
-// A browser gets the page with a new token with GET. Loading the page again creates no other token and shows no secret.
+// A browser gets the page that shows a new token with a GET request. Loading the page again creates no other token and
+// shows no secret.
 func TestTokens_ReloadMakesNoOther(t *testing.T) {
 	t.Parallel()
 	b, secret := setupAdmin(t, nil)

@@ -61,8 +61,8 @@ func Fingerprint(f *Failure) string {
 	if cause.IsGeneric(code) || cause.IsStatus(code) {
 		code = ""
 	}
-	// A SQLSTATE or a gRPC status from a worker does not name a cause, because many errors have it. A code from a
-	// receiver does.
+	// A SQLSTATE or a gRPC status from a worker does not name a cause, because errors with different causes have the same
+	// code. A code from a receiver names a cause.
 	named := code != "" && (answered || !sqlState.MatchString(code) && !isGRPC(code)) ||
 		answered && errorType != "" && !ownType.MatchString(errorType)
 	message, frame := f.Message, ""

@@ -276,7 +276,8 @@ rules:
 	require.Equal(t, "declined", d.Rule)
 }
 
-// The delay of a conditional entry starts at its failure, even if its conditions are not met then.
+// The delay of a conditional entry starts when the entry fails, even if the entry's conditions are not met at that
+// time.
 func TestConditional_DelayStartsAtFailure(t *testing.T) {
 	t.Parallel()
 	for _, unmet := range []string{"", "the machine is busy"} {

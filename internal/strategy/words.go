@@ -275,7 +275,7 @@ func (p *phrases) add(text string, line int) {
 	p.line = min(p.line, line)
 }
 
-// find returns the first line with a text that matches at word i.
+// find returns the first line with a text that matches the words from word i on.
 func (p *phrases) find(w *wording, i int) int {
 	first := p.line
 	if i < len(w.list) && p.next != nil {
