@@ -42,7 +42,7 @@ func (f *archiveFlag) location(database *databaseFlags) string {
 	return filepath.Join(database.dataDir, "archive")
 }
 
-// with opens the archive, calls fn with it, and closes it. A missing archive is a usage error.
+// with opens the archive, calls fn with it, and closes it. If there is no archive, with returns a usage error.
 func (f *archiveFlag) with(cmd *cobra.Command, database *databaseFlags, fn func(*archive.Archive) error) error {
 	ctx := cmd.Context()
 	if f.value != "" && cmd.Flags().Lookup("database-url") == nil {

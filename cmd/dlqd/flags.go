@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// A command rejects flags that have no effect on it. If it ignored --dry-run, it would carry out the action. If it
+// A command rejects flags that have no effect. If a command ignored --dry-run, it would carry out the action. If it
 // ignored a filter, it would apply the action to all entries.
 
 // allowOnlyFlags returns a usage error if flags are set other than names and the flags of the connection and the

@@ -181,7 +181,8 @@ func (o *ordered) submit(ids []string, apis func() []string) {
 	}, 5*time.Minute, 10*time.Millisecond)
 }
 
-// settle waits until all messages are completed, and requires that there are no others and no dead letters.
+// settle waits until all jobs are completed. It requires that their number is messages, and that there are no dead
+// letters.
 func (o *ordered) settle(messages int) {
 	o.Helper()
 	require.Eventually(o, func() bool { return o.count("SELECT count(*) FROM river_job WHERE state <> 'completed'") == 0 },

@@ -272,7 +272,7 @@ func TestLogin_RejectsForeignAnswers(t *testing.T) {
 	require.Contains(t, out, "belongs to another sign-in (nonce)")
 	require.Empty(t, kim.file())
 
-	// A stolen code is useless without the code verifier (PKCE), which only the signing-in dlqd has.
+	// A stolen code is useless without the code verifier (PKCE), which only the dlqd that began the sign-in has.
 	issuer.Nonce("")
 	out, failed = kim.login(func(address string) {
 		kim.get(back(regexp.MustCompile(`code_challenge=[^&]*`).ReplaceAllString(address, "code_challenge=another")))

@@ -57,9 +57,9 @@ func (f *filterFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.payload, "payload-contains", "", "only entries whose payload contains this JSON")
 }
 
-// isID reports whether the only argument is the id of a dead letter. If the argument is neither an id nor contains : or
-// ", isID returns an error: it may be a mistyped id, and as a text search would select entries with that text in their
-// error.
+// isID reports whether the only argument is the id of a dead letter. If the argument is not an id and contains neither
+// : nor ", isID returns an error: the argument may be a mistyped id, and a text search for it would select entries with
+// that text in their error.
 func isID(args []string) (bool, error) {
 	if len(args) != 1 {
 		return false, nil
@@ -431,7 +431,8 @@ func printChanges(out io.Writer, changes []replay.Change) {
 }
 
 // follow waits until a run ends, and prints the run's result. If standard error is a terminal, follow shows a progress
-// bar meanwhile. If the command is interrupted, the run continues, and follow prints the command that follows it.
+// bar meanwhile. If the user interrupts the command, the run continues, and follow prints the command with which to
+// follow the run again.
 func (c *client) follow(cmd *cobra.Command, run *replay.Run) error {
 	show, end := func() {}, func() {}
 	if info, err := os.Stderr.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {

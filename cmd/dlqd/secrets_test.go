@@ -101,7 +101,7 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 	require.NotEmpty(t, token)
 
 	var out strings.Builder
-	shows := func(want string) { // on failure, this does not print the whole output
+	shows := func(want string) { // a failure does not print the whole output
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no output contains %s", want)
 		}
@@ -211,7 +211,7 @@ func TestSecrets_AreNeverPrinted(t *testing.T) {
 	require.NoError(t, response.Body.Close())
 	runs("tokens", "list")
 	runs("tokens", "revoke", mistyped)
-	// Databases cannot be reached, and command lines are invalid.
+	// Use databases that cannot be reached, and invalid command lines.
 	password := secret("another password", "pAssw0rd-another")
 	for _, at := range []string{
 		"postgres://u:" + password + "@127.0.0.1:1/x?connect_timeout=1", "postgres://u:" + password + "%zz@127.0.0.1/x",

@@ -188,7 +188,7 @@ func (u *upgrades) load() {
 	u.Cleanup(u.stop)
 }
 
-// grows waits until dlqd has accepted at least by messages more and has resolved another dead letter.
+// grows waits until dlqd has accepted more messages, at least as many as by, and has resolved another dead letter.
 func (u *upgrades) grows(by int) {
 	u.Helper()
 	before, resolved := u.sent.count(), u.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'")

@@ -189,7 +189,8 @@ type endpoints struct {
 }
 
 // endpointNow returns the sign-in endpoints, with the way in which a client sends its secret if it has one. It fails
-// with ErrProvider if they are not cached and the provider does not answer, or if the provider has none.
+// with ErrProvider if the endpoints are not cached and the provider does not answer, or if the provider has no such
+// endpoints.
 func (p *provider) endpointNow(ctx context.Context, hasSecret bool) (oauth2.Endpoint, error) {
 	if keys, _, _ := p.cachedKeys(); keys == nil {
 		wait(ctx, p.refresh())

@@ -158,8 +158,8 @@ func (s *Store) begin(ctx context.Context, p *identity, from origin, instead str
 	})
 }
 
-// findSession returns the session that has the cookie's hash or the id, or nil. If the cookie was replaced before, it
-// was copied: findSession ends the session and returns nil.
+// findSession returns the session that has the cookie's hash or the id, or nil. If the cookie was replaced and has
+// stopped working, the request has a copy: findSession ends the session and returns nil.
 func (s *Store) findSession(ctx context.Context, hash []byte, id uuid.UUID, limits SessionLimits) (*session, error) {
 	row, err := s.queries.FindSession(ctx, dbsqlc.FindSessionParams{
 		Hash: hash, ID: id, RotateAfter: rotateAfter,

@@ -55,8 +55,8 @@ type Exporting struct {
 // ExportPeriod is how long the requester may download an approved export.
 const ExportPeriod = 24 * time.Hour
 
-// MayExport returns the approved export, or an error if the caller may not download it. Only the requester may, within
-// [ExportPeriod] after the approval was carried out.
+// MayExport returns the approved export, or an error if the caller may not download it. Only the requester may download
+// it, within [ExportPeriod] after the approval was carried out.
 func (a *Approval) MayExport(actor string) (*Exporting, error) {
 	refused := func(kind error, detail, hint string) error {
 		return &deadletter.MoveError{Kind: kind, Detail: fmt.Sprintf("approval %s: %s", a.ID, detail), Hint: hint}

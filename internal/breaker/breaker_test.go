@@ -391,7 +391,7 @@ func TestBreaker_LateFailureDoesNotOpenIt(t *testing.T) {
 	require.Equal(t, "kim", status.ChangedBy)
 }
 
-// If a process opens a breaker that an operator has opened, because the process does not know that yet, the operator's
+// An operator opens a breaker. Then a process that does not know this yet opens the same breaker. The operator's
 // opening stays in force.
 func TestBreaker_OperatorsOpeningOverridesProcesses(t *testing.T) {
 	t.Parallel()
@@ -453,7 +453,8 @@ func TestBreaker_AsksDatabaseOnlyIfAPlaceMayBeFree(t *testing.T) {
 	require.Error(t, err, "the probe has lost its place")
 }
 
-// If the policy is changed to fewer probes than have already reported, one more probe is allowed, which decides.
+// If a change of the policy allows fewer probes than have reported already, one more probe is allowed, and its outcome
+// decides.
 func TestBreaker_LoweredProbesLeaveOnePlace(t *testing.T) {
 	t.Parallel()
 	b := setup(t, "defaults: {consecutiveFailures: 1}")

@@ -89,7 +89,7 @@ func (w *Queues) releaseQueue(ctx context.Context, queue string) error {
 	})
 }
 
-// checkQueue evaluates the breaker of a queue once. It does nothing while another process does so.
+// checkQueue evaluates the breaker of a queue once. It does nothing while another process evaluates this breaker.
 func (w *Queues) checkQueue(ctx context.Context, queue string, settings *policy.Breaker) error {
 	name := QueuePrefix + queue
 	now := w.Breakers.config.Now()

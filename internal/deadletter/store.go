@@ -766,7 +766,7 @@ type Bulk struct {
 const bulkBatch = 500
 
 // Bulk applies an action in batches, each in its own transaction. It returns how many entries the filter selected and
-// how many of them the action changed. If Bulk is interrupted, the batches before stay done.
+// how many of them the action changed. If Bulk is interrupted, the changes of finished batches stay.
 func (s *Store) Bulk(ctx context.Context, b Bulk) (looked, changed int, err error) {
 	below, err := s.queries.NewID(ctx)
 	if err != nil {
@@ -935,7 +935,8 @@ const (
 	VerdictAlone    = "alone"    // the job was rescued twice or more, and another such job of its queue goes first
 )
 
-// Redeliver creates jobs for entries that tx has claimed, and records the version of the policy that decided it.
+// Redeliver creates jobs for entries that tx has claimed, and records the version of the policy that decided to
+// redeliver them.
 func (s *Store) Redeliver(ctx context.Context, tx postgres.DB, ids []uuid.UUID, actor, reason,
 	configVersion string,
 ) ([]Redelivery, error) {

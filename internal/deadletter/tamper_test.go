@@ -615,8 +615,8 @@ func TestRoles_AdminCannotChooseDeletionTime(t *testing.T) {
 	require.Equal(t, "4", s.text("SELECT count(*)::text FROM dlq.dead_letter_queue WHERE original_event <> "+
 		"'{\"erased\": true}'"))
 
-	// A dlq_admin cannot declare an entry archived, because only dlqd knows whether it is. Opening a breaker leaves an
-	// audit row.
+	// A dlq_admin cannot declare an entry archived, because only dlqd knows whether the entry is archived. Opening a
+	// breaker leaves an audit row.
 	entry := s.text("SELECT min(id::text) FROM dlq.dead_letter_queue")
 	s.can("SELECT dlq.resolve('" + entry + "', 'owner')")
 	s.can(`INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind, detail)

@@ -94,7 +94,8 @@ func (w *Worker) requestOf(ctx context.Context, destination *policy.Destination,
 	if request, err = method.Request(job.Args.Body()); err == nil || !kept {
 		return method, request, err
 	}
-	// The description of the method was cached, and the server may have been replaced since. Fetch the description again.
+	// The description of the method was cached, and the server may have been replaced since by one with another
+	// description. Fetch the description again.
 	if method, _, err = w.reflected.Method(ctx, w.calls, target, true); err != nil {
 		return nil, nil, err
 	}

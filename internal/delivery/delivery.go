@@ -561,8 +561,8 @@ func newRequest(ctx context.Context, destination *policy.Destination, address st
 }
 
 // newMasker returns a function that masks sensitive values and the destination's secrets in a text, because many
-// receivers repeat the message and the URL in their answer. The function decodes the message at its first call, so that
-// successful deliveries do not pay for that.
+// receivers repeat the message and the URL in their answer. The function decodes the message only at its first call, so
+// that successful deliveries do not spend time on it.
 func newMasker(data *policy.Data, destination *policy.Destination, job *river.Job[Args]) func(text string) string {
 	mask := sync.OnceValue(func() func(string) string {
 		return data.Mask(func() map[string]any { return eventOf(job) })

@@ -108,8 +108,8 @@ func (f *fetches) add(queue, server string, jobs []*rivertype.JobRow) []*riverty
 	})
 }
 
-// fetchedFrom returns when each of the jobs was created, and reports whether all of them were fetched from the given
-// server. It returns false if that server, or one of the jobs, is not known.
+// fetchedFrom returns when each of the jobs was created, and reports whether all of the jobs were fetched from the
+// given server. It reports false if that server, or one of the jobs, is not known.
 func (f *fetches) fetchedFrom(server string, jobs []int64) (createdAt []time.Time, same bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -126,9 +126,9 @@ func (f *fetches) fetchedFrom(server string, jobs []int64) (createdAt []time.Tim
 	return createdAt, same
 }
 
-// recorded is called after the statement that records the outcomes of jobs. If err is nil, it forgets the jobs.
-// Otherwise the outcomes may be recorded nevertheless, and the jobs may run again. So it forgets the server of the
-// jobs, which makes the next try check their attempts.
+// recorded is called after the statement that records the outcomes of jobs. If err is nil, recorded forgets the jobs.
+// Otherwise the database may have recorded the outcomes nevertheless, and the jobs may run again. So recorded forgets
+// the server of the jobs, and the next try then checks the attempts of the jobs.
 func (f *fetches) recorded(jobs []int64, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -177,8 +177,8 @@ func (e *executor) JobGetAvailable(ctx context.Context,
 func (e *executor) putBack(ctx context.Context, params *riverdriver.JobGetAvailableParams, delivering []int64) error {
 	config := e.driver.config
 	q := dbsqlc.New(config.Schemas.Rendered(config.Pool))
-	// The statement may reach the server late, when later fetches have marked other jobs as running. So it puts back only
-	// jobs that were fetched before now.
+	// The statement may reach the server late, when later fetches have marked other jobs as running. So the statement
+	// puts back only jobs that were fetched before the time now.
 	now, err := q.Clock(ctx)
 	if err != nil {
 		return err

@@ -44,7 +44,7 @@ const (
 	maxWake = 500
 	// maxRelease is the maximum number of messages of a destination that one round releases.
 	maxRelease = 1000
-	// restoredLinger is how long after an operator has resumed sending other processes may still hold messages.
+	// restoredLinger is how long other processes may still hold messages after an operator has resumed sending.
 	restoredLinger = time.Minute
 	// maxDoublings is the maximum number of doublings of a hold time of 1 s. 20 doublings exceed holdTime.
 	maxDoublings = 20

@@ -108,8 +108,8 @@ func ListJobs(ctx context.Context, db postgres.DB, queue, state string, after *J
 	return jobs, next, nil
 }
 
-// FindJob returns a job, its failed attempts, and its args (null if the caller may not see them). The job is nil if it
-// does not exist or is outside of the caller's scope.
+// FindJob returns a job, its failed attempts, and its args (null if the caller may not see the args). The job is nil if
+// no job has the id, or if the job is outside of the caller's scope.
 func FindJob(ctx context.Context, db postgres.DB, id int64) (*Job, []Failure, json.RawMessage, error) {
 	rows, err := dbsqlc.New(db).ShowJobs(ctx, dbsqlc.ShowJobsParams{Ids: []int64{id}, Everything: true})
 	if err != nil || len(rows) == 0 {
@@ -119,9 +119,9 @@ func FindJob(ctx context.Context, db postgres.DB, id int64) (*Job, []Failure, js
 	return job, failures, rows[0].Args, err
 }
 
-// CancelJob cancels a job that has not ended, in a transaction. It asks the worker of a running job to end. It returns
-// the act for the audit trail. allowed, if not nil, is called before the change; its error prevents the change.
-// CancelJob fails instead of waiting if another session has locked the job.
+// CancelJob cancels a job that has not ended, in a transaction. If the job is running, CancelJob asks the job's worker
+// to end the job. It returns the act for the audit trail. allowed, if not nil, is called before the change; an error of
+// allowed prevents the change. CancelJob fails instead of waiting if another session has locked the job.
 func CancelJob(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, db postgres.DB, id int64,
 	allowed func() error,
 ) (act string, err error) {

@@ -205,7 +205,7 @@ func (c *Config) CheckSources(p *policy.Policy) error {
 	return c.OpenSources.Check(p)
 }
 
-// Start starts all parts. If a part fails to start, Start stops those that run, and returns the error.
+// Start starts all parts. If a part fails to start, Start stops the parts that run already, and returns the error.
 func Start(ctx context.Context, config Config) (*Server, error) {
 	if config.StopTimeout == 0 {
 		config.StopTimeout = DefaultStopTimeout
@@ -708,7 +708,7 @@ func (s *Server) accessHealth() api.Part {
 }
 
 // rules returns the rules of authentication in force. Once a policy has configured authentication, no reload can switch
-// it off: a line that is lost in an edit must not give everyone access.
+// authentication off: a line that is lost in an edit must not give everyone access.
 func (s *Server) rules() access.Rules {
 	rules := s.policy().Access.Rules()
 	if len(rules.Ways) > 0 {

@@ -15,7 +15,7 @@ const maxReserve = 5 * time.Second
 // interrupted jobs run again.
 var ErrStoppedAtOnce = errors.New("stopped before all jobs finished; interrupted jobs will run again")
 
-// reserve returns the length of the last part of a stop. In it, the server cuts off everything that still runs.
+// reserve returns the length of the last part of a stop, in which the server cuts off everything that still runs.
 func (s *Server) reserve() time.Duration { return min(s.config.StopTimeout/4, maxReserve) }
 
 // Wait waits until ctx is done or a part fails, and then stops the server within StopTimeout. Requests, accepted

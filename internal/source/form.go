@@ -104,8 +104,8 @@ func asProtobuf(of protoreflect.MessageDescriptor, entry *deadletter.Entry) ([]b
 	return proto.Marshal(value)
 }
 
-// payloadOf returns an entry's payload, masked if the entry is. For a message of dlqd, it is nil if the event has none
-// or cannot be decoded.
+// payloadOf returns an entry's payload. The payload is masked if the entry is. For a message of dlqd, payloadOf returns
+// nil if the event has no payload or cannot be decoded.
 func payloadOf(entry *deadletter.Entry) json.RawMessage {
 	if entry.JobKind != message.JobKind {
 		return entry.OriginalEvent

@@ -42,7 +42,7 @@ const (
 	ofClass    = ", class" // suffix for one queue or kind
 )
 
-// behaviour returns the effective values of the policy. It reads the fields from the policy's types, so it also
+// behaviour returns the effective values of the policy. It finds the fields by the policy's Go types, so it also
 // compares a field that is added later.
 func (p *Planner) behaviour(names *queuesAndKinds) *behaviour {
 	b := &behaviour{fields: map[place][]field{}}
@@ -190,8 +190,8 @@ func shortDuration(d time.Duration) string {
 	return text
 }
 
-// queuesAndKinds has the queues that at least one of two policies delivers, routes or limits, and the kinds that at
-// least one of them routes.
+// queuesAndKinds has the names of two policies: the queues that at least one of the policies delivers, routes or
+// limits, and the kinds that at least one of them routes.
 type queuesAndKinds struct{ queues, kinds []string }
 
 func namesOf(planners ...*Planner) *queuesAndKinds {

@@ -42,7 +42,7 @@ func ownFrame1(trace string) string {
 	return ""
 }
 
-// trimPackage returns the function of a stack frame without the path of the function's package.
+// trimPackage removes the path of the package from the function of a stack frame.
 func trimPackage(frame string) string {
 	if i := strings.LastIndexByte(frame, '/'); i >= 0 {
 		return frame[i+1:]

@@ -166,11 +166,11 @@ type expression struct {
 
 	patterns     []*regexp.Regexp // the patterns of its matches operators
 	instructions int              // the instructions of all patterns
-	readsMessage bool             // whether it reads the payload or the headers
+	readsMessage bool             // whether the expression reads the payload or the headers
 }
 
-// findFunction is the function that replaces the operator matches, so that the text is cut first. Because its name has
-// a blank, an expression cannot call it directly.
+// findFunction is the name of the function that replaces the operator matches, so that dlqd cuts a text before a
+// pattern reads it. Because the name has a blank, an expression cannot call the function directly.
 const findFunction = "find pattern"
 
 func compileExpression(text string) (*expression, error) {

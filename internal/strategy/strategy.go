@@ -26,11 +26,12 @@ const (
 	Manual      = strategies.Manual
 )
 
-// waitLimit is the time after which a worker checks an entry again that waits for a condition, if no gate has released
+// waitLimit is the time after which a worker checks an entry that waits for a condition again, if no gate has released
 // the entry before.
 const waitLimit = time.Hour
 
-// unknownDelay is the time after which an entry is checked again whose strategy this version of dlqd does not know.
+// unknownDelay is the time after which a worker checks an entry again if this version of dlqd does not know the entry's
+// strategy.
 const unknownDelay = time.Minute
 
 // Strategy decides when an entry is redelivered. A new strategy needs a name in internal/strategy/strategies, an
@@ -212,9 +213,9 @@ func (p *Planner) Decide(e *Entry, now time.Time) Decision {
 	return d
 }
 
-// ManyRescues is the number of rescues from which on an application's entry needs manual handling. Before the first
-// rescue, the worker was probably killed by a deployment or for lack of memory. A job that is rescued again may itself
-// kill its worker, and with it every job that runs in the same process.
+// ManyRescues is the number of rescues from which on an application's entry needs manual handling. If a job was rescued
+// once, a deployment or a lack of memory has probably killed its worker. A job that is rescued again may itself kill
+// its worker, and with it every job that runs in the same process.
 const ManyRescues = 2
 
 // workerLost describes the rescues of an entry for the reason of a decision.
@@ -345,7 +346,7 @@ func (s *scheduled) First(e *Entry, plan *policy.Plan, now time.Time) (time.Time
 	if e.RetryAfter > 0 {
 		return s.after(e, plan, now), ""
 	}
-	for _, after := range []time.Time{e.LastFailedAt, now} { // from now, if the first hour after the failure is over
+	for _, after := range []time.Time{e.LastFailedAt, now} { // count from now if the first hour after the failure is over
 		hour := NextHour(plan.Hours, plan.TimeZone, after)
 		if at := hour.Add(time.Duration(s.random(e) * float64(time.Hour))); !hour.IsZero() && !at.Before(now) {
 			return at, ""

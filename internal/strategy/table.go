@@ -506,7 +506,8 @@ var table = []line{
 	},
 }
 
-// weak is tried after table. Its names describe the operation and not the failure, and its texts are single words.
+// weak is tried after table. The names in weak describe the operation and not the failure, and the texts are single
+// words.
 var weak = []line{
 	{
 		rule: "code-bug", class: riverdlq.ClassCodeBug,

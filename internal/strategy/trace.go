@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// ownership says to whom a frame belongs: the application, a library or the runtime. The cause is identified best by a
-// frame of the application.
+// ownership says to whom a frame belongs: the application, a library or the runtime. A frame of the application
+// identifies the cause best.
 type ownership int
 
 const (
@@ -17,7 +17,7 @@ const (
 	ofRuntime
 )
 
-// frame is a frame of a stack trace. function lacks the parts that differ between builds or runs.
+// frame is a frame of a stack trace. function does not have the parts that differ between builds or runs.
 type frame struct {
 	function string
 	of       ownership

@@ -228,7 +228,8 @@ func (n namesOfErrors) exactly(w *wording, i, j int) int {
 	return noLine
 }
 
-// isGeneric reports whether a word says only that a name is the name of an error, such as exception.
+// isGeneric reports whether a word, such as exception, occurs in the names of most errors and says nothing about the
+// cause.
 func isGeneric(word []byte) bool {
 	switch string(word) {
 	case "error", "errors", "exception", "err", "fault":
