@@ -333,7 +333,7 @@ var operations = []operation{
 	{"get-health", "GET", "/api/health", access.Metrics, "", "", "everything"},
 	{"get-log-level", "GET", "/api/log-level", access.Metrics, "", "", "everything"},
 	{"set-log-level", "PUT", "/api/log-level", access.Admin, `{"level": "info"}`, "", "everything"},
-	// a caller who is not an admin sees only the caller's own: TestSessions_OnlyAdminsEndThoseOfOthers
+	// A caller who is not an admin sees only the caller's own sessions: see TestSessions_OnlyAdminsEndThoseOfOthers.
 	{"list-sessions", "GET", "/api/sessions", "", "", "", ""},
 	{"end-session", "DELETE", "/api/sessions/0198a0b0-0000-7000-8000-000000000000", "", "", "none", ""},
 	{"end-sessions", "POST", "/api/sessions/end", "", "", "", ""},
