@@ -2,9 +2,9 @@ package breaker
 
 import "time"
 
-// Strain is how a destination takes the deliveries of a replay run.
+// Strain says whether and how the deliveries of a replay run strain a destination.
 type Strain struct {
 	PerSecond float64   // deliveries a second
-	Closed    time.Time // deliveries before this time are all counted; zero if there are none
-	Reason    string    // how the run strains it; "" if it does not, or if it is not known
+	Closed    time.Time // all deliveries before this time are counted; zero if there are none
+	Reason    string    // how the run strains the destination; "" if it does not, or if that is not known
 }

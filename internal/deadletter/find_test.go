@@ -13,8 +13,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// Entries of a job, a subscriber or a failure group are found by an index in each partition, however many closed
-// entries there are.
+// Entries of a job, a subscriber or a failure group are found by an index of each partition, so the time does not grow
+// with the number of closed entries.
 func TestFind_UsesIndexesForJobSubscriberAndGroup(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)

@@ -91,7 +91,7 @@ func isSearch(f *filter.Filter) bool {
 	return len(f.ErrorMessage) > 0 || f.Payload != nil || len(f.PayloadAt) > 0
 }
 
-// fewCounted is the number of entries of a part that [Store.CountWithin] counts first.
+// fewCounted is the number of entries of each part that [Store.CountWithin] counts before the others.
 const fewCounted = 1000
 
 // CountWithin counts the entries that a filter selects, up to most, within a time budget. more is true if there are
@@ -129,9 +129,9 @@ func (s *Store) CountWithin(ctx context.Context, f filter.Filter, most int,
 	return min(n, most), n > most || at != uuid.Nil, err
 }
 
-// countParts counts the entries of a page in some parts, up to one more than most. On an error, it returns those that
-// it has counted. The first entries of a part get a statement of their own: a deadline that ends the count of the
-// others does not lose them.
+// countParts counts the entries of a page in some parts, up to one more than most. On an error, it returns the number
+// of entries that it has counted. It counts the first entries of a part with a statement of their own. If a deadline
+// ends the count of the others, the number of the first entries is not lost.
 func (s *Store) countParts(ctx context.Context, p Page, condition string, parts []Part, most int,
 	until time.Time,
 ) (n int, err error) {
@@ -164,8 +164,8 @@ func (s *Store) countPart(ctx context.Context, p Page, condition string, part Pa
 	return n, err
 }
 
-// partsOf returns the parts that can hold entries of a filter: open ones first, then closed ones,
-// newest first.
+// partsOf returns the parts that can contain entries of a filter: the open entries first, then the parts of closed
+// entries, newest first.
 func (s *Store) partsOf(ctx context.Context, f *filter.Filter) ([]Part, error) {
 	closed, err := s.ClosedParts(ctx)
 	if err != nil {

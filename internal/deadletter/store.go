@@ -302,7 +302,7 @@ func (s *Store) Summaries(ctx context.Context, ids []uuid.UUID, since time.Time)
 			AND dlq.in_scope(queue, kind, nullif($4, '')::jsonb)
 		ORDER BY id DESC`)
 	rows, err := s.statements.Query(ctx, sql, pgx.QueryExecModeCacheDescribe, postgres.IsReader(ctx), ids, since,
-		postgres.Scope(ctx), time.Now().Add(24*time.Hour)) // excludes partitions that were created ahead
+		postgres.Scope(ctx), time.Now().Add(24*time.Hour)) // excludes the partitions of later months
 	if err != nil {
 		return nil, err
 	}
@@ -314,7 +314,7 @@ func (s *Store) Summaries(ctx context.Context, ids []uuid.UUID, since time.Time)
 // the server share one lock table. So queries over the whole history read one part after another.
 type Part struct {
 	Stages   []string
-	From, To time.Time // of closed_at; zero for no bound
+	From, To time.Time // bounds of closed_at; zero means no bound
 	ahead    time.Time // the part's first month ahead, without entries so far; zero if it has none
 }
 
@@ -346,17 +346,18 @@ func (p Part) where(where []string, args []any) ([]string, []any) {
 	return where, args
 }
 
-// partsAge is the time after which the months of closed entries are read again. Every entry is in one of the parts of
-// older months, too, unless it closes a day after they were read.
+// partsAge is the time after which the months of closed entries are read again. Parts that were read earlier also cover
+// every entry that closes within a day after they were read.
 const partsAge = time.Minute
 
-// closedParts are the parts of closed entries at a time.
+// closedParts has the parts of closed entries, and the time at which they were read.
 type closedParts struct {
 	parts []Part
 	at    time.Time
 }
 
-// ClosedParts returns the parts of closed entries, most recently closed first.
+// ClosedParts returns the parts of closed entries, in the order of their ends: the latest end is first. They were read
+// at most partsAge ago.
 func (s *Store) ClosedParts(ctx context.Context) ([]Part, error) {
 	if known := s.closed.Load(); known != nil && time.Since(known.at) < partsAge {
 		return slices.Clone(known.parts), nil

@@ -60,10 +60,10 @@ const (
 	recordTime = 5 * time.Second
 	// jitterShare is the largest share of its nominal length by which a backoff or a hold time is made shorter or longer.
 	jitterShare = 0.2
-	// maxPostponed limits how often a redelivery is made again because its destination asks for fewer requests: with
-	// the default backoff, for a quarter of an hour, after which a progressive run is held for want of outcomes.
+	// maxPostponed is how often at most a redelivery is postponed because its destination asks for fewer requests. With
+	// the default backoff, that takes a quarter of an hour. Then a progressive run is held, because outcomes are missing.
 	maxPostponed = 10
-	// LogicalFailureKey is the key of a job's metadata that records a logical failure.
+	// LogicalFailureKey is the key in a job's metadata that marks a logical failure: a 2xx answer that reports a failure.
 	LogicalFailureKey = "dlq:logical_failure"
 )
 
@@ -103,9 +103,9 @@ type Delivered struct {
 	Queue       string
 	Destination string        // empty if the delivery ended before its destination was known
 	Outcome     string        // OutcomeOK, OutcomeHeld, or the class of the error
-	Available   bool          // whether the destination was available, even if it rejected the message
+	Available   bool          // whether the destination was available, though it may have rejected the message
 	Limited     bool          // whether the destination asked for fewer requests
-	Run         uuid.UUID     // the replay run that sent it; uuid.Nil if none did
+	Run         uuid.UUID     // the replay run that sent the message; uuid.Nil for none
 	Waited      time.Duration // from when the job was due until the attempt began
 	Took        time.Duration
 }
@@ -189,7 +189,7 @@ func (w *Worker) NextRetry(job *river.Job[Args]) time.Time {
 	return time.Now().Add(w.retryDelay(job, job.Attempt))
 }
 
-// retryDelay returns the delay after a failed attempt, counted from 1.
+// retryDelay returns the delay before the next attempt. attempt is the number of the failed attempt, from 1.
 func (w *Worker) retryDelay(job *river.Job[Args], attempt int) time.Duration {
 	p := w.config.Planner().Policy()
 	backoff := p.Defaults.Backoff
@@ -203,8 +203,9 @@ func (w *Worker) retryDelay(job *river.Job[Args], attempt int) time.Duration {
 	return delay
 }
 
-// isPostponed reports whether a redelivery whose destination asked for fewer requests is made again later, instead of
-// failing: a progressive run, which then sends less, does not count it as an outcome.
+// isPostponed reports whether a redelivery whose destination asked for fewer requests is made again later instead of
+// failing. It is if a progressive run sent the redelivery, at most maxPostponed times. The run then sends less, and
+// counts no outcome of the redelivery yet.
 func (w *Worker) isPostponed(ctx context.Context, job *river.Job[Args], meta *metadata) bool {
 	if meta.RunID == nil || meta.Snoozes >= maxPostponed {
 		return false

@@ -326,7 +326,8 @@ func TestDeliver_WaitsForRetryAfter(t *testing.T) {
 	}
 }
 
-// A redelivery of a progressive run is made again later if its destination asks for fewer requests; any other fails.
+// If a destination asks for fewer requests, a redelivery of a progressive run is made again later. Any other redelivery
+// fails.
 func TestDeliver_PostponesWhatAProgressiveRunSendsTooFast(t *testing.T) {
 	t.Parallel()
 	url := answering(t, func(w http.ResponseWriter, r *http.Request) {

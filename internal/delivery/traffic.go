@@ -42,14 +42,14 @@ const (
 	// trafficLevels is the number of classes of durations. Their bounds are powers of the square root of 2, from 1 ms on.
 	// Failures count in the last class.
 	trafficLevels = 48
-	// trafficLimited is the place of the number of answers that asked for fewer requests. They also count in their
-	// class. Rows of earlier versions do not have it.
+	// trafficLimited is the index at which the counts have the number of answers that asked for fewer requests. Each of
+	// these answers also counts in its class of durations. Rows of earlier versions do not have this number.
 	trafficLimited = trafficLevels
-	// trafficSlower is how many classes of durations are a factor of two.
+	// trafficSlower is the number of classes of durations that make a factor of two.
 	trafficSlower = 2
 )
 
-// Traffic counts deliveries by destination, so that a replay run sees whether it harms other traffic, or strains the
+// Traffic counts deliveries by destination, so that a replay run sees whether it harms other deliveries, or strains the
 // destination. Each process adds its counts to dlq.destination_traffic, and a comparison reads the counts of all
 // processes.
 type Traffic struct {
@@ -62,7 +62,7 @@ type Traffic struct {
 	jobs   map[jobTrafficOf]*jobTraffic
 }
 
-// jobTraffic is a sample of jobs by kind: of the hour before a run, and of the time during the run.
+// jobTraffic has two samples of jobs by kind: one of the hour before a run, and one of the time during the run.
 type jobTraffic struct {
 	read           time.Time
 	before, during map[string]*trafficLevelsOf
@@ -73,7 +73,8 @@ type jobTrafficOf struct {
 	from time.Time
 }
 
-// trafficLevelsOf are numbers of deliveries by class, trafficCounts those and trafficLimited.
+// trafficLevelsOf has the number of deliveries in each class of durations. trafficCounts also has the number at
+// trafficLimited.
 type (
 	trafficLevelsOf [trafficLevels]int
 	trafficCounts   [trafficLevels + 1]int
@@ -151,9 +152,10 @@ func (t *Traffic) Write(ctx context.Context) error {
 	return dbsqlc.New(t.db).AddTraffic(ctx, counts)
 }
 
-// Worse returns how the deliveries to a destination that are not of a run have become worse since it began, compared
-// with the hour before: a greater share fails, or is slower than the 95th percentile of that hour, by Fisher's exact
-// test. It looks at those from a time on. worse is "" if they have not; unknown says that there are too few to tell.
+// Worse compares the deliveries to a destination that do not belong to the run with the deliveries of the hour before
+// the run began. It counts only deliveries after the time from and within the last trafficDuring. If a greater share of
+// these failed, or was slower than the 95th percentile of that hour, by Fisher's exact test, worse describes that;
+// otherwise worse is "". If one of the two periods has fewer deliveries than trafficLeast, unknown says so.
 func (t *Traffic) Worse(ctx context.Context, destination string, run uuid.UUID, began, from, now time.Time) (
 	worse, unknown string, err error,
 ) {
@@ -174,8 +176,8 @@ func (t *Traffic) Worse(ctx context.Context, destination string, run uuid.UUID, 
 	return worse, unknown, nil
 }
 
-// JobsWorse is [Traffic.Worse] for the jobs of a kind, in a sample of those that River still keeps: completed jobs by
-// duration, and jobs that failed for good. The sample during the run is up to ten seconds old.
+// JobsWorse does the same as [Traffic.Worse] for the jobs of a kind. It reads a sample of the jobs that River still
+// keeps: completed jobs by duration, and jobs that failed for good. The sample during the run is up to ten seconds old.
 func (t *Traffic) JobsWorse(ctx context.Context, kind string, run uuid.UUID, began, from, now time.Time) (
 	worse, unknown string, err error,
 ) {
@@ -203,7 +205,7 @@ func (t *Traffic) JobsWorse(ctx context.Context, kind string, run uuid.UUID, beg
 	return worse, unknown, nil
 }
 
-// readJobs returns a sample of the jobs of a period that are not of a run, by kind.
+// readJobs returns, by kind, a sample of the jobs of a period that do not belong to the run.
 func (t *Traffic) readJobs(ctx context.Context, run uuid.UUID, from, until time.Time) (
 	map[string]*trafficLevelsOf, error,
 ) {
@@ -221,7 +223,8 @@ func (t *Traffic) readJobs(ctx context.Context, run uuid.UUID, from, until time.
 	return kinds, nil
 }
 
-// duringFrom returns the time from which a comparison looks at what happened during a run.
+// duringFrom returns the time from which a comparison counts the deliveries during a run: from, or the beginning of the
+// last trafficDuring if that is later.
 func duringFrom(from, now time.Time) time.Time {
 	if last := now.Add(-trafficDuring); from.Before(last) {
 		return last
@@ -229,7 +232,9 @@ func duringFrom(from, now time.Time) time.Time {
 	return from
 }
 
-// compare returns how the others of a run are worse during the run than before it, or that it is unknown.
+// compare compares the deliveries or jobs that do not belong to a run: those during the run with those before it. worse
+// describes how they have become worse, or is "". unknown says that there are too few to compare, or is "". others
+// names them in the texts.
 func compare(before, during *trafficLevelsOf, others string) (worse, unknown string) {
 	total, totalBefore := sum(during[:]), sum(before[:])
 	if total < trafficLeast || totalBefore < trafficLeast {
@@ -245,8 +250,8 @@ func compare(before, during *trafficLevelsOf, others string) (worse, unknown str
 		"before the run; in that hour, %d of %d", bad, total, others, badBefore, totalBefore), ""
 }
 
-// slow returns the class from which on deliveries are slower than the 95th percentile. Failures are worse than any
-// time, also if more than one in twenty fails.
+// slow returns the lowest class such that at most trafficShare of the deliveries are in it or above. The last class,
+// which has the failures, is always slow, even if more than trafficShare fail.
 func (l *trafficLevelsOf) slow() int {
 	slow := trafficLevels - 1
 	for slow > 0 && float64(sum(l[slow-1:])) <= trafficShare*float64(sum(l[:])) {
@@ -255,7 +260,8 @@ func (l *trafficLevelsOf) slow() int {
 	return slow
 }
 
-// Reached returns the destinations that lately had deliveries of a run. It writes the counts of this process first.
+// Reached returns the destinations that had deliveries of a run within the last trafficDuring. It first writes the
+// counts of this process.
 func (t *Traffic) Reached(ctx context.Context, run uuid.UUID, now time.Time) ([]string, error) {
 	if err := t.Write(ctx); err != nil {
 		return nil, err
@@ -265,10 +271,10 @@ func (t *Traffic) Reached(ctx context.Context, run uuid.UUID, now time.Time) ([]
 	})
 }
 
-// Strain returns how a destination takes the deliveries of a run: those of the slots that begin at a time or later, of
-// the last two minutes. They strain it if an answer asks for fewer requests, or if more than one in twenty fails or
-// takes at least twice the 95th percentile of the hour before the run, and more than in that hour, by Fisher's exact
-// test.
+// Strain returns how a run strains a destination. It counts the run's deliveries in the slots that begin at from or
+// later, but only those of the last trafficDuring. The run strains the destination if an answer asks for fewer
+// requests. It also does if more than one in twenty deliveries fails or takes at least twice the 95th percentile of the
+// hour before the run, and if that share is greater than in that hour by Fisher's exact test.
 func (t *Traffic) Strain(ctx context.Context, destination string, run uuid.UUID, began, from, now time.Time) (
 	s breaker.Strain, err error,
 ) {
@@ -291,7 +297,7 @@ func (t *Traffic) Strain(ctx context.Context, destination string, run uuid.UUID,
 				limited += int(n)
 			}
 		}
-		if ends := row.At.Add(trafficSlot); !ends.Add(trafficInterval).After(now) { // other processes have written it
+		if ends := row.At.Add(trafficSlot); !ends.Add(trafficInterval).After(now) { // all processes have written the slot
 			s.Closed = ends
 		}
 	}

@@ -140,7 +140,8 @@ func TestTraffic_TellsWhetherOtherJobsOfTheKindAreWorse(t *testing.T) {
 	pool := postgrestest.Pool(t)
 	run, began := uuid.New(), time.Now().Add(-2*time.Minute).Truncate(time.Second)
 	now := began.Add(100 * time.Second)
-	// end ends n jobs of a kind, one a second from a time on. The first bad ones are slow, or fail for good.
+	// end inserts n jobs of a kind that have ended, one a second after from. The first bad jobs are slow, or failed for
+	// good.
 	end := func(kind, metadata string, from time.Time, n, bad int, badState string) {
 		_, err := pool.Exec(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state, metadata,
 				attempted_at, finalized_at)
@@ -196,7 +197,8 @@ func TestTraffic_TellsWhetherOtherJobsOfTheKindAreWorse(t *testing.T) {
 		require.NoError(t, err)
 	}
 
-	// Of a run that sends much, and of other kinds, the sample is bounded. The answer is read again after ten seconds.
+	// There are many jobs of the kind much, and the run has many jobs of another kind. JobsWorse reads a new sample only
+	// after ten seconds.
 	end("much", "{}", began.Add(-10*time.Minute-time.Second), 600, 6, "completed")
 	for range 3 {
 		end("other", `{"dlq:run_id": "`+run.String()+`"}`, began, 90, 0, "completed")

@@ -191,7 +191,7 @@ feeds:
 	require.Equal(t, "20", b.one("SELECT count(*)::text FROM dlq.dead_letter_open"))
 }
 
-// A panic of a publication concerns its topic alone, which is tried again.
+// If a publication panics, only the publication's topic is affected, and dlqd publishes to it again later.
 func TestFeed_ContainsPanics(t *testing.T) {
 	t.Parallel()
 	b, broker := setupSources(t, policytest.Files{"sources": `
@@ -250,7 +250,8 @@ func TestFeed_IsPausedAndRewound(t *testing.T) {
 		"SELECT string_agg(act, ' ' ORDER BY id) FROM dlq.acts WHERE subject = 'feed deaths'"))
 }
 
-// The policy does not know each queue, so a topic may turn out to have too long a name.
+// The policy does not list every queue. So the name of a feed's topic may turn out to be too long only when a queue has
+// a dead letter.
 func TestFeed_FailsForLongNamesOfTopics(t *testing.T) {
 	t.Parallel()
 	b, broker := setupSources(t, policytest.Files{"sources": fmt.Sprintf(`

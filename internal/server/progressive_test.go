@@ -150,7 +150,8 @@ func TestProgressive_FiveGroupsAtARealReceiver(t *testing.T) {
 	require.Contains(t, fmt.Sprint(out), "group held", "the decision is in the trail")
 }
 
-// A receiver that answers 429 to more than it takes slows a progressive run, and each message still arrives once.
+// A receiver accepts a few requests a second and answers further ones with 429. The progressive run slows down, and the
+// receiver accepts each message once.
 func TestProgressive_SlowsForARealReceiver(t *testing.T) {
 	t.Parallel()
 	const takes = 3 // requests a second

@@ -379,7 +379,7 @@ func TestSubmit_AnswersAlikeInBothHandlers(t *testing.T) {
 			body   string
 		}
 		answers := map[string]answer{}
-		for _, accept := range []string{"*/*", "application/json;q=0.9"} { // huma's handler answers the second
+		for _, accept := range []string{"*/*", "application/json;q=0.9"} { // huma's handler answers the second one
 			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, b.base+"/api/messages",
 				strings.NewReader(body))
 			require.NoError(t, err)

@@ -300,7 +300,8 @@ func TestSources_AreOffForAutomaticRedelivery(t *testing.T) {
 	}, 3*time.Minute, 100*time.Millisecond)
 }
 
-// A share group that copies no records leaves a reference. To publish it would publish null.
+// A share group that copies no records leaves only a reference to the record. dlqd refuses to publish a reference,
+// because it would publish null.
 func TestPublish_RefusesAReferenceOfAShareGroup(t *testing.T) {
 	t.Parallel()
 	b, broker := setupSources(t, policytest.Files{"sources": "    envelope: share\n"})
