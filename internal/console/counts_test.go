@@ -34,7 +34,7 @@ func TestTabs_ShowCounts(t *testing.T) {
 	b.fill("form[action^='/views'] input[name=name]", "nightly")
 	b.follow("form[action^='/views'] button")
 	b.waitForText("Saved view nightly.")
-	require.Equal(t, "☆ nightly 3", b.texts(".tabs [aria-current=page]"))
+	b.await("the tab of the view", func() bool { return b.texts(".tabs [aria-current=page]") == "☆ nightly 3" })
 	b.open("/dead-letters/" + o.text("SELECT id::text FROM dlq.dead_letter_open LIMIT 1"))
 	b.fill("input[name=assignee]", "kim")
 	b.navigate(func() { b.press("\r") })
