@@ -794,9 +794,11 @@ BEGIN
     SELECT p_skipped || coalesce(array_agg(r.entry_id), '{}'), p_why || coalesce(array_agg(r.detail), '{}'),
         p_reasons || coalesce(array_agg('ordering_key'::text), '{}')
     INTO p_skipped, p_why, p_reasons
-    FROM dlq.replay_run_entries r
-    WHERE r.run_id = p_run AND r.entry_id = ANY (p_ids) AND r.outcome IS NULL AND r.job_id IS NULL
-        AND r.detail IS NOT NULL AND r.entry_id <> ALL (p_skipped);
+    FROM unnest(p_ids) i (id)
+    CROSS JOIN LATERAL (SELECT e.entry_id, e.detail FROM dlq.replay_run_entries e
+        WHERE e.run_id = p_run AND e.entry_id = i.id AND e.detail IS NOT NULL AND e.outcome IS NULL
+            AND e.job_id IS NULL OFFSET 0) r
+    WHERE r.entry_id <> ALL (p_skipped);
     -- The redeliveries of a run have the origin of the session that started it.
     PERFORM set_config('dlq.origin', coalesce(v_run.origin, ''), true);
     SELECT coalesce(array_agg(s.entry_id), '{}'), array_agg(s.verdict), array_agg(s.job_id)
