@@ -142,10 +142,11 @@ COMMENT ON FUNCTION dlq.may_go_alone IS
 -- twice: unless p_force, an entry gets no job if its own job runs again or has done the work, or if
 -- a job other than its own and its failed redeliveries holds its unique key.
 --
--- Its plans have all partitions, so Postgres makes them once a session, and not five times more for values.
+-- Its plans have all partitions, so Postgres makes them once a session, and not five times more for values. p_failed is
+-- failed, or null if no entry in p_ids is: then the statement leaves the partitions of failed entries out.
 CREATE OR REPLACE FUNCTION dlq.redeliver_now(p_ids uuid[], p_actor text, p_reason text, p_note text, p_force boolean,
     p_detail jsonb, p_queue text, p_destination text, p_run uuid, p_config_version text, p_checkpoint text,
-    p_alone boolean)
+    p_alone boolean, p_failed dlq.dead_letter_stage)
 RETURNS TABLE (entry_id uuid, verdict text, job_id bigint)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off SET plan_cache_mode = force_generic_plan AS $$
@@ -196,7 +197,7 @@ BEGIN
                 SELECT * FROM dlq.dead_letter_queue e
                 -- IS TRUE excludes the indexes on the status. By old statistics no entry may be pending, and the plan
                 -- would read all that are.
-                WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed')
+                WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.stage IN ('open', p_failed)
                     AND (e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')) IS TRUE
                 ORDER BY e.stage, e.id -- the order of dlq.lock_entries
                 FOR UPDATE
@@ -339,16 +340,19 @@ DECLARE
     v_wait     constant text := current_setting('lock_timeout');
     v_deadline timestamptz;
     v_entry    record;
+    v_failed   dlq.dead_letter_stage; -- null if no entry has failed
 BEGIN
     -- Lock the entries first, with the caller's lock_timeout and before any job: the application's
     -- statement that ends such a job must not wait for a session that has locked an entry. From
     -- then on this function waits only for unique keys and for locks on dlqd's tables, at most 50 or
     -- 250 ms each.
-    PERFORM dlq.lock_entries(p_ids, '{dlq_pending,dlq_manual,dlq_failed}');
+    SELECT CASE WHEN 'failed' = ANY (l.stages) THEN 'failed' END INTO v_failed
+    FROM dlq.lock_entries(p_ids, '{dlq_pending,dlq_manual,dlq_failed}') l;
     -- Recovery from a lock timeout needs a subtransaction. Most batches need none, because they insert
     -- no unique key: their entries have none, or a job still holds it.
     IF p_force OR (SELECT e.id FROM dlq.dead_letter_queue e
-                   WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.unique_key IS NOT NULL
+                   WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.stage IN ('open', v_failed)
+                     AND e.unique_key IS NOT NULL
                        AND e.unique_states IS NOT NULL
                      AND (SELECT j.id FROM river.river_job j
                           WHERE j.unique_key = e.unique_key AND j.unique_key IS NOT NULL AND j.unique_states IS NOT NULL
@@ -356,14 +360,14 @@ BEGIN
                    LIMIT 1) IS NULL THEN
         PERFORM set_config('lock_timeout', '250ms', true);
         RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue,
-            p_destination, p_run, p_config_version, p_checkpoint, p_alone);
+            p_destination, p_run, p_config_version, p_checkpoint, p_alone, v_failed);
         PERFORM set_config('lock_timeout', v_wait, true);
         RETURN;
     END IF;
     BEGIN
         PERFORM set_config('lock_timeout', '50ms', true);
         RETURN QUERY SELECT * FROM dlq.redeliver_now(p_ids, p_actor, p_reason, p_note, p_force, p_detail, p_queue,
-            p_destination, p_run, p_config_version, p_checkpoint, p_alone);
+            p_destination, p_run, p_config_version, p_checkpoint, p_alone, v_failed);
         PERFORM set_config('lock_timeout', v_wait, true);
         RETURN;
     EXCEPTION WHEN lock_not_available THEN
@@ -384,7 +388,7 @@ BEGIN
             END IF;
             PERFORM set_config('lock_timeout', '50ms', true);
             RETURN QUERY SELECT * FROM dlq.redeliver_now(ARRAY[v_entry.id], p_actor, p_reason, p_note, p_force,
-                p_detail, p_queue, p_destination, p_run, p_config_version, p_checkpoint, p_alone);
+                p_detail, p_queue, p_destination, p_run, p_config_version, p_checkpoint, p_alone, v_failed);
             PERFORM set_config('lock_timeout', v_wait, true);
         EXCEPTION WHEN lock_not_available THEN
             RETURN QUERY SELECT v_entry.id, 'busy', v_entry.river_job_id;

@@ -964,6 +964,21 @@ COMMENT ON FUNCTION dlq.note_on IS
     'Writes an audit row for each of the entries, which must be in partitions of these stages and are not '
     'moved. p_since and p_until: when the first and the last closed entry closed, if the caller knows.';
 
+-- lock_open locks for dlq.lock_filed, and keeps its plan: in lock_filed, Postgres would plan its statement again for each
+-- batch.
+CREATE OR REPLACE FUNCTION dlq.lock_open(p_ids uuid[], p_from dlq.dead_letter_status[]) RETURNS uuid[]
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN (SELECT coalesce(array_agg(l.id), '{}')
+            FROM (SELECT e.id FROM dlq.dead_letter_open e
+                  -- IS TRUE excludes the indexes on the status, as in dlq.redeliver_now.
+                  WHERE e.id = ANY (p_ids) AND (e.status = ANY (p_from)) IS TRUE ORDER BY e.id FOR UPDATE) l);
+END
+$$;
+COMMENT ON FUNCTION dlq.lock_open IS
+    'Locks the given entries that are open and in one of these states. Returns their ids.';
+
 -- lock_filed locks filed entries: first the open ones by id, then the closed ones by id, so that no
 -- two transactions deadlock. It looks for closed entries only if not all entries are open, and only
 -- in the stages of the states p_from. If an entry moves to another partition while the statement
@@ -977,21 +992,21 @@ CREATE OR REPLACE FUNCTION dlq.lock_filed(p_ids uuid[], p_from dlq.dead_letter_s
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_custom_plan AS $$
 DECLARE
-    v_from   constant timestamptz := dlq.closed_since(p_ids);
+    v_from   timestamptz;
     v_until  timestamptz;
-    v_closed constant dlq.dead_letter_stage[] := ARRAY(
-        SELECT DISTINCT dlq.stage_of(f.status) FROM unnest(p_from) f (status) WHERE NOT dlq.is_open(f.status));
+    v_closed dlq.dead_letter_stage[];
     v_found  record;
 BEGIN
     FOR v_try IN 1 .. 10 LOOP
         BEGIN
-            SELECT coalesce(array_agg(l.id), '{}') INTO ids
-            FROM (SELECT e.id FROM dlq.dead_letter_open e
-                  -- IS TRUE excludes the indexes on the status, as in dlq.redeliver_now.
-                  WHERE e.id = ANY (p_ids) AND (e.status = ANY (p_from)) IS TRUE ORDER BY e.id FOR UPDATE) l;
+            ids := dlq.lock_open(p_ids, p_from);
             stages := CASE WHEN ids = '{}' THEN '{}' ELSE '{open}' END;
             since := NULL;
             until := NULL;
+            EXIT WHEN cardinality(ids) >= cardinality(p_ids);
+            v_from := dlq.closed_since(p_ids);
+            v_closed := ARRAY(SELECT DISTINCT dlq.stage_of(f.status) FROM unnest(p_from) f (status)
+                WHERE NOT dlq.is_open(f.status));
             FOREACH v_until IN ARRAY CASE WHEN cardinality(p_ids) = 1
                 THEN ARRAY[v_from + interval '2 months', 'infinity']
                                        ELSE ARRAY['infinity'::timestamptz] END LOOP
