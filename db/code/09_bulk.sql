@@ -386,12 +386,9 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_incremental_sort = off
 SET work_mem = '64MB' AS $$
 DECLARE
-    v_number constant text := CASE
-        WHEN p_filter - '{queue,fingerprint,status,errorType,errorClass,after,before}'::text[] = '{}' THEN '1'
-        ELSE 'row_number() OVER ()' END;
+    v_number text := 'row_number() OVER ()';
     v_below  float8 := 2 * p_sample + 20; -- of place * number
-    v_from   constant text := ' FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(p_filter)
-        || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))';
+    v_from   text;
     v_cell   constant text := 'e.queue, coalesce(e.fingerprint, '''') AS fingerprint,
         coalesce(e.error_type, '''') AS error_type,
         CASE WHEN e.id >= $3 THEN 1 WHEN e.id >= $4 THEN 2 WHEN e.id >= $5 THEN 3 ELSE 4 END AS age, e.id, ';
@@ -399,7 +396,10 @@ BEGIN
     IF p_filter - '{queue,status,errorType,errorClass,after,before}'::text[] <> '{}' THEN
         PERFORM set_config('enable_bitmapscan', 'on', true); -- until the function ends
     END IF;
-    IF v_number = '1' THEN
+    v_from := ' FROM dlq.dead_letter_queue e WHERE ' || dlq.filter_where(p_filter)
+        || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))';
+    IF p_filter - '{queue,fingerprint,status,errorType,errorClass,after,before}'::text[] = '{}' THEN
+        v_number := '1';
         SELECT 4 * p_sample / greatest(sum(c.reltuples), 1) INTO v_below
         FROM pg_partition_tree('dlq.dead_letter_queue') t JOIN pg_class c ON c.oid = t.relid
         WHERE t.isleaf AND c.relname ~ '^dead_letter_(open|failed)';

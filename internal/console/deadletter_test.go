@@ -107,7 +107,7 @@ func TestDeadLetter_SenderAndAttempts(t *testing.T) {
 		require.Contains(t, b.texts("#facts"), fact)
 	}
 	require.Regexp(t, `attempt 1 of job \d+ .*· took 1 min · CPU 41.5 %, memory 63 %`, b.texts("#attempts"))
-	require.Regexp(t, `redelivery 1, job \d+: \w+ by kim .*· strategy manual · took \d`, b.texts("#attempts"))
+	require.Regexp(t, `redelivery 1, job \d+: \w+ by kim .*· strategy manual · took (under )?\d`, b.texts("#attempts"))
 
 	o.fail("reports", "report.daily", "no such report", 1)
 	b.open("/dead-letters/" + o.text("SELECT id::text FROM dlq.dead_letter_open WHERE queue = 'reports'"))
