@@ -217,9 +217,7 @@ type Config struct {
 type Ingester struct {
 	config Config
 
-	inboxMu    sync.Mutex
-	inboxRead  time.Time // when inboxIsOld was read; zero: never
-	inboxIsOld bool
+	inbox atomic.Pointer[inboxAge] // nil: never read
 
 	notifyMu sync.Mutex
 	notified map[string]time.Time // when the workers of a queue were notified last
@@ -686,18 +684,23 @@ func (i *Ingester) storeOnce(ctx context.Context, queries *dbsqlc.Queries, group
 	return entries, missing, nil
 }
 
-// readsInbox reports whether inserts must read the inbox.
+// inboxAge is an answer of InboxIsOld.
+type inboxAge struct {
+	read  time.Time
+	isOld bool
+}
+
+// readsInbox reports whether inserts must read the inbox. It holds no lock during the statement: an insert in a
+// transaction would wait with its connection for one that waits for a connection.
 func (i *Ingester) readsInbox(ctx context.Context, queries *dbsqlc.Queries) (bool, error) {
-	i.inboxMu.Lock()
-	defer i.inboxMu.Unlock()
-	if time.Since(i.inboxRead) < inboxInterval {
-		return i.inboxIsOld, nil
+	if last := i.inbox.Load(); last != nil && time.Since(last.read) < inboxInterval {
+		return last.isOld, nil
 	}
 	isOld, err := queries.InboxIsOld(ctx)
 	if err != nil {
 		return false, err
 	}
-	i.inboxRead, i.inboxIsOld = time.Now(), isOld
+	i.inbox.Store(&inboxAge{time.Now(), isOld})
 	return isOld, nil
 }
 

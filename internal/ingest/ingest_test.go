@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
@@ -308,6 +309,62 @@ func TestSubmit_FindsOldEntryInInbox(t *testing.T) {
 	require.True(t, again.Duplicate)
 	require.NotZero(t, again.EntryID)
 	require.Zero(t, b.jobs())
+}
+
+// onBegin calls a function when a transaction begins, and counts what asks the pool for a connection.
+type onBegin struct {
+	begun    func()
+	acquires chan struct{}
+}
+
+func (o *onBegin) TraceQueryStart(ctx context.Context, _ *pgx.Conn, query pgx.TraceQueryStartData) context.Context {
+	if strings.HasPrefix(query.SQL, "begin") {
+		o.begun()
+	}
+	return ctx
+}
+
+func (*onBegin) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (o *onBegin) TraceAcquireStart(ctx context.Context, _ *pgxpool.Pool, _ pgxpool.TraceAcquireStartData) context.Context {
+	o.acquires <- struct{}{}
+	return ctx
+}
+
+func (*onBegin) TraceAcquireEnd(context.Context, *pgxpool.Pool, pgxpool.TraceAcquireEndData) {}
+
+func TestSubmitBatch_DoesNotWaitForInsertThatWaitsForConnection(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	config := b.pool.Config()
+	config.MaxConns = 1
+	tracer := &onBegin{begun: func() {}, acquires: make(chan struct{}, 100)}
+	config.ConnConfig.Tracer = tracer
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	require.NoError(t, pool.Ping(t.Context()))
+	<-tracer.acquires
+	b.config.Pool = pool
+	failed := make(chan error, 100)
+	b.config.Observe = func(_ int, _, _ time.Duration, err error) { failed <- err }
+	ingester := b.start()
+	single := make(chan error, 1)
+	one, two := b.message("m1", `1`), b.message("m2", `1`)
+	tracer.begun = func() { // the batch has the only connection
+		<-tracer.acquires
+		go func() {
+			_, err := ingester.Submit(context.WithoutCancel(t.Context()), one, ingest.Trace{})
+			single <- err
+		}()
+		<-tracer.acquires
+	}
+	_, err = ingester.SubmitBatch(t.Context(), []*message.Message{two}, ingest.Trace{})
+	require.NoError(t, err)
+	require.NoError(t, <-single)
+	require.NoError(t, <-failed)
+	require.NoError(t, <-failed)
+	require.Equal(t, 2, b.jobs())
 }
 
 func TestSubmit_ConcurrentSubmissionsShareInserts(t *testing.T) {
