@@ -281,10 +281,11 @@ func ParseBatch(raw []byte, most int, maxBytes int64) ([]*Message, error) {
 			continue
 		}
 		s := scanner{raw: item, keep: true}
-		if err := s.document(); err != nil { // never: the batch is checked
-			return nil, err
+		var msg *Message
+		err := s.document() // the limit of maxGrowth depends on the length: a message may grow less than the batch
+		if err == nil {
+			msg, err = decode(item, s.fields)
 		}
-		msg, err := decode(item, s.fields)
 		if bad, ok := errors.AsType[*InvalidError](err); ok {
 			invalid.Malformed = invalid.Malformed || bad.Malformed
 			for _, f := range bad.Fields {

@@ -264,3 +264,13 @@ func TestParse_ChecksIDsAndKinds(t *testing.T) {
 		}
 	}
 }
+
+func TestParseBatch_RefusesNumbersThatGrowTooMuch(t *testing.T) {
+	t.Parallel()
+	large := `{"queue": "default", "kind": "k", "payload": [` + strings.Repeat("1e1000, ", 100) + `1]}`
+	small := `{"queue": "default", "kind": "k", "payload": "` + strings.Repeat("x", 100_000) + `"}`
+	_, alone := message.Parse([]byte(large))
+	require.ErrorContains(t, alone, "payload[65]: has numbers up to byte")
+	_, err := message.ParseBatch([]byte(`{"messages": [`+small+`, `+large+`]}`), 2, 1<<20)
+	require.ErrorContains(t, err, "messages[1].payload[65]: has numbers up to byte")
+}
