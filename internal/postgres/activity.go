@@ -9,13 +9,15 @@ import (
 
 // ConnectionsUsed returns the percentage of the server's max_connections that is in use.
 func ConnectionsUsed(ctx context.Context, db DB) (percent float64, err error) {
-	// pg_stat_activity hides the backend type of other roles' sessions from a plain role.
+	// numbackends is used instead of pg_stat_activity, which hides the backend type of other roles' sessions from a plain
+	// role.
 	err = db.QueryRow(ctx, `SELECT 100.0::float8 * sum(numbackends) / current_setting('max_connections')::int
 		FROM pg_stat_database`).Scan(&percent)
 	return percent, err
 }
 
-// Entered is a number of rows in a group of partitions.
+// Entered is a number of rows in a group of partitions: inserted rows ([RowsEntered]) or present rows
+// ([RowsInDefaults]).
 type Entered struct {
 	Partition string // inbox, open, resolved, failed, archived, or audit trail
 	Rows      float64
@@ -34,8 +36,8 @@ func RowsEntered(ctx context.Context, db DB, schemas Schemas) ([]Entered, error)
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[Entered])
 }
 
-// RowsInDefaults counts the rows in default partitions, up to 10,000 each. A row goes there if the
-// partition of its month is missing.
+// RowsInDefaults counts the rows in default partitions, up to 10,000 in each. A row goes to a default partition if the
+// partition of the row's month is missing.
 func RowsInDefaults(ctx context.Context, db DB) ([]Entered, error) {
 	rows, err := db.Query(ctx, "SELECT partition, entries::float8 FROM dlq.default_partition_rows()")
 	if err != nil {
@@ -44,9 +46,9 @@ func RowsInDefaults(ctx context.Context, db DB) ([]Entered, error) {
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[Entered])
 }
 
-// Listen returns a connection that listens on a topic. It takes the connection out of the pool,
-// because a released connection would keep its LISTEN. If LISTEN fails, Listen returns the connection with the error,
-// and the caller closes it.
+// Listen returns a connection that listens on a topic. Listen takes the connection out of the pool, because a released
+// connection would keep its LISTEN. If LISTEN fails, Listen returns both the connection and the error. The caller
+// closes the connection in both cases.
 func Listen(ctx context.Context, pool *pgxpool.Pool, topic string) (*pgx.Conn, error) {
 	pooled, err := pool.Acquire(ctx)
 	if err != nil {

@@ -21,11 +21,11 @@ const (
 type Plan struct {
 	Create  []string // objects to create, for display
 	Upgrade []string // parts of an older installation to upgrade, for display
-	// Refusals are the reasons why Attach would break the application or this dlqd. Each says what
-	// to do.
+	// Refusals are the reasons why Attach would break the application or this dlqd. Each also says how to remove the
+	// cause.
 	Refusals []string
-	// Missing are rights that Attach needs. Later are rights that other parts need; a serving dlqd
-	// reports them too.
+	// Missing lists rights that Attach needs. Later lists rights that other parts need; a serving dlqd reports these,
+	// too.
 	Missing, Later []MissingRight
 	Role           string // of this session
 }
@@ -42,7 +42,7 @@ func (p *Plan) Err() error {
 	return errors.Join(errs...)
 }
 
-// Plan returns what Attach would do and whether it can. It changes nothing.
+// Plan returns the changes that Attach would make, and the reasons that prevent them. Plan changes nothing.
 func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 	p := &Plan{}
 	var err error
@@ -139,7 +139,7 @@ func (m *Migrator) refusals(ctx context.Context) ([]string, error) {
 		refusals = append(refusals, fmt.Sprintf("row level security hides rows of %s from this role, and hidden jobs would "+
 			"look deleted: run ALTER ROLE … BYPASSRLS, or attach as a role that has it", strings.Join(hidden, ", ")))
 	}
-	// Detach can drop dlqd's whole schema, so the schema must not hold objects of others.
+	// Detach can drop dlqd's whole schema, so the schema must contain only objects of dlqd.
 	foreign, err := m.foreignObjects(ctx)
 	if err != nil {
 		return nil, err
@@ -165,8 +165,8 @@ func (m *Migrator) refusals(ctx context.Context) ([]string, error) {
 	return refusals, nil
 }
 
-// foreignObjects returns up to five objects of dlqd's schema, or none if dlqd has started to install
-// itself there.
+// foreignObjects returns up to five objects in dlqd's schema that are not dlqd's. It returns none if dlqd has started
+// to install itself there.
 func (m *Migrator) foreignObjects(ctx context.Context) ([]string, error) {
 	rows, err := m.Pool.Query(ctx, `
 		WITH schema AS (SELECT n.oid FROM pg_namespace n WHERE n.nspname = $1), things AS (
@@ -187,9 +187,9 @@ func (m *Migrator) foreignObjects(ctx context.Context) ([]string, error) {
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-// Attach installs dlqd beside an application's River, or brings an installation up to date. It adds
-// two triggers to River's tables and leaves them otherwise unchanged. If a first installation
-// fails, Attach removes what it created.
+// Attach installs dlqd beside an application's River, or upgrades an existing installation. Attach adds two triggers to
+// River's tables and leaves these tables otherwise unchanged. If a first installation fails, Attach removes the objects
+// that it created.
 func (m *Migrator) Attach(ctx context.Context) error {
 	ctx = Unbounded(ctx)
 	return m.exclusively(ctx, func() error {
@@ -223,8 +223,8 @@ func (m *Migrator) Attach(ctx context.Context) error {
 	})
 }
 
-// Backfill records jobs that failed before capture was installed in the inbox, and returns their
-// number. It calls progress with the total after each batch.
+// Backfill appends to the inbox the jobs that failed before capture was installed, and returns their number. After each
+// batch, Backfill calls progress with the number so far.
 func (m *Migrator) Backfill(ctx context.Context, progress func(total int)) (int, error) {
 	total, db := 0, m.Schemas.Rendered(m.Pool)
 	for {
@@ -242,14 +242,14 @@ func (m *Migrator) Backfill(ctx context.Context, progress func(total int)) (int,
 
 // Installation is an installation of dlqd in this database.
 type Installation struct {
-	Schema   string   // of dlqd's tables
-	River    string   // schema of its River; empty if unknown
+	Schema   string   // of the tables of this dlqd
+	River    string   // schema of the River to which this dlqd is attached; empty if unknown
 	Triggers []string // on that River's river_job
 	Tables   bool     // dlqd's tables exist
 }
 
-// Installations finds all installations in this database through the catalog: by triggers on any
-// river_job that call a function of a schema, and by the tables in a schema.
+// Installations searches the catalog for all installations in this database. It finds an installation by triggers on
+// any river_job whose function is in the installation's schema, or by the tables in that schema.
 func (m *Migrator) Installations(ctx context.Context) ([]Installation, error) {
 	rows, err := m.Pool.Query(ctx, `
 		WITH triggers AS (
@@ -281,7 +281,7 @@ func (m *Migrator) Installations(ctx context.Context) ([]Installation, error) {
 		if all[i].River != "" {
 			continue
 		}
-		// If no triggers name the River schema, only the settings may. Skip them if this role may not read them.
+		// Without triggers, only dlqd's settings may name the River schema. This role may not be allowed to read them.
 		of := Schemas{DLQ: all[i].Schema, River: m.Schemas.River}
 		var readable bool
 		if err := m.Pool.QueryRow(ctx, `SELECT has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')

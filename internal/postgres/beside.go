@@ -16,12 +16,12 @@ import (
 )
 
 const (
-	// oldestProgram is the schema version of the oldest dlqd that works on the schema of this one. docs/versions.md has
-	// the releases, and CONTRIBUTING.md says which changes raise it.
+	// oldestProgram is the schema version of the oldest dlqd release that works on the schema of this program.
+	// docs/versions.md lists the releases. CONTRIBUTING.md says which changes require a higher value.
 	oldestProgram = 28
 
-	// settingOldestProgram and settingProgram are keys of dlq.settings. Their values are the oldestProgram and the
-	// version of the dlqd that installed the schema.
+	// settingOldestProgram and settingProgram are keys of dlq.settings. Their values are the constant oldestProgram and
+	// the version of the dlqd that installed the schema.
 	settingOldestProgram = "oldest_program"
 	settingProgram       = "program"
 
@@ -30,17 +30,18 @@ const (
 	heartbeatPoll = 200 * time.Millisecond
 )
 
-// ErrSchemaNew is returned by [Migrator.Check] if a newer dlqd installed the schema, and this one does not work on it.
+// ErrSchemaNew is returned by [Migrator.Check] if a newer dlqd installed the schema and this program does not work on
+// that schema.
 var ErrSchemaNew = errors.New("database schema is too new for this dlqd")
 
 // ErrNotComparable is returned by [Migrator.Drift] if a newer dlqd installed the schema.
 var ErrNotComparable = errors.New("a newer dlqd installed the schema")
 
-// Newer reports whether a newer dlqd installed the schema. This one leaves it as it is.
+// Newer reports whether a newer dlqd installed the schema. This program does not change such a schema.
 func (s MigrationStatus) Newer() bool { return s.Version > s.Latest }
 
-// refusal returns [ErrSchemaNew] if this dlqd does not work on the schema, and nil otherwise. A schema without
-// settingOldestProgram is as old as dlqd 0.1, or is not completely installed.
+// refusal returns an [ErrSchemaNew] if this dlqd does not work on the schema, and nil otherwise. A schema without
+// settingOldestProgram was installed by dlqd 0.1, or is not completely installed.
 func (s MigrationStatus) refusal(schema string) error {
 	by := "a newer dlqd"
 	if s.Program != "" {
@@ -68,8 +69,9 @@ func (s MigrationStatus) Fit() string {
 	return "up to date"
 }
 
-// recordOldest records which programs work on the schema of this one. It runs before the tables change, so that an
-// older program that starts meanwhile refuses the schema, and again after the first migration has created the table.
+// recordOldest records which programs work on the schema of this program. It runs before the tables change, so that an
+// older program that starts meanwhile refuses the schema. It runs again after the first migration, which creates
+// dlq.settings.
 func (m *Migrator) recordOldest(ctx context.Context) error {
 	if has, err := m.hasTable(ctx, m.Schemas.DLQ, "settings"); err != nil || !has {
 		return err
@@ -87,8 +89,9 @@ type runningProcess struct {
 	seenAt        time.Time
 }
 
-// awaitOlder returns an error if a dlqd runs that does not work on the schema of this one. A row of dlq.processes
-// outlives its process, so only a process whose heartbeat advances counts as running.
+// awaitOlder returns an error if a dlqd is running that does not work on the schema of this program. The row of a
+// process in dlq.processes remains after the process has ended. So only a process whose heartbeat advances counts as
+// running.
 func (m *Migrator) awaitOlder(ctx context.Context, s *MigrationStatus) error {
 	if s.Version == 0 || s.Version >= oldestProgram {
 		return nil
@@ -123,7 +126,7 @@ func (m *Migrator) awaitOlder(ctx context.Context, s *MigrationStatus) error {
 	return nil
 }
 
-// processes returns the processes that may run.
+// processes returns the processes with a heartbeat in the last minute, which may still be running.
 func (m *Migrator) processes(ctx context.Context) (map[uuid.UUID]runningProcess, error) {
 	rows, err := m.Pool.Query(ctx, m.Schemas.Render(`SELECT p.id, p.name, p.version, p.seen_at FROM dlq.processes p
 		WHERE p.seen_at > now() - interval '1 minute'`))

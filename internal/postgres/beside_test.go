@@ -20,7 +20,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// codeSetting returns what the schema says about its functions.
+// codeSetting returns the version of the functions that dlq.settings records.
 func codeSetting(t *testing.T, pool *pgxpool.Pool) (value string) {
 	t.Helper()
 	const sql = "SELECT value FROM dlq.settings WHERE key = 'code_version'"
@@ -54,7 +54,7 @@ func TestMigrator_WorksOnANewerSchema(t *testing.T) {
 	require.ErrorContains(t, m.Down(t.Context()), `run "dlqd migrate down" of dlqd 0.9.0`)
 	require.ErrorContains(t, m.DownTo(t.Context(), latest-1), `run "dlqd migrate down" of dlqd 0.9.0`)
 
-	// A newer dlqd's functions are gone, after a detach.
+	// A detach has removed the functions of a newer dlqd.
 	execute(t, pool, "DELETE FROM dlq.settings WHERE key = 'code_version'")
 	require.ErrorContains(t, m.Check(t.Context()), "its functions are missing")
 }
@@ -75,12 +75,12 @@ func TestMigrator_RefusesASchemaThatIsTooNew(t *testing.T) {
 	require.ErrorIs(t, m.Check(t.Context()), postgres.ErrSchemaNew)
 	require.Equal(t, "newer", codeSetting(t, pool))
 
-	// The newer dlqd records which programs work on its schema before it migrates.
+	// Before it migrates, a newer dlqd records which programs work on its schema.
 	execute(t, pool, "DELETE FROM dlq.schema_migrations WHERE version_id = $1", latest+1)
 	require.ErrorIs(t, m.Check(t.Context()), postgres.ErrSchemaNew)
 }
 
-// An upgrade is refused while a program runs that does not work on the new schema.
+// An upgrade is refused while a program is running that does not work on the new schema.
 func TestMigrator_WaitsForOlderPrograms(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Open(t, postgrestest.Empty(t))
@@ -116,8 +116,8 @@ func TestMigrator_WaitsForOlderPrograms(t *testing.T) {
 // statementPattern matches the statements in the files that sqlc generates.
 var statementPattern = regexp.MustCompile("(?s)= `(-- name: (\\w+) :\\w+\n.*?)`\n")
 
-// TestUpgrade_KeepsStatements prepares the statements of each release that runs beside this one on the schema of this
-// one, and those of this one: names, types and parameters exist.
+// TestUpgrade_KeepsStatements prepares, on the schema of this program, the statements of this program and of each
+// release that can run beside it. So all names, types and parameters in them exist.
 func TestUpgrade_KeepsStatements(t *testing.T) {
 	t.Parallel()
 	programs := map[string]string{}
@@ -151,8 +151,8 @@ func TestUpgrade_KeepsStatements(t *testing.T) {
 	}
 }
 
-// A program compares versions of the schema to find out whether functions are newer than its own. So functions that
-// have changed since a release stored them ("make freeze") need a migration with a new number.
+// A program compares schema versions to find out whether functions are newer than its own. "make freeze" stores the
+// functions of a release. Functions that have changed since then need a migration with a new number.
 func TestFreeze_FunctionsHaveANumber(t *testing.T) {
 	t.Parallel()
 	latest, err := postgres.LatestVersion()

@@ -35,9 +35,9 @@ var ErrNoBinaries = errors.New("no Postgres server found")
 
 var versionOutput = regexp.MustCompile(`\(PostgreSQL\) (\d+)`)
 
-// FindBinaries returns the newest supported server in dir or, if dir is empty, on PATH and where
-// Debian, Red Hat and Homebrew install servers. If major is not 0, only servers of that version
-// count.
+// FindBinaries returns the newest supported server in dir. If dir is empty, it searches PATH and the directories in
+// which Debian, Red Hat and Homebrew install servers. If major is not 0, FindBinaries considers only servers of that
+// version.
 func FindBinaries(ctx context.Context, dir string, major int) (Binaries, error) {
 	dirs := []string{dir}
 	if dir == "" {
@@ -88,8 +88,8 @@ func FindBinaries(ctx context.Context, dir string, major int) (Binaries, error) 
 	return slices.MaxFunc(usable, func(a, b Binaries) int { return a.Major - b.Major }), nil
 }
 
-// inspect returns the version of the server in dir. It follows links, because initdb looks for its
-// other programs and files in its own directory.
+// inspect returns the server in dir and its version. It follows symbolic links, because initdb looks for other programs
+// and files in the directory of its own file.
 func inspect(ctx context.Context, dir string) (Binaries, error) {
 	path, err := filepath.EvalSymlinks(filepath.Join(dir, "postgres"))
 	if err != nil {

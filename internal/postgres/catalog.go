@@ -15,9 +15,9 @@ import (
 	"github.com/dlqd/dlqd/db"
 )
 
-// catalogSQL lists the objects of dlqd's schema ($1) and dlqd's triggers in River's schema ($2),
-// each with its table, if it has one, and its definition. It leaves out what partitions inherit from their table, and
-// the functions that dlq.set_capture writes.
+// catalogSQL lists the objects of dlqd's schema ($1) and dlqd's triggers in River's schema ($2), each with its
+// definition and, if it belongs to one, its table. The list omits objects that partitions inherit from their table, and
+// the functions that dlq.set_capture creates.
 //
 //nolint:dupword // a column and the table that it is of
 const catalogSQL = `
@@ -67,10 +67,10 @@ SELECT 'type ' || t.typname, '', string_agg(e.enumlabel, ', ' ORDER BY e.enumsor
 JOIN pg_namespace n ON n.oid = t.typnamespace JOIN pg_enum e ON e.enumtypid = t.oid WHERE n.nspname = $1
 GROUP BY t.typname`
 
-// recreateListSQL lists statements that recreate the views and SQL functions of a schema ($1) as a restored dump does:
-// from the definitions that Postgres prints. These may differ from the original text: Postgres names unnamed columns
-// (in a branch of a UNION, in a subquery) and then prints the names. It prints a function whose body is a string
-// unchanged.
+// recreateListSQL lists statements that recreate the views and SQL functions of a schema ($1) from the definitions that
+// Postgres prints. A restored dump recreates them in the same way. A printed definition may differ from the original
+// text: Postgres names unnamed columns (in a branch of a UNION, in a subquery) and then prints the names. Postgres
+// prints a function whose body is a string unchanged.
 const recreateListSQL = `
 SELECT format('CREATE OR REPLACE VIEW %s AS %s', c.oid::regclass, pg_get_viewdef(c.oid))
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relkind = 'v'
@@ -81,8 +81,8 @@ SELECT pg_get_functiondef(p.oid) FROM pg_proc p JOIN pg_namespace n ON n.oid = p
 // object is a database object with its table and definition.
 type object struct{ name, table, definition string }
 
-// driftLocks is how many of the server's locks must be free for a comparison, which takes up to 722
-// (measured).
+// driftLocks is how many locks of the server's lock table must be free before a comparison. A comparison takes up to
+// 722 locks (measured).
 const driftLocks = 1000
 
 // ErrManyLocks is returned by [Migrator.Drift] if too few of the server's locks are free.
@@ -91,10 +91,10 @@ var ErrManyLocks = errors.New("the server has too few free locks now (max_locks_
 // errRollback rolls back the transaction that created a schema for comparison.
 var errRollback = errors.New("comparison finished")
 
-// Drift compares dlqd's schema with one that it creates from this program's migrations and code, in a transaction that
-// it rolls back. It lists objects that are missing or different. Of the objects that were added to dlqd's tables, it
-// lists those that can reject a row: columns, constraints, triggers, rules and unique indexes. It returns
-// [ErrNotComparable] for the schema of a newer dlqd.
+// Drift compares dlqd's schema with a fresh schema, which Drift creates from this program's migrations and code in a
+// transaction that it rolls back. It lists objects that are missing or different. It also lists objects that were added
+// to dlqd's tables and can reject a row: columns, constraints, triggers, rules and unique indexes. Drift returns
+// [ErrNotComparable] if a newer dlqd installed the schema, and [ErrManyLocks] if too few locks are free.
 func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 	ctx = Unbounded(ctx)
 	if status, err := m.status(ctx); err != nil {
@@ -139,7 +139,7 @@ func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 	if !errors.Is(err, errRollback) {
 		return nil, err
 	}
-	// A database restored from a dump has the recreated definitions, which are equivalent.
+	// Objects of a database that was restored from a dump have the recreated definitions. These count as equal.
 	for name, object := range is {
 		if as, there := recreated[name]; there && as.definition == object.definition {
 			should[name] = as
@@ -148,8 +148,8 @@ func (m *Migrator) Drift(ctx context.Context) ([]string, error) {
 	return differences(should, is), nil
 }
 
-// createFresh creates a fresh schema of dlqd beside the installed one, on the same River. Its
-// triggers on river_job are created on a copy of that table, in a separate schema.
+// createFresh creates a fresh dlqd schema in the same database as the installed one. Its triggers on river_job are
+// created on a copy of that table, in a separate schema.
 func (m *Migrator) createFresh(ctx context.Context, tx pgx.Tx, fresh Schemas) error {
 	if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = '2s'; CREATE SCHEMA %[1]s; CREATE SCHEMA %[2]s; "+
 		"CREATE TABLE %[2]s.river_job (LIKE %[3]s.river_job)", fresh.DLQ, fresh.River, m.Schemas.River)); err != nil {
@@ -185,8 +185,8 @@ func (m *Migrator) createFresh(ctx context.Context, tx pgx.Tx, fresh Schemas) er
 // addedLabel matches a statement that adds a label to an enum.
 var addedLabel = regexp.MustCompile(`ALTER TYPE (\S+) ADD VALUE IF NOT EXISTS ('\w+')(?: AFTER ('\w+'))?;`)
 
-// foldLabels moves the labels that later migrations add to an enum into the statement that creates it: all migrations
-// run in one transaction here, and a transaction cannot use a label that it has added.
+// foldLabels moves labels that later migrations add to an enum into the statement that creates the enum. Here all
+// migrations run in one transaction, and a transaction cannot use a label that it has added itself.
 func foldLabels(files []codeFile) {
 	for _, file := range files {
 		for _, added := range addedLabel.FindAllStringSubmatch(file.sql, -1) {
@@ -222,10 +222,10 @@ func recreate(ctx context.Context, tx pgx.Tx, schema string) error {
 	return err
 }
 
-// catalog returns the objects of dlqd's schema by name, with the schema names of m in their
-// definitions.
+// catalog returns the objects of the dlqd schema of in, by name. In their definitions, the schema names of in are
+// replaced by those of m.
 func (m *Migrator) catalog(ctx context.Context, tx pgx.Tx, in Schemas) (map[string]object, error) {
-	if _, err := tx.Exec(ctx, "SET LOCAL search_path = pg_catalog"); err != nil { // so that all names are qualified
+	if _, err := tx.Exec(ctx, "SET LOCAL search_path = pg_catalog"); err != nil { // Postgres then prints qualified names
 		return nil, err
 	}
 	rows, err := tx.Query(ctx, catalogSQL, in.DLQ, in.River)

@@ -13,14 +13,14 @@ import (
 
 var (
 	viewPattern = regexp.MustCompile(`(?m)^CREATE OR REPLACE VIEW (\S+)`)
-	// dropPattern matches the DROP statement in an error's hint. Postgres translates the hint around it, but not the
-	// statement.
+	// dropPattern matches the DROP statement in an error's hint. Postgres translates the text around the statement, but
+	// not the statement.
 	dropPattern = regexp.MustCompile(`DROP (?:FUNCTION|PROCEDURE|ROUTINE) [^;]*\)`)
 )
 
-// installCode creates or replaces functions and views. Where the parameters, results or columns
-// have changed, CREATE OR REPLACE fails and installCode drops the older ones first. It also drops
-// older functions of the same name.
+// installCode creates or replaces functions and views. If parameters, results or columns have changed, CREATE OR
+// REPLACE fails; installCode then drops the older function or view and tries again. It also drops older functions that
+// have the name of a new one.
 func (m *Migrator) installCode(ctx context.Context, tx pgx.Tx, files []codeFile) error {
 	for _, file := range files {
 		before, err := m.routines(ctx, tx)
@@ -54,8 +54,8 @@ func (m *Migrator) installCode(ctx context.Context, tx pgx.Tx, files []codeFile)
 	return nil
 }
 
-// lines returns the positions of lines with a prefix. It does not use a regular expression, which would take a hundred
-// times as long: 0.5 s at the start of each program and test binary with the race detector.
+// lines returns the positions in sql of lines with a prefix. A regular expression would take a hundred times as long:
+// 0.5 s at the start of each program and test binary with the race detector.
 func lines(sql, prefix string) (at []int) {
 	if strings.HasPrefix(sql, prefix) {
 		at = append(at, 0)
@@ -70,7 +70,7 @@ func lines(sql, prefix string) (at []int) {
 	}
 }
 
-// splitComments separates the COMMENT ON statements from other SQL.
+// splitComments separates the COMMENT ON statements from the other SQL statements.
 func splitComments(sql string) (others string, comments []string) {
 	var out strings.Builder
 	end := 0
@@ -85,7 +85,8 @@ func splitComments(sql string) (others string, comments []string) {
 	return out.String(), comments
 }
 
-// commentLength returns the length of the COMMENT ON statement at the beginning of sql, or 0 if it has no text.
+// commentLength returns the length in bytes of the COMMENT ON statement at the beginning of sql, or 0 if the statement
+// has no text.
 func commentLength(sql string) int {
 	at := strings.IndexAny(sql, "';")
 	for at >= 0 && at < len(sql) && sql[at] == '\'' { // a doubled quote begins another string
@@ -102,8 +103,8 @@ func commentLength(sql string) int {
 	return 0
 }
 
-// dropOlder drops functions that have the name of one that was just created but were not created
-// with it.
+// dropOlder drops each function that existed before and has the same name as a function that was just created, but a
+// different signature.
 func (m *Migrator) dropOlder(ctx context.Context, tx pgx.Tx, before map[uint32]routine) error {
 	after, err := m.routines(ctx, tx)
 	if err != nil {
@@ -126,7 +127,7 @@ func (m *Migrator) dropOlder(ctx context.Context, tx pgx.Tx, before map[uint32]r
 // maxDrops bounds the drops of older functions and views that one file may require.
 const maxDrops = 100
 
-// dropBefore returns the statement that must run before failed code is tried again, or "".
+// dropBefore returns the statement that must run before installCode tries failed code again, or "" if no drop helps.
 func dropBefore(err error, code string) string {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) {
@@ -147,7 +148,7 @@ func dropBefore(err error, code string) string {
 	return ""
 }
 
-// routine is a function or procedure of dlqd's schema. Its version changes whenever it is replaced.
+// routine is a function or procedure of dlqd's schema. Its version changes whenever the routine is replaced.
 type routine struct{ name, signature, version string }
 
 func (m *Migrator) routines(ctx context.Context, tx pgx.Tx) (map[uint32]routine, error) {

@@ -10,7 +10,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// A function of a newer schema may have more columns: SELECT * would fail.
+// A function of a newer schema may have more columns, with which SELECT * would fail.
 func TestColumnsOf_LeavesOutNewerColumns(t *testing.T) {
 	t.Parallel()
 	type inner struct {

@@ -15,7 +15,7 @@ var markers = []string{
 	"dlq:attempts", "dlq:stage", "dlq:version", "dlq:logical_failure", "dlq:done_by", "dlq:done",
 }
 
-// Left is something that a detach leaves behind, and how to remove it.
+// Left is an object or a change that a detach leaves behind, and the commands that remove it.
 type Left struct {
 	What string
 	How  []string // commands for psql
@@ -32,8 +32,8 @@ type Detached struct {
 // ErrNotAttached is returned by [Migrator.Find] if the named schemas hold no dlqd.
 var ErrNotAttached = errors.New("not attached")
 
-// Find returns the only installation, or the one in the schemas of m that the caller named. It
-// returns nil if the database has no installation.
+// Find returns the only installation in the database. If schemaNamed or riverNamed is set, Find considers only
+// installations in that schema of m. It returns nil if the database has no installation.
 func (m *Migrator) Find(ctx context.Context, schemaNamed, riverNamed bool) (*Installation, error) {
 	all, err := m.Installations(ctx)
 	if err != nil {
@@ -59,9 +59,9 @@ func (m *Migrator) Find(ctx context.Context, schemaNamed, riverNamed bool) (*Ins
 	return &fitting[0], nil
 }
 
-// Detach removes an installation's triggers, functions and views. It keeps the tables with the dead
-// letters, unless dropData is set. This session must own dlqd's functions, but not River's tables.
-// Detach returns what it left behind.
+// Detach removes an installation's triggers, functions and views, and returns what remains. It keeps the tables with
+// the dead letters, unless dropData is set. This session's role must own dlqd's functions; it need not own River's
+// tables.
 func (m *Migrator) Detach(ctx context.Context, of Installation, dropData bool) (*Detached, error) {
 	ctx = Unbounded(ctx)
 	m = &Migrator{Pool: m.Pool, Logger: m.Logger, Schemas: Schemas{DLQ: of.Schema, River: of.River}}
@@ -84,9 +84,8 @@ func (m *Migrator) Detach(ctx context.Context, of Installation, dropData bool) (
 	return done, err
 }
 
-// dropData drops everything in dlqd's schema, the schema itself if dropSchema is set and this role
-// owns it, and the roles that dlqd created, unless another dlqd uses them. It returns the dropped
-// roles.
+// dropData drops all objects in dlqd's schema. If dropSchema is set and this role owns the schema, it drops the schema,
+// too. It also drops the roles that dlqd created, unless another dlqd uses them, and returns the dropped roles.
 func (m *Migrator) dropData(ctx context.Context, dropSchema bool) ([]string, error) {
 	roles := ""
 	if has, err := m.hasTable(ctx, m.Schemas.DLQ, "settings"); err != nil {
@@ -136,8 +135,8 @@ func (m *Migrator) dropData(ctx context.Context, dropSchema bool) ([]string, err
 	}
 	var dropped []string
 	for role := range strings.SplitSeq(roles, ",") {
-		// The drop fails if another dlqd granted the role something, or if this role may not drop
-		// it. findLeftovers then reports it.
+		// The drop fails if another dlqd granted a right to the role, or if this session may not drop the role.
+		// findLeftovers then reports the role.
 		if role == "" {
 			continue
 		}
@@ -148,7 +147,7 @@ func (m *Migrator) dropData(ctx context.Context, dropSchema bool) ([]string, err
 	return dropped, nil
 }
 
-// findLeftovers returns what a detached dlqd leaves behind.
+// findLeftovers returns the objects and changes that remain after a detach.
 func (m *Migrator) findLeftovers(ctx context.Context, tables bool) ([]Left, error) {
 	var left []Left
 	var schema, owned bool
@@ -190,8 +189,7 @@ func (m *Migrator) findLeftovers(ctx context.Context, tables bool) ([]Left, erro
 	return append(left, marked...), err
 }
 
-// findGrants returns the rights on River's schema and this database that this role was granted for
-// dlqd.
+// findGrants returns the rights on River's schema and on this database that were granted to this role for dlqd.
 func (m *Migrator) findGrants(ctx context.Context) ([]Left, error) {
 	rows, err := m.Pool.Query(ctx, `
 		SELECT format('REVOKE ALL ON %s FROM %I;', o.kind || ' ' || o.name, current_user)
@@ -217,7 +215,7 @@ func (m *Migrator) findGrants(ctx context.Context) ([]Left, error) {
 	}}, nil
 }
 
-// findMarkers returns what dlqd wrote into River's jobs: markers in metadata and undelivered messages.
+// findMarkers returns traces of dlqd in River's jobs: markers in metadata, and undelivered messages.
 func (m *Migrator) findMarkers(ctx context.Context) ([]Left, error) {
 	has, err := m.hasTable(ctx, m.Schemas.River, "river_job")
 	if err != nil || !has {
@@ -225,8 +223,7 @@ func (m *Migrator) findMarkers(ctx context.Context) ([]Left, error) {
 	}
 	job := m.Schemas.River + ".river_job"
 	var jobs, messages int
-	// Counts stop at 100,000, because River's table may be large. The search uses River's index on
-	// metadata.
+	// Counts stop at 100,000, because River's table may be large. The first count uses River's index on metadata.
 	if err := m.Pool.QueryRow(ctx, `SELECT
 		(SELECT count(*) FROM (SELECT FROM `+job+` WHERE metadata ?| $1 LIMIT 100000) j),
 		(SELECT count(*) FROM (SELECT FROM `+job+` WHERE kind = 'dlqd_message' AND finalized_at IS NULL LIMIT 100000) j)`,

@@ -26,19 +26,20 @@ const (
 	embeddedDatabase = "dlqd"
 	embeddedUser     = "dlqd"
 
-	// embeddedStartTimeout bounds the time until the server accepts connections. Recovery after a
-	// crash replays at most max_wal_size.
+	// embeddedStartTimeout bounds the time until the server accepts connections. After a crash, the server first replays
+	// at most max_wal_size of WAL.
 	embeddedStartTimeout = 2 * time.Minute
-	// embeddedStopTimeout bounds a stop. The server has half of it to write its checkpoint.
+	// embeddedStopTimeout bounds a stop. Half of it is for the server's shutdown checkpoint.
 	embeddedStopTimeout = time.Minute
 	// killedTimeout is the least time that a killed server has to exit.
 	killedTimeout = time.Second
 
-	// orphanTries and orphanWait control restarts while children of a killed server remain.
+	// orphanTries and orphanWait bound the attempts to start while children of a killed server still run.
 	orphanTries = 20
 	orphanWait  = 500 * time.Millisecond
 
-	// maxLogBytes is the size above which a start renames the log, in place of the previous one.
+	// maxLogBytes is the size above which the next start renames the log. The renamed log replaces the previous renamed
+	// one.
 	maxLogBytes = 16 << 20
 
 	// maxSocketDir follows from the kernel's limit of 107 bytes for socket paths (sun_path); the
@@ -48,18 +49,18 @@ const (
 
 // EmbeddedConfig configures an embedded server.
 type EmbeddedConfig struct {
-	// DataDir holds the server's files, socket and log, and a lock that only one dlqd can hold.
+	// DataDir holds the server's files, socket and log, and a lock file that only one dlqd can lock.
 	DataDir string
 	// BinDir is the directory of the server's programs. If it is empty, [FindBinaries] searches for
 	// them.
 	BinDir string
-	// Throwaway trades durability for speed, for tests.
+	// Throwaway makes the server faster and not durable, for tests.
 	Throwaway bool
 	Logger    *slog.Logger
 }
 
-// Embedded is a Postgres server that runs as a child of this process. It listens only on a socket
-// in its own directory, which only its user and root can reach.
+// Embedded is a Postgres server that runs as a child of this process. The server listens only on a socket in a
+// directory that only the server's user and root can enter.
 type Embedded struct {
 	config EmbeddedConfig
 	bin    Binaries
@@ -70,7 +71,7 @@ type Embedded struct {
 	socket string // directory
 }
 
-// HeldError is returned if another dlqd uses a data directory.
+// HeldError is returned by [StartEmbedded] if another dlqd uses the data directory.
 type HeldError struct{ DataDir, Holder string }
 
 func (e *HeldError) Error() string {
@@ -94,8 +95,8 @@ func DefaultDataDir() (string, error) {
 	return filepath.Join(home, ".local", "share", "dlqd"), nil
 }
 
-// StartEmbedded starts the server of a data directory, which it creates if needed. It first shuts
-// down a server that a killed dlqd left running.
+// StartEmbedded starts the server of a data directory. It creates the directory if needed. If a killed dlqd left the
+// server running, StartEmbedded first shuts that server down.
 func StartEmbedded(ctx context.Context, config EmbeddedConfig) (*Embedded, error) {
 	dir, err := filepath.Abs(config.DataDir)
 	if err != nil {
@@ -120,10 +121,10 @@ func StartEmbedded(ctx context.Context, config EmbeddedConfig) (*Embedded, error
 	return e, nil
 }
 
-// ignoreDeadlySignals keeps SIGPIPE and SIGHUP from ending this process before it has stopped its server.
-// SIGPIPE comes if the program that reads this process's output has ended, and SIGHUP if the terminal has
-// closed. This process can still react to them ([signal.Notify]). Unlike with [signal.Ignore], programs that
-// this process starts receive them as usual.
+// ignoreDeadlySignals keeps SIGPIPE and SIGHUP from ending this process before it has stopped its server. The process
+// gets SIGPIPE if the reader of its output has ended, and SIGHUP if its terminal has closed. Code of this process can
+// still react to both signals ([signal.Notify]). Unlike with [signal.Ignore], programs that this process starts receive
+// both signals as usual.
 func ignoreDeadlySignals() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE, syscall.SIGHUP) }
 
 func (e *Embedded) start(ctx context.Context) error {
@@ -161,7 +162,7 @@ func (e *Embedded) start(ctx context.Context) error {
 			return nil
 		}
 		_ = e.terminate(embeddedStopTimeout)
-		// Children of a killed server release its shared memory once they notice that it is gone.
+		// A killed server's children hold its shared memory until they notice that the server is gone.
 		if try == orphanTries || !strings.Contains(e.logTail(), "pre-existing shared memory block") {
 			return err
 		}
@@ -185,8 +186,8 @@ func (e *Embedded) Exited() <-chan struct{} { return e.exited }
 // Stop shuts the server down and releases the data directory.
 func (e *Embedded) Stop() error { return e.StopWithin(embeddedStopTimeout) }
 
-// StopWithin is [Embedded.Stop] with a limit. A server that takes longer is killed, and recovers at
-// its next start.
+// StopWithin is [Embedded.Stop] with a limit. A server that takes longer is killed, and runs crash recovery at its next
+// start.
 func (e *Embedded) StopWithin(limit time.Duration) error {
 	err := e.terminate(limit)
 	if filepath.Dir(e.socket) != e.config.DataDir { // a temporary directory
@@ -195,8 +196,8 @@ func (e *Embedded) StopWithin(limit time.Duration) error {
 	return errors.Join(err, e.lock.Unlock())
 }
 
-// SetHolder records this process as the holder of the data directory, followed by about. A second
-// dlqd shows the text in its error.
+// SetHolder records this process, followed by the text about, as the holder of the data directory. The error of a
+// second dlqd shows that record.
 func (e *Embedded) SetHolder(about string) error {
 	return os.WriteFile(e.holderPath(), fmt.Appendf(nil, "dlqd with process id %d%s", os.Getpid(), about), 0o600)
 }
@@ -246,8 +247,8 @@ func (e *Embedded) acquire() error {
 	return e.SetHolder("")
 }
 
-// dataVersion returns the version of the server that created a data directory, or 0 if there is
-// none.
+// dataVersion returns the major version of the server that created a data directory, or 0 if the directory has no
+// database.
 func dataVersion(pgdata string) (int, error) {
 	raw, err := os.ReadFile(filepath.Join(pgdata, "PG_VERSION"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -259,8 +260,8 @@ func dataVersion(pgdata string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(raw)))
 }
 
-// initdb creates the server's files under another name and renames them at the end, so that an
-// interrupted run does not leave an incomplete database.
+// initdb creates the server's files in a directory with a temporary name and renames that directory at the end. So an
+// interrupted initdb leaves no incomplete database.
 func (e *Embedded) initdb(ctx context.Context) error {
 	unfinished := e.pgdata() + ".new"
 	if err := os.RemoveAll(unfinished); err != nil {
@@ -278,8 +279,8 @@ func (e *Embedded) initdb(ctx context.Context) error {
 	return os.Rename(unfinished, e.pgdata())
 }
 
-// socketDir returns a directory in the data directory. If that path is too long for a socket, or
-// contains a comma, which separates hosts, it returns a temporary directory.
+// socketDir returns a directory for the socket, in the data directory if possible. It returns a temporary directory if
+// the path is too long for a socket, or contains a comma, which separates hosts in a connection string.
 func (e *Embedded) socketDir() (string, error) {
 	dir := filepath.Join(e.config.DataDir, "socket")
 	if len(dir) > maxSocketDir || strings.Contains(dir, ",") {
@@ -293,8 +294,8 @@ func (e *Embedded) socketDir() (string, error) {
 	return dir, e.owner.chown(dir)
 }
 
-// stopLeftover shuts down a server whose dlqd was killed. A clean restart costs a checkpoint and
-// makes the server a child of this process.
+// stopLeftover shuts down a server that still runs although its dlqd was killed. The server is then started anew, at
+// the cost of a checkpoint, to be a child of this process.
 func (e *Embedded) stopLeftover(ctx context.Context) error {
 	status := exec.CommandContext(ctx, e.bin.Path("pg_ctl"), "status", "-D", e.pgdata()) //nolint:gosec // as above
 	e.owner.runAs(status)
@@ -346,8 +347,8 @@ func (e *Embedded) launch() error {
 	}
 	e.server.Stdout, e.server.Stderr = log, log
 	e.owner.runAs(e.server)
-	// The server has its own process group: Ctrl-C in a terminal must reach only dlqd, which stops
-	// the server last.
+	// The server has its own process group, so that Ctrl-C in a terminal reaches only dlqd, which stops the server after
+	// everything else.
 	e.server.SysProcAttr.Setpgid = true
 	if err := e.server.Start(); err != nil {
 		return fmt.Errorf("start Postgres: %w", err)
@@ -404,8 +405,8 @@ func (e *Embedded) logTail() string {
 	return strings.TrimSpace(string(raw[max(0, len(raw)-most):]))
 }
 
-// terminate requests a fast shutdown (SIGINT). After half of the limit it requests an immediate one
-// (SIGQUIT), and after a further quarter it kills the server.
+// terminate requests a fast shutdown (SIGINT). After half of the limit it requests an immediate shutdown (SIGQUIT).
+// After a further quarter it kills the server.
 func (e *Embedded) terminate(limit time.Duration) error {
 	for _, step := range []struct {
 		signal syscall.Signal
@@ -462,7 +463,7 @@ func (o owner) chown(path string) error {
 	return os.Chown(path, int(o.credential.Uid), int(o.credential.Gid))
 }
 
-// canReach checks that the owner can enter and write dir: a parent directory may be closed to other
+// canReach checks that the owner can enter and write dir. It can fail because a parent directory is closed to other
 // users.
 func (o owner) canReach(ctx context.Context, dir string) error {
 	if o.credential == nil {

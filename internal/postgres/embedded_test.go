@@ -16,7 +16,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// dataDir returns a directory that the server's user can reach, also if root runs the tests.
+// dataDir returns a directory that the server's user can reach, even if root runs the tests.
 func dataDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "dlqd-embedded-")
@@ -71,8 +71,7 @@ func TestEmbedded_KeepsDataAndLocksDirectory(t *testing.T) {
 	require.NoError(t, second.Stop())
 }
 
-// A killed dlqd leaves its server running. The next dlqd shuts that server down and starts its own,
-// without losing data.
+// A killed dlqd leaves its server running. The next dlqd shuts that server down and starts a server on the same data.
 func TestEmbedded_RecoversAfterKill(t *testing.T) {
 	t.Parallel()
 	dir := dataDir(t)
@@ -89,7 +88,7 @@ func TestEmbedded_RecoversAfterKill(t *testing.T) {
 	<-first.Exited()
 	require.Equal(t, "42", query(t, second.URL(), "SELECT n::text FROM saved"))
 
-	// The server itself is killed. The next start recovers.
+	// The server itself is killed. The next start recovers its data.
 	raw, err := os.ReadFile(filepath.Join(dir, "pgdata", "postmaster.pid"))
 	require.NoError(t, err)
 	pid, err := strconv.Atoi(strings.SplitN(string(raw), "\n", 2)[0])
@@ -139,7 +138,7 @@ func TestEmbedded_RejectsVersionThatIsNotInstalled(t *testing.T) {
 func TestEmbedded_RootNeedsReachableDirectory(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
-		return // only root changes user
+		return // only root runs the server as another user
 	}
 	closed := dataDir(t) // 0700
 	_, err := start(t, filepath.Join(closed, "data"))
@@ -153,7 +152,7 @@ func TestFindBinaries_ChecksVersions(t *testing.T) {
 	require.ErrorIs(t, err, postgres.ErrNoBinaries)
 	require.ErrorContains(t, err, "Install it with: ")
 
-	// Versions outside the supported range do not count.
+	// FindBinaries ignores versions outside the supported range.
 	fake := func(version string) string {
 		dir := t.TempDir()
 		for _, program := range []string{"postgres", "initdb"} {
@@ -167,7 +166,7 @@ func TestFindBinaries_ChecksVersions(t *testing.T) {
 		require.Equal(t, ok, err == nil, "%s: %v", version, err)
 	}
 
-	// A link is followed to the directory with the server's other programs.
+	// FindBinaries follows a symbolic link to the directory with the server's other programs.
 	real := fake("16.4")
 	linked := t.TempDir()
 	require.NoError(t, os.Symlink(filepath.Join(real, "postgres"), filepath.Join(linked, "postgres")))

@@ -11,14 +11,14 @@ import (
 	"github.com/riverqueue/river/riverdriver"
 )
 
-// serverKey is the key of a connection's server in its custom data.
+// serverKey is the key under which a connection's custom data holds the name of its server.
 const serverKey = "dlqd.server"
 
-// serverOf returns a name for the server of a connection: the time at which the server started, which no two servers
-// share, and the time from which its statistics count. After the crash of a backend, a server keeps its start time and
-// starts new statistics, so its name changes: it, too, may have lost commits that it had acknowledged. serverOf asks
-// once for each connection, because a connection ends with its server. It returns "" if the server does not report the
-// times.
+// serverOf returns a name for the server of a connection. The name has two times: the server's start time, which no two
+// servers share, and the time since which the server counts statistics. After the crash of a backend, a server keeps
+// its start time and starts new statistics, so its name changes. That is intended: such a server, too, may have lost
+// commits that it had acknowledged. serverOf queries each connection only once, because a connection ends with its
+// server. It returns "" if the server does not report the times.
 func serverOf(ctx context.Context, conn *pgx.Conn) (string, error) {
 	data := conn.PgConn().CustomData()
 	if known, has := data[serverKey].(string); has {
@@ -35,8 +35,8 @@ func serverOf(ctx context.Context, conn *pgx.Conn) (string, error) {
 }
 
 // OnServer calls fn with a db that runs all statements on one server, and with the name of that server. The name is ""
-// if it is not known, as behind a pooler, whose connections outlive their servers. db is no transaction: each of its
-// statements is a transaction, with dlqd's settings.
+// if it is unknown, for example behind a pooler, whose connections survive a change of the server. db is not a
+// transaction: each of its statements runs in a transaction of its own, with dlqd's settings.
 func (d *Driver) OnServer(ctx context.Context, fn func(db pgx.Tx, server string) error) error {
 	if d.pooled {
 		return fn(d.single(), "")
@@ -62,5 +62,5 @@ type connection struct {
 	*pooledConn
 }
 
-// pooledConn is another name for the field that a connection embeds: Conn is a method.
+// pooledConn renames the embedded field of connection: a field Conn would collide with the method Conn.
 type pooledConn = pgxpool.Conn

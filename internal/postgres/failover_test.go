@@ -15,7 +15,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// onServer returns the server of a statement.
+// onServer returns the name of the server on which a statement runs.
 func onServer(ctx context.Context, pool *pgxpool.Pool) (server string, err error) {
 	err = postgres.NewDriver(pool).OnServer(ctx, func(db pgx.Tx, s string) error {
 		server = s
@@ -44,7 +44,8 @@ func TestDriver_NamesServerOfStatement(t *testing.T) {
 	require.NotEqual(t, before, after)
 }
 
-// A pooler's connections outlive its servers, and a server may not say when it started.
+// The server is unknown behind a pooler, whose connections survive a change of the server, and for a server that does
+// not report its start time.
 func TestDriver_DoesNotKnowEveryServer(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)
@@ -59,7 +60,8 @@ func TestDriver_DoesNotKnowEveryServer(t *testing.T) {
 	require.Empty(t, server)
 }
 
-// A server that a killed backend brought down may have lost what it had acknowledged, as with synchronous_commit off.
+// After a backend was killed, its server restarts all sessions and may have lost commits that it acknowledged, for
+// example with synchronous_commit off.
 func TestDriver_NamesServerAnewAfterCrash(t *testing.T) {
 	t.Parallel()
 	servers := postgrestest.NewReplicated(t, false)
@@ -72,12 +74,12 @@ func TestDriver_NamesServerAnewAfterCrash(t *testing.T) {
 	var after string
 	require.Eventually(t, func() bool {
 		after, err = onServer(t.Context(), pool)
-		return err == nil && after != before // until the server notices, it accepts connections
+		return err == nil && after != before // the server accepts connections until it notices the kill
 	}, 5*time.Minute, 50*time.Millisecond)
 	require.NotEmpty(t, after)
 }
 
-// River's completer retries other errors for seconds.
+// OnServer must return River's error for a closed pool: River's completer retries other errors for seconds.
 func TestDriver_SaysThatPoolIsClosed(t *testing.T) {
 	t.Parallel()
 	pool, err := postgres.Open(t.Context(), postgrestest.URL(t), 1)

@@ -26,10 +26,10 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// riverVersions has the version of River's schema when each migration was frozen.
+// riverVersions has, for each frozen schema, the version of River's schema at the time of the freeze.
 var riverVersions = map[string]int{"00002": 8, "00004": 8, "00008": 8}
 
-// A database with the schema of a freeze is upgraded while an application completes and fails jobs: no statement of the
+// A database with a frozen schema is upgraded while an application completes and fails jobs. No statement of the
 // application fails, every failure has exactly one dead letter, and existing rows do not change.
 func TestUpgrade_FromFrozenSchema(t *testing.T) {
 	t.Parallel()
@@ -45,7 +45,7 @@ func TestUpgrade_FromFrozenSchema(t *testing.T) {
 	}
 }
 
-// frozenGuest returns an attached database as it was when the migrations up to version were frozen.
+// frozenGuest returns an attached database in the state of the freeze of the migrations up to version.
 func frozenGuest(t *testing.T, version string) *guest {
 	t.Helper()
 	code := gunzip(t, "testdata/frozen/"+version+".sql.gz")
@@ -55,8 +55,8 @@ func frozenGuest(t *testing.T, version string) *guest {
 	number, err := strconv.ParseInt(version, 10, 64)
 	require.NoError(t, err)
 	require.NoError(t, g.migrator.UpTo(t.Context(), number))
-	// On the day of the freeze there is nothing to upgrade, so change functions and triggers
-	// slightly.
+	// On the day of a freeze, the frozen functions and triggers equal the current ones. Change them slightly, so that
+	// there is something to upgrade.
 	older := strings.NewReplacer("'dlqd: capture gives way", "'dlqd, an older one: capture gives way",
 		"'dlqd: capture skips", "'dlqd, an older one: capture skips",
 		"AFTER UPDATE OF state ON river.river_job", "AFTER UPDATE ON river.river_job",
@@ -86,7 +86,7 @@ func upgrade(t *testing.T, version string) {
 	app.await(300)
 	g.reconcile()
 	for _, f := range doctor.Examine(t.Context(), g.migrator) {
-		// These findings concern the whole server, vacuum, or DLQ workers, of which none runs here.
+		// These findings concern the whole server, vacuum, or DLQ workers; no DLQ worker runs in this test.
 		if !slices.Contains([]string{"transactions", "replication slots", "dead rows", "filing"}, f.Name) {
 			require.True(t, f.OK, "%s: %s", f.Name, f.Detail)
 		}
@@ -107,7 +107,7 @@ func upgrade(t *testing.T, version string) {
 	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM ("+entries+" EXCEPT ALL "+jobs+") j"),
 		"dead letters without a failure, or duplicates")
 
-	// Failures that entries include stay known after the entry is closed or deleted.
+	// dlqd still knows the failures of an entry after the entry is closed or deleted.
 	execute(t, g.dlqd, "SELECT dlq.discard(id, 'kim') FROM dlq.dead_letter_open WHERE kind IN ('folded_open', 'followed')")
 	g.reconcile()
 	require.Zero(t, count(t, g.dlqd, "SELECT dlq.backfill()"))
@@ -128,8 +128,8 @@ func upgrade(t *testing.T, version string) {
 		WHERE outcome IS NULL) FROM dlq.replay_runs`))
 }
 
-// createEntriesInEveryState makes jobs fail in a queue without workers, and moves each entry into the
-// state that its kind names.
+// createEntriesInEveryState makes jobs fail in a queue without workers, and moves each entry into the state that the
+// kind of its job names.
 func (g *guest) createEntriesInEveryState() {
 	g.Helper()
 	fail := func(kinds string) {
@@ -168,8 +168,8 @@ func (g *guest) createEntriesInEveryState() {
 			FROM (SELECT status, count(*) AS n FROM dlq.dead_letter_queue GROUP BY 1) s`))
 }
 
-// createRepeatedFailures makes entries include failures of their jobs after a retry outside dlqd, and
-// purges one entry.
+// createRepeatedFailures makes jobs fail again after a retry outside dlqd, so that entries have several failures. It
+// also purges one entry.
 func (g *guest) createRepeatedFailures() {
 	g.Helper()
 	fail := func() {
@@ -212,19 +212,19 @@ func (g *guest) text(sql string) (text string) {
 	return text
 }
 
-// tableRows are the rows of a table and the query that selects them.
+// tableRows has the rows of a table, and the query that selects them.
 type tableRows struct {
 	query string
 	all   []string
 }
 
-// rows returns the rows of dlqd's tables, by the queries of before or, if before is nil, of all
-// tables with lasting data.
+// rows returns the rows of dlqd's tables. It uses the queries of before. If before is nil, it reads all tables with
+// lasting data.
 func (g *guest) rows(before map[string]tableRows) map[string]tableRows {
 	g.Helper()
 	if before == nil {
 		before = map[string]tableRows{}
-		// dlqd itself rewrites or empties the tables that the query excludes.
+		// The query excludes tables that dlqd itself rewrites or empties.
 		rows, err := g.dlqd.Query(g.Context(), `
 			SELECT c.relname, format('SELECT to_jsonb(r)::text FROM (SELECT %s FROM %s) r', (SELECT string_agg(a.attname, ', ')
 			FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped), c.oid::regclass)
@@ -251,7 +251,7 @@ func (g *guest) rows(before map[string]tableRows) map[string]tableRows {
 	return now
 }
 
-// load is an application whose jobs succeed, fail, panic and cancel themselves without a pause.
+// load is an application that works without a pause. Its jobs succeed, fail, panic or cancel themselves.
 type load struct {
 	t      *testing.T
 	client *river.Client[pgx.Tx]
@@ -275,7 +275,7 @@ func (l *load) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQ
 }
 
 func (l *load) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
-	// Errors that are not from Postgres come from connections that River closes when it stops.
+	// Errors without a PgError come from connections that River closes when it stops.
 	if _, refused := errors.AsType[*pgconn.PgError](data.Err); refused {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -293,7 +293,7 @@ func newLoad(t *testing.T, g *guest) *load {
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	const batch = 30
-	free := make(chan struct{}, 10*batch) // jobs that may be inserted
+	free := make(chan struct{}, 10*batch) // places for jobs that may be inserted
 	for range cap(free) {
 		free <- struct{}{}
 	}
@@ -342,7 +342,7 @@ func newLoad(t *testing.T, g *guest) *load {
 	return l
 }
 
-// await waits until that many more jobs have ended.
+// await waits until the given number of further jobs have ended.
 func (l *load) await(jobs int64) {
 	l.t.Helper()
 	from := l.ended.Load()

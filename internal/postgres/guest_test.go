@@ -15,7 +15,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// guest is an application's database with dlqd's migrator, which runs as a plain role.
+// guest is an application's database, with dlqd's migrator as dlqd's role, which is no superuser.
 type guest struct {
 	*postgrestest.Guest
 	*testing.T
@@ -29,7 +29,7 @@ func newGuest(t *testing.T) *guest {
 	return openGuest(t, postgrestest.NewGuest(t))
 }
 
-// attachedGuest returns a guest to which dlqd is attached. It shares its roles with other tests.
+// attachedGuest returns a guest to which dlqd is attached. Other tests use the same roles.
 func attachedGuest(t *testing.T) *guest {
 	t.Helper()
 	return openGuest(t, postgrestest.AttachedGuest(t))
@@ -63,7 +63,7 @@ func (g *guest) countEntries() int {
 	return count(g.T, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_queue")
 }
 
-// reconcile files the failures that capture missed.
+// reconcile appends the failures that capture missed to the inbox.
 func (g *guest) reconcile() {
 	g.Helper()
 	for done := false; !done; {
@@ -80,11 +80,11 @@ func TestAttach_WorksAsPlainRole(t *testing.T) {
 	require.Zero(t, count(t, g.dlqd, `SELECT count(*) FROM pg_auth_members m
 		WHERE m.member = (SELECT oid FROM pg_roles WHERE rolname = current_user)`))
 
-	// Without rights, Attach refuses, lists them all and creates nothing.
+	// Without rights, Attach refuses, lists all missing rights and creates nothing.
 	var missing *postgres.MissingRightsError
 	require.ErrorAs(t, g.migrator.Attach(t.Context()), &missing)
 	require.Equal(t, before, catalog(t, g.owner), "a refused attach leaves nothing")
-	for range missing.Missing { // the printed statements suffice, one by one, as River's owner
+	for range missing.Missing { // as River's owner, run the printed statements one by one; together they suffice
 		require.ErrorAs(t, g.migrator.Attach(t.Context()), &missing)
 		execute(t, g.owner, missing.Missing[0].GrantSQL)
 	}
@@ -97,13 +97,13 @@ func TestAttach_WorksAsPlainRole(t *testing.T) {
 	g.fail(g.app)
 	require.Equal(t, 1, g.countEntries())
 
-	// An upgrade as the same role.
+	// The same role upgrades the installation.
 	execute(t, g.dlqd, "UPDATE dlq.settings SET value = 'older' WHERE key IN ('code_version', 'river_triggers')")
 	require.NoError(t, g.migrator.Attach(t.Context()))
 	g.fail(g.app)
 	require.Equal(t, 2, g.countEntries())
 
-	// Detach finds the installation in the catalog and need not own River's table.
+	// Detach finds the installation in the catalog. Its role does not own River's table.
 	found, err := g.migrator.Find(t.Context(), false, false)
 	require.NoError(t, err)
 	_, err = g.migrator.Detach(t.Context(), *found, true)
@@ -112,7 +112,7 @@ func TestAttach_WorksAsPlainRole(t *testing.T) {
 	g.fail(g.app)
 }
 
-// Each right that is not optional is needed: once revoked, it is reported as missing.
+// Each right that is not optional is needed: if it is revoked, MissingRights reports it.
 func TestRights_AreAllNeeded(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
@@ -124,7 +124,7 @@ func TestRights_AreAllNeeded(t *testing.T) {
 		}
 		grant := right.Grant(postgres.DefaultSchemas(), database, g.DLQDRole)
 		execute(t, g.owner, strings.Replace(strings.Replace(grant, "GRANT", "REVOKE", 1), " TO ", " FROM ", 1))
-		if right.On == "schema" { // PUBLIC has it too
+		if right.On == "schema" { // PUBLIC has the right, too
 			execute(t, g.owner, "REVOKE ALL ON SCHEMA public FROM PUBLIC")
 		}
 		_, missing, err := g.migrator.MissingRights(t.Context(), right.Part)
@@ -138,7 +138,7 @@ func TestRights_AreAllNeeded(t *testing.T) {
 	require.Len(t, missing, 2, "only the optional rights")
 }
 
-// Attach fails at a lock of the application, and removes what a first installation created.
+// A lock of the application makes Attach fail. Attach then removes the objects that a first installation created.
 func TestAttach_RemovesPartialInstallation(t *testing.T) {
 	t.Parallel()
 	for _, hadSchema := range []bool{false, true} {
@@ -162,8 +162,8 @@ func TestAttach_RemovesPartialInstallation(t *testing.T) {
 	}
 }
 
-// Detach drops everything in dlqd's schema, so Attach refuses a schema with other objects, and Find
-// skips it.
+// Detach drops everything in dlqd's schema. So Attach refuses a schema with other objects, and Find skips such a
+// schema.
 func TestGuest_RejectsSchemasOfOthers(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
@@ -179,7 +179,7 @@ func TestGuest_RejectsSchemasOfOthers(t *testing.T) {
 		}
 	}
 	before := catalog(t, g.owner)
-	asOwner := newMigrator(g.owner) // for users who have one role for everything
+	asOwner := newMigrator(g.owner) // some users have one role for everything
 	for _, migrator := range []*postgres.Migrator{g.migrator, asOwner} {
 		migrator.Tries = 1
 		plan, err := migrator.Plan(t.Context())
@@ -194,8 +194,7 @@ func TestGuest_RejectsSchemasOfOthers(t *testing.T) {
 	require.Equal(t, before, catalog(t, g.owner))
 }
 
-// River's own migrations work while dlqd is attached: down to nothing and up again, and to the
-// newest version.
+// While dlqd is attached, River's own migrations work: down to none, up again, and to the newest version.
 func TestGuest_AllowsRiverMigrations(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
@@ -223,7 +222,7 @@ func TestGuest_AllowsRiverMigrations(t *testing.T) {
 	require.Equal(t, 3, g.countEntries())
 }
 
-// The types of River's columns can change under sessions that have captured before.
+// The types of River's columns may change while sessions are open in which capture has run before.
 func TestGuest_ToleratesColumnTypeChanges(t *testing.T) {
 	t.Parallel()
 	g := attachedGuest(t)
@@ -239,7 +238,7 @@ func TestGuest_ToleratesColumnTypeChanges(t *testing.T) {
 		t.Helper()
 		one("INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('mail', '{\"n\": 1}', 3, 'running')")
 		one("UPDATE river_job SET state = 'discarded', finalized_at = now() WHERE state = 'running'")
-		g.reconcile() // capture skips a job if its plan is of the older type
+		g.reconcile() // capture skips a job if its cached plan uses the older type
 		one("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = (SELECT max(id) FROM river_job)")
 		one("UPDATE river_job SET state = 'cancelled', finalized_at = now() WHERE id = (SELECT max(id) FROM river_job)")
 		require.Equal(t, n, g.countEntries())
@@ -263,8 +262,7 @@ func TestGuest_ToleratesColumnTypeChanges(t *testing.T) {
 	}
 }
 
-// Lost rights of dlqd's role do not affect the application: capture needs no right on River's
-// tables.
+// If dlqd's role loses its rights, the application is not affected: capture needs no right on River's tables.
 func TestGuest_ToleratesLostRights(t *testing.T) {
 	t.Parallel()
 	g := attachedGuest(t)
@@ -279,7 +277,7 @@ func TestGuest_ToleratesLostRights(t *testing.T) {
 	require.Equal(t, 1, count(t, g.dlqd, "SELECT count(*) FROM dlq.job_facts WHERE job_id = $1 AND fact = 'retried'", job))
 	execute(t, g.app, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = $1", job)
 
-	// To mark a retried job, dlqd's role needs SELECT and UPDATE. Revoke one of them at a time.
+	// dlqd's role needs SELECT and UPDATE to mark a retried job. Revoke each of them in turn.
 	execute(t, g.owner, "GRANT USAGE ON SCHEMA public TO "+g.DLQDRole)
 	for _, lost := range []string{"SELECT", "UPDATE"} {
 		execute(t, g.owner, "GRANT SELECT, UPDATE ON river_job TO "+g.DLQDRole)
@@ -288,7 +286,7 @@ func TestGuest_ToleratesLostRights(t *testing.T) {
 	}
 	execute(t, g.app, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE state = 'available'")
 
-	// With the rights restored, dlqd sees what ended meanwhile.
+	// After the rights are restored, dlqd sees the jobs that ended meanwhile.
 	execute(t, g.owner, "GRANT USAGE ON SCHEMA public TO "+g.DLQDRole)
 	g.Grant(t, postgres.DefaultSchemas())
 	require.Eventually(t, func() bool { // on a busy machine, a batch of facts may not fit into the time of a call
@@ -297,8 +295,8 @@ func TestGuest_ToleratesLostRights(t *testing.T) {
 	}, 5*time.Minute, 50*time.Millisecond)
 }
 
-// The application is not affected if another role owns dlqd's schema and revokes its use. A backfill then records the
-// failures of that time.
+// Another role owns dlqd's schema and revokes the use of it. The application is not affected. After the use is granted
+// again, a backfill records the failures of that time.
 func TestGuest_ToleratesLostSchema(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
@@ -321,7 +319,7 @@ func TestGuest_ToleratesLostSchema(t *testing.T) {
 	require.Equal(t, 2, g.countEntries())
 }
 
-// A job that a policy hides does not count as deleted.
+// dlqd does not take a job that a policy hides for a deleted job.
 func TestGuest_RejectsRowLevelSecurity(t *testing.T) {
 	t.Parallel()
 	g := attachedGuest(t)
@@ -401,7 +399,7 @@ func TestGuest_SupportsTwoRivers(t *testing.T) {
 	require.Equal(t, 2, g.countEntries(), "the other dlqd still captures")
 }
 
-// Detach reports what it leaves, with commands that remove it.
+// Detach reports the objects and changes that remain, with commands that remove them.
 func TestDetach_ReportsWhatStays(t *testing.T) {
 	t.Parallel()
 	g := newGuest(t)
@@ -437,7 +435,7 @@ func TestDetach_ReportsWhatStays(t *testing.T) {
 	execute(t, postgrestest.Open(t, g.Admin), "CREATE ROLE "+g.DLQDRole)
 }
 
-// Detach retries if it meets locks of the application.
+// Detach retries while locks of the application block it.
 func TestDetach_RetriesUnderLoad(t *testing.T) {
 	t.Parallel()
 	g := attachedGuest(t)

@@ -10,15 +10,15 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// concurrently begins the section of a migration whose indexes are built outside its transaction,
-// without blocking writes. The section consists of CREATE INDEX statements, each of which ends its
-// line, and it ends at the migration's Down.
+// concurrently begins the section of a migration whose indexes are built outside the migration's transaction, without
+// blocking writes. The section has only CREATE INDEX statements, and each ends at the end of a line. The section ends
+// where the migration's Down begins.
 const concurrently = "-- +dlqd concurrently\n"
 
 var createIndex = regexp.MustCompile(`(?ms)^CREATE INDEX (\w+) ON (\S+) (.+?);$`)
 
-// withoutIndexes returns the part of a migration that goose runs: all but the section that begins with the
-// line concurrently.
+// withoutIndexes returns the part of a migration that goose runs: all but the section that begins with the line in the
+// constant concurrently.
 func withoutIndexes(migration string) string {
 	begin := strings.Index(migration, concurrently)
 	if begin < 0 {
@@ -28,9 +28,9 @@ func withoutIndexes(migration string) string {
 	return migration[:begin] + "-- +goose Down" + down
 }
 
-// buildIndexes builds the indexes of migrations that are missing, or that an earlier build left
-// invalid. An index of a partitioned table is built for each partition and then attached. Builds on
-// tables above smallTable do not block writes.
+// buildIndexes builds the indexes from those sections of all migrations that are missing or invalid. An earlier,
+// interrupted build leaves an invalid index. An index of a partitioned table is built for each partition and then
+// attached. Builds on tables above smallTable do not block writes.
 func (m *Migrator) buildIndexes(ctx context.Context) error {
 	migrations, err := migrationFiles()
 	if err != nil {
@@ -48,11 +48,11 @@ func (m *Migrator) buildIndexes(ctx context.Context) error {
 }
 
 const (
-	// smallTable is the size of a table, in bytes, up to which an index is built in a transaction that blocks
-	// writes, unless Migrator.Concurrently is set. That takes less than 200 ms and, unlike CREATE INDEX CONCURRENTLY,
-	// does not wait for older transactions.
+	// smallTable is the size of a table, in bytes, up to which an index is built in a transaction that blocks writes,
+	// unless Migrator.Concurrently is set. Such a build takes less than 200 ms. Unlike CREATE INDEX CONCURRENTLY, it does
+	// not wait for older transactions.
 	smallTable = 32 << 20
-	// indexTimeout bounds one build, which waits for all older transactions of the database.
+	// indexTimeout bounds one build. CREATE INDEX CONCURRENTLY waits for all older transactions of the database.
 	indexTimeout = 30 * time.Minute
 )
 
@@ -74,7 +74,7 @@ func (m *Migrator) buildIndex(ctx context.Context, name, table, definition strin
 	case !state.Partitioned:
 		return m.indexConcurrently(ctx, state.Found, name, table, definition)
 	case !state.Found:
-		// Partitions created from now on have the index.
+		// Partitions that are created after this statement get the index.
 		if err := m.indexInTx(ctx, fmt.Sprintf("CREATE INDEX %s ON ONLY %s %s", name, table, definition)); err != nil {
 			return err
 		}

@@ -8,8 +8,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// An upgrade of large tables builds indexes without blocking writes, partition by partition, and
-// resumes an interrupted build.
+// An upgrade of large tables builds indexes partition by partition, without blocking writes, and resumes an interrupted
+// build.
 func TestIndexes_AreBuiltConcurrently(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -23,8 +23,8 @@ func TestIndexes_AreBuiltConcurrently(t *testing.T) {
 	require.NotZero(t, leaves)
 	execute(t, pool, `DROP INDEX dlq.dead_letter_open_by_code, dlq.dead_letter_failed_by_code,
 		dlq.dead_letter_resolved_by_code, dlq.dead_letter_archived_by_destination`)
-	// An interrupted upgrade leaves a table's index without those of its partitions, and one
-	// partition's index that is not attached.
+	// An interrupted upgrade leaves the table's index without indexes of its partitions, and the index of one partition,
+	// which is not attached yet.
 	execute(t, pool, "CREATE INDEX dead_letter_failed_by_code ON ONLY dlq.dead_letter_failed (error_code, id) "+
 		"WHERE error_code IS NOT NULL")
 	execute(t, pool, "CREATE INDEX dead_letter_failed_default_by_code ON dlq.dead_letter_failed_default (error_code, "+

@@ -37,7 +37,7 @@ const (
 	// on River's tables.
 	settingTriggers      = "triggers"
 	settingRiverTriggers = "river_triggers"
-	// settingRiverSchema holds the schema of this dlqd's River.
+	// settingRiverSchema holds the name of the schema of the River that this dlqd uses.
 	settingRiverSchema = "river_schema"
 	// settingRoles lists the roles that dlqd created.
 	settingRoles = "roles_made"
@@ -49,15 +49,15 @@ const (
 	// MigrationTable is goose's table, in dlqd's schema.
 	MigrationTable = "schema_migrations"
 
-	// codeLockTimeout bounds how long a change of tables, triggers or functions waits for a lock
-	// before it is retried. An application's jobs queue behind that wait, so it is no longer than
-	// capture may take. It is shorter than Postgres' deadlock_timeout (1 s), so that a deadlock
-	// never cancels the application.
+	// codeLockTimeout bounds how long a change of tables, triggers or functions waits for a lock before it is retried.
+	// Statements on an application's jobs queue behind that wait, so it must not exceed the time limit of capture. It is
+	// shorter than Postgres' deadlock_timeout (1 s), so that Postgres never cancels the application's statement to
+	// resolve a deadlock.
 	codeLockTimeout = "200ms"
 	codeTries       = 25
 	codePause       = 500 * time.Millisecond // between tries, up to twice as long
 
-	// exclusiveTimeout bounds the wait for another dlqd that migrates.
+	// exclusiveTimeout bounds the wait for another dlqd that is migrating the database.
 	exclusiveTimeout = "2min"
 
 	// oldestRiver is the first version of River's schema with all columns that redeliveries write.
@@ -73,13 +73,13 @@ type Migrator struct {
 	Pool    *pgxpool.Pool
 	Schemas Schemas
 	Logger  *slog.Logger
-	// OwnRiver lets Up treat an existing River as dlqd's, not an application's.
+	// OwnRiver lets Up treat an existing River as dlqd's River. If it is false, Up takes it for an application's and
+	// fails.
 	OwnRiver bool
-	// Tries bounds the attempts of a change that meets locks of other sessions; 0 means 25, about
-	// half a minute.
+	// Tries bounds the attempts of a change that other sessions' locks block. 0 means 25, about half a minute.
 	Tries int
-	// Concurrently builds all indexes without blocking writes; if false, only those on tables above 32 MB
-	// are built so.
+	// Concurrently builds all indexes without blocking writes. If it is false, only indexes on tables above 32 MB are
+	// built that way.
 	Concurrently bool
 }
 
@@ -87,9 +87,9 @@ type Migrator struct {
 type MigrationStatus struct {
 	RiverVersion, RiverLatest int
 	Version, Latest           int64
-	CodeInstalled             bool // functions, views and triggers are those of this program, or of a newer one
-	// Oldest is the schema version of the oldest program that works on the schema, and Program the version of the dlqd
-	// that installed it; 0 and "" if they are not recorded.
+	CodeInstalled             bool // functions, views and triggers are those of this program or of a newer one
+	// Oldest is the schema version of the oldest program that works on the schema. Program is the version of the dlqd
+	// that installed the schema. They are 0 and "" if they were not recorded.
 	Oldest   int64
 	Program  string
 	Attached bool // River belongs to another application
@@ -102,8 +102,8 @@ func (s MigrationStatus) Current() bool {
 	return s.RiverVersion >= s.RiverLatest && s.Version == s.Latest && s.CodeInstalled
 }
 
-// Up applies dlqd's migrations, and installs dlqd's functions, views and triggers. It first applies River's migrations,
-// unless an application owns River. It does not change the schema of a newer dlqd.
+// Up applies dlqd's migrations and installs dlqd's functions, views and triggers. Before that, it applies River's
+// migrations, unless an application owns River. Up does not change a schema that a newer dlqd installed.
 func (m *Migrator) Up(ctx context.Context) error {
 	ctx = Unbounded(ctx)
 	return m.exclusively(ctx, func() error {
@@ -122,8 +122,8 @@ func (m *Migrator) Up(ctx context.Context) error {
 		if status.Attached {
 			return m.install(ctx, riverAttached)
 		}
-		// On a River of its own, dlqd's client can become River's leader. A leader discards stuck jobs of kinds that it
-		// does not know, such as those of an application.
+		// dlqd's client can become the leader of a River that dlqd owns. River's leader discards stuck jobs of kinds that
+		// the client does not know, such as an application's.
 		if status.RiverVersion > 0 && status.Version == 0 && !m.OwnRiver {
 			return fmt.Errorf("schema %q of this database already has a River: if an application uses it, run \"dlqd "+
 				"attach\"; if it belongs to dlqd, run \"dlqd migrate up --own-river\"", m.Schemas.River)
@@ -138,8 +138,8 @@ func (m *Migrator) Up(ctx context.Context) error {
 	})
 }
 
-// Down reverts dlqd's last migration. It first drops functions, views and triggers, which depend on
-// the newer tables. River's tables and their jobs stay: an application may use them.
+// Down reverts dlqd's last migration. Before that, it drops functions, views and triggers, because they depend on the
+// newer tables. Down keeps River's tables and jobs: an application may use them.
 func (m *Migrator) Down(ctx context.Context) error {
 	return m.revert(ctx, func(p *goose.Provider) error {
 		_, err := p.Down(ctx)
@@ -178,8 +178,8 @@ func (m *Migrator) revert(ctx context.Context, down func(*goose.Provider) error)
 		if err := m.dropCode(ctx); err != nil {
 			return err
 		}
-		// Record that the next installation is not the first on this River, so that the reconciler files what fails in
-		// between.
+		// The setting records that the next installation is not the first on this River. The reconciler then files the jobs
+		// that fail between Down and that installation.
 		if err := m.set(ctx, m.Pool, settingRiverTriggers, "reverted"); err != nil {
 			return err
 		}
@@ -187,8 +187,8 @@ func (m *Migrator) revert(ctx context.Context, down func(*goose.Provider) error)
 	})
 }
 
-// Installed reports whether dlqd's functions, of any version, are in the database. Detach drops
-// them.
+// Installed reports whether dlqd's functions, of any version, are in the database. It returns false after a detach,
+// which drops the functions.
 func (m *Migrator) Installed(ctx context.Context) (bool, error) {
 	known, err := m.hasTable(ctx, m.Schemas.DLQ, "settings")
 	if err != nil || !known {
@@ -200,8 +200,8 @@ func (m *Migrator) Installed(ctx context.Context) (bool, error) {
 	return m.Capturing(ctx) // the settings may be out of date
 }
 
-// Capturing reports whether the function of the capture trigger exists, which detach drops first.
-// It reads only the catalog and needs no right on dlqd's schema.
+// Capturing reports whether the function of the capture trigger exists. Detach drops that function first. Capturing
+// reads only the catalog, so it needs no right on dlqd's schema.
 func (m *Migrator) Capturing(ctx context.Context) (there bool, err error) {
 	err = m.Pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 		WHERE n.nspname = $1 AND p.proname = 'capture')`, m.Schemas.DLQ).Scan(&there)
@@ -227,7 +227,7 @@ func (m *Migrator) Check(ctx context.Context) error {
 	return err
 }
 
-// Fit is [Migrator.Check] that also describes the schema.
+// Fit is [Migrator.Check], and also returns a description of the schema.
 func (m *Migrator) Fit(ctx context.Context) (string, error) {
 	status, err := m.status(ctx)
 	if err != nil {
@@ -241,7 +241,7 @@ func (m *Migrator) check(ctx context.Context, status MigrationStatus) error {
 		return err
 	}
 	command := "dlqd migrate up"
-	// A River without dlqd counts as an application's.
+	// If River is installed without dlqd, an application owns River.
 	if status.Attached || status.Version == 0 && status.RiverVersion > 0 {
 		command = "dlqd attach"
 	}
@@ -260,8 +260,8 @@ func (m *Migrator) check(ctx context.Context, status MigrationStatus) error {
 	return nil
 }
 
-// install brings dlqd's schema up to date. The first call records who owns River; later calls do
-// not change it.
+// install brings dlqd's schema up to date. Its first call on a database records who owns River. Later calls do not
+// change that record.
 func (m *Migrator) install(ctx context.Context, river string) error {
 	status, err := m.status(ctx)
 	if err != nil {
@@ -335,8 +335,8 @@ func (m *Migrator) install(ctx context.Context, river string) error {
 	return err
 }
 
-// recordFiled records which failures are in entries that were filed before schema version 9. It has no statement
-// timeout. Runs of the reconciler, which have one, add what has changed since.
+// recordFiled records the failures of entries that were filed before schema version 9. It runs without a statement
+// timeout. Later runs of the reconciler, which have a timeout, record the failures that are missing by then.
 func (m *Migrator) recordFiled(ctx context.Context) error {
 	return m.inTx(ctx, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, m.Schemas.Render("SET LOCAL statement_timeout = 0; SELECT dlq.remember_taken()"))
@@ -344,9 +344,9 @@ func (m *Migrator) recordFiled(ctx context.Context) error {
 	})
 }
 
-// installTriggers runs each paragraph of triggers.sql in a transaction of its own: one transaction would need the locks
-// of all tables at once. If a paragraph fails, the triggers do not count as current, and the next call repeats all
-// paragraphs.
+// installTriggers runs each paragraph of triggers.sql in its own transaction: a single transaction would need the locks
+// of all tables at once. If a paragraph fails, the triggers do not count as current, and the next call runs all
+// paragraphs again.
 func (m *Migrator) installTriggers(ctx context.Context, triggers codePart) error {
 	for _, file := range triggers.files {
 		for paragraph := range strings.SplitSeq(file.sql, "\n\n") {
@@ -359,8 +359,8 @@ func (m *Migrator) installTriggers(ctx context.Context, triggers codePart) error
 	return m.set(ctx, m.Pool, settingTriggers, triggers.version)
 }
 
-// installRiverTriggers creates the triggers on River's table, with which capture begins. If they are the first on an
-// application's River, the reconciler does not file failures from before; only a backfill does.
+// installRiverTriggers creates the triggers on River's table, which start capture. If an application's River never had
+// them before, the reconciler does not file failures from before this time; only a backfill does.
 func (m *Migrator) installRiverTriggers(ctx context.Context, river string) error {
 	triggers := m.code().riverTriggers
 	before, err := m.setting(ctx, settingRiverTriggers)
@@ -381,8 +381,8 @@ func (m *Migrator) installRiverTriggers(ctx context.Context, river string) error
 	})
 }
 
-// withShortLocks runs a change of the schema in a transaction with a short lock timeout, and retries it while other
-// sessions hold the locks, at most m.Tries times.
+// withShortLocks runs a change of the schema in a transaction with a short lock timeout. While other sessions hold the
+// locks, it retries the transaction, at most m.Tries times.
 func (m *Migrator) withShortLocks(ctx context.Context, run func(tx pgx.Tx) error) error {
 	return m.retryLocked(ctx, func() error {
 		return m.inTx(ctx, func(tx pgx.Tx) error {
@@ -394,11 +394,11 @@ func (m *Migrator) withShortLocks(ctx context.Context, run func(tx pgx.Tx) error
 	})
 }
 
-// tupleUpdated is the error (XX000) of a GRANT or a change of a function if another transaction
-// changed the same object first.
+// tupleUpdated is the message of the error (XX000) that Postgres reports for a GRANT or a change of a function if
+// another transaction changed the same object first.
 const tupleUpdated = "tuple concurrently updated"
 
-// retryLocked runs a change until no other session's lock blocks it, at most m.Tries times.
+// retryLocked runs a change and repeats it while other sessions' locks block it. It makes at most m.Tries attempts.
 func (m *Migrator) retryLocked(ctx context.Context, run func() error) error {
 	for try := 1; ; try++ {
 		err := run()
@@ -426,7 +426,7 @@ func (m *Migrator) set(ctx context.Context, db DB, key, value string) error {
 
 type codeFile struct{ name, sql string }
 
-// codePart is SQL that is installed together.
+// codePart is a set of SQL files that are installed together.
 type codePart struct {
 	files   []codeFile // in order
 	version string     // hash of the files
@@ -490,9 +490,9 @@ func newCodePart(schemas Schemas, files ...codeFile) codePart {
 	return part
 }
 
-// withoutComments returns SQL without comments, COMMENT ON statements and layout. The version of
-// SQL code is a hash of that, so that a change of comments alone needs no upgrade of a database. It
-// does not use a regular expression, which takes 1 s with the race detector.
+// withoutComments returns SQL without comments, COMMENT ON statements and layout. The version of SQL code is a hash of
+// its result, so a changed comment does not require an upgrade of a database. withoutComments does not use a regular
+// expression, which would take 1 s with the race detector.
 func withoutComments(sql string) string {
 	sql, _ = splitComments(sql)
 	var out strings.Builder
@@ -540,9 +540,9 @@ var (
 	triggerPattern = regexp.MustCompile(`^CREATE (?:OR REPLACE )?TRIGGER (\w+) [^;]*? ON \w+\.(\w+)`)
 )
 
-// dropCode drops dlqd's functions, triggers and views. CASCADE drops the triggers: dropping one by
-// name requires owning its table, dropping its function requires owning the function. The triggers
-// on River's table are dropped first, in a separate transaction that locks the table only briefly.
+// dropCode drops dlqd's functions, triggers and views. It drops functions with CASCADE to remove their triggers: DROP
+// TRIGGER requires owning the table, and DROP FUNCTION only requires owning the function. It drops the triggers on
+// River's table first, in a separate transaction that locks the table only briefly.
 func (m *Migrator) dropCode(ctx context.Context) error {
 	const ofRiver = "p.proname IN ('capture', 'follow') AND p.prorettype = 'trigger'::regtype"
 	if err := m.drop(ctx, settingRiverTriggers, `
@@ -559,8 +559,7 @@ func (m *Migrator) dropCode(ctx context.Context) error {
 			FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $1) d (drop, step) ORDER BY d.step`)
 }
 
-// drop runs the statements that a query returns, and deletes the settings that describe what they
-// drop.
+// drop runs the statements that a query returns, and deletes the settings that describe the dropped objects.
 func (m *Migrator) drop(ctx context.Context, settings, query string) error {
 	return m.withShortLocks(ctx, func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, query, m.Schemas.DLQ)
@@ -576,7 +575,7 @@ func (m *Migrator) drop(ctx context.Context, settings, query string) error {
 				return fmt.Errorf("%s: %w", drop, err)
 			}
 		}
-		// The settings are deleted because a serving dlqd reads them to find out whether it is attached.
+		// A serving dlqd reads these settings to find out whether it is attached.
 		if known, err := hasTable(ctx, tx, m.Schemas.DLQ, "settings"); err != nil || !known {
 			return err
 		}
@@ -592,7 +591,7 @@ func LatestVersion() (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	// Numbers have leading zeros, so names are in order, and may have gaps.
+	// File names are in the order of the versions, because the numbers have leading zeros. Numbers may be missing.
 	return goose.NumericComponent(names[len(names)-1])
 }
 
@@ -624,8 +623,8 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 	}
 	code := m.code()
 	var river, oldest string
-	// Check the catalog as well as the settings: code may have been dropped, or River's table
-	// recreated. This program does not know the code of a newer dlqd, so there any version counts as current.
+	// Check the catalog as well as the settings: functions may have been dropped, or River's table recreated. This
+	// program does not know the code of a newer dlqd, so on a newer schema any version counts as current.
 	err = m.Pool.QueryRow(ctx, m.Schemas.Render(`
 		WITH installed AS (
 			SELECT p.proname AS name FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $4
@@ -664,8 +663,8 @@ func (m *Migrator) status(ctx context.Context) (MigrationStatus, error) {
 	return s, nil
 }
 
-// riverVersion returns the version of River's schema, or 0 if there is none. If other tools migrate
-// River and river_migration is missing, existing tables and columns determine the version.
+// riverVersion returns the version of River's schema, or 0 if River is not installed. If river_migration is missing
+// because other tools migrate River, riverVersion derives the version from the tables and columns that exist.
 func (m *Migrator) riverVersion(ctx context.Context) (int, error) {
 	has, err := m.hasTable(ctx, m.Schemas.River, "river_migration")
 	if err != nil {
@@ -761,8 +760,8 @@ func addLockTimeout(migration string) string {
 		"-- +goose Down\n"+wait).Replace(migration)
 }
 
-// exclusively keeps two migrations from running at once. Its transaction-level lock also works
-// behind a transaction pooler.
+// exclusively runs a migration while it holds an advisory lock, so that two migrations never run at once. The lock
+// belongs to a transaction, so it also works behind a transaction pooler.
 func (m *Migrator) exclusively(ctx context.Context, run func() error) error {
 	if err := m.Schemas.Validate(); err != nil {
 		return err
@@ -784,7 +783,7 @@ func (m *Migrator) inTx(ctx context.Context, run func(pgx.Tx) error) error {
 
 func (m *Migrator) createSchema(ctx context.Context, name string) error {
 	if has, err := m.hasSchema(ctx, name); err != nil || has {
-		return err // CREATE SCHEMA IF NOT EXISTS requires the right to create even if the schema exists
+		return err // CREATE SCHEMA IF NOT EXISTS fails without the right to create, even if the schema exists
 	}
 	if _, err := m.Pool.Exec(ctx, "CREATE SCHEMA IF NOT EXISTS "+name); err != nil {
 		return fmt.Errorf("create schema %s: %w", name, err)
@@ -819,8 +818,8 @@ func (m *Migrator) setting(ctx context.Context, key string) (string, error) {
 	return value, err
 }
 
-// PartitionInterval is how often a serving process creates partitions. They exist two months ahead,
-// so many rounds can fail before rows go to a default partition.
+// PartitionInterval is how often a serving process creates partitions. Partitions exist two months ahead, so rows go to
+// a default partition only if creation has failed for that long.
 const PartitionInterval = time.Hour
 
 // EnsurePartitions creates the partitions of this month and the next two.
@@ -829,7 +828,8 @@ func EnsurePartitions(ctx context.Context, pool *pgxpool.Pool, schemas Schemas) 
 	return err
 }
 
-// position returns the line at which Postgres found an error, as " (line n)", or "".
+// position returns the line of sql at which Postgres found an error, as " (line n)". It returns "" if the error has no
+// position.
 func position(err error, sql string) string {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || pgErr.Position <= 0 || int(pgErr.Position) > len(sql) {
@@ -838,8 +838,8 @@ func position(err error, sql string) string {
 	return fmt.Sprintf(" (line %d)", 1+strings.Count(sql[:pgErr.Position], "\n"))
 }
 
-// SchemaVersion returns the version of dlqd's schema, which must exist: the number of its last
-// migration.
+// SchemaVersion returns the version of dlqd's schema, which is the number of the last migration applied. The schema
+// must exist.
 func SchemaVersion(ctx context.Context, db DB) (version int64, err error) {
 	err = db.QueryRow(ctx, "SELECT coalesce(max(version_id), 0) FROM dlq."+MigrationTable+" WHERE is_applied").Scan(
 		&version)

@@ -55,7 +55,7 @@ func catalog(t *testing.T, pool *pgxpool.Pool) []string {
 	return all
 }
 
-// riverDatabase returns an application's database: River's tables, without dlqd.
+// riverDatabase returns a database of an application with River's tables and without dlqd.
 func riverDatabase(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := postgrestest.Open(t, postgrestest.Empty(t))
@@ -74,7 +74,7 @@ func TestMigrate_GoesUpAndDown(t *testing.T) {
 	require.NoError(t, err)
 	before := catalog(t, pool)
 	require.ErrorIs(t, m.Check(t.Context()), postgres.ErrSchemaOld)
-	for range 2 { // the second changes nothing
+	for range 2 { // the second call changes nothing
 		require.NoError(t, m.Up(t.Context()))
 		require.NoError(t, m.Check(t.Context()))
 	}
@@ -103,8 +103,8 @@ func TestMigrate_GoesUpAndDown(t *testing.T) {
 	require.Equal(t, full, catalog(t, pool))
 }
 
-// Recorded code may be missing: after an interrupted step down, a partial restore, or DROP …
-// CASCADE. Status reports that, and Up repairs it.
+// Recorded functions may be missing: after an interrupted Down, a partial restore, or DROP … CASCADE. Status reports
+// that, and Up repairs it.
 func TestMigrate_RepairsMissingCode(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -149,8 +149,7 @@ func TestMigrate_RepairsMissingCode(t *testing.T) {
 			WHERE river_job_id = (SELECT max(id) FROM river_job)`), name)
 	}
 
-	// Functions and views of an older dlqd that have other parameters or results are replaced, and none of them
-	// remains.
+	// Functions and views of an older dlqd with other parameters or results are replaced. None of the older ones remains.
 	execute(t, pool, `DROP FUNCTION dlq.reconcile; CREATE FUNCTION dlq.reconcile(p_limit integer, p_whole boolean,
 		OUT filed integer) LANGUAGE sql AS 'SELECT 1';
 		CREATE FUNCTION dlq.discard(p_id uuid, p_actor text DEFAULT session_user) RETURNS void LANGUAGE sql AS '';
@@ -165,7 +164,7 @@ func TestMigrate_RepairsMissingCode(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, drift)
 
-	// A step down stops half-way, because a view depends on a table.
+	// Down stops half-way, because a view depends on a table.
 	execute(t, pool, "CREATE VIEW report AS SELECT id FROM dlq.dead_letter_queue")
 	status, err := m.Status(t.Context())
 	require.NoError(t, err)
@@ -195,8 +194,8 @@ func TestMigrate_RunsOneAtATime(t *testing.T) {
 	}
 }
 
-// A serving dlqd hides columns, or another session grants rights, while another dlqd installs its
-// functions.
+// While a dlqd installs its functions, another session changes the same objects: a serving dlqd hides columns, or an
+// administrator grants rights.
 func TestMigrate_RetriesDuringGrants(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -313,7 +312,7 @@ func TestAttach_DetachRemovesEverything(t *testing.T) {
 	require.Nil(t, found)
 }
 
-// Up does not take over an application's River by mistake.
+// Up fails if an application may own the existing River.
 func TestMigrate_DoesNotTakeOverRiverOfApplication(t *testing.T) {
 	t.Parallel()
 	pool := riverDatabase(t)
@@ -337,7 +336,7 @@ func TestAttach_NeedsRiver(t *testing.T) {
 	require.ErrorContains(t, newMigrator(pool).Attach(t.Context()), "there is no River in schema")
 }
 
-// Every object that dlqd creates has a comment, which psql shows.
+// Every object that dlqd creates has a comment, for psql.
 func TestSchema_HasComments(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -373,7 +372,7 @@ func TestSchema_HasComments(t *testing.T) {
 	require.Empty(t, missing, strings.Join(missing, "\n"))
 }
 
-// db/code/16_comments.sql replaces the comments of frozen migrations.
+// Migrations cannot change after their freeze, so db/code/16_comments.sql replaces their comments.
 func TestSchema_CommentsUsePlainWords(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -407,7 +406,7 @@ func TestPartitions_AreCreatedAhead(t *testing.T) {
 	execute(t, pool, "CALL dlq.ensure_partitions(4)")
 	require.Equal(t, 1+5, count(t, pool, months))
 
-	// A row whose partition is missing stays in the default partition until its own is created.
+	// If the partition of a row is missing, the row stays in the default partition until that partition is created.
 	execute(t, pool, `INSERT INTO dlq.dead_letter_transitions (at, entry_id, to_status, actor, queue, kind)
 		VALUES (now() + interval '200 days', gen_random_uuid(), 'dlq_pending', 'a', 'q', 'k')`)
 	require.Equal(t, 1, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_transitions_default"))
@@ -415,7 +414,7 @@ func TestPartitions_AreCreatedAhead(t *testing.T) {
 	require.Equal(t, 1+6, count(t, pool, months))
 	require.Zero(t, count(t, pool, "SELECT count(*) FROM dlq.dead_letter_transitions_default"))
 
-	// A closed entry goes to its month's partition, which has the triggers of the others.
+	// A closed entry moves to the partition of its month. That partition has the same triggers as the others.
 	execute(t, pool, "INSERT INTO river_job (kind, args, max_attempts) VALUES ('k', '{}', 1)")
 	execute(t, pool, "UPDATE river_job SET state = 'discarded', finalized_at = now()")
 	execute(t, pool, "SELECT dlq.discard(id) FROM dlq.dead_letter_queue")
@@ -452,7 +451,8 @@ func TestOpen_ErrorsHidePasswords(t *testing.T) {
 	require.NotContains(t, err.Error(), "hunter2")
 }
 
-// Migrations, attach and detach hold their lock outside the pool, so that one connection is enough.
+// Migrations, attach and detach hold their lock on a connection outside the pool, so a pool of one connection is
+// enough.
 func TestMigrator_WorksWithOneConnection(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.Empty(t)

@@ -18,12 +18,11 @@ import (
 	"github.com/dlqd/dlqd/internal/redact"
 )
 
-// DefaultMaxConns bounds a pool whose URL has no pool_max_conns. River's completer and fetches
-// share the pool with the API.
+// DefaultMaxConns is the size of a pool whose URL has no pool_max_conns. River's client and the API share the pool.
 const DefaultMaxConns = 20
 
-// hostTimeout bounds an attempt to connect to one of several hosts, unless the URL has a connect_timeout. pgx's
-// default of two minutes is longer than a failover: each new connection would wait for a host that is gone.
+// hostTimeout bounds an attempt to connect to one of several hosts, unless the URL has a connect_timeout. pgx's default
+// of two minutes is longer than a failover takes, and each new connection would wait that long for a host that is gone.
 const hostTimeout = 3 * time.Second
 
 // ApplicationName is the application_name of dlqd's sessions, unless the URL sets another.
@@ -38,10 +37,9 @@ func ProcessName() string {
 	return fmt.Sprintf("%s/%d", host, os.Getpid())
 }
 
-// Open opens a pool and checks that the server answers and has a supported version. Errors do not
-// contain the passwords of url. The pool has up to maxConns connections; for 0, the URL's
-// pool_max_conns or [DefaultMaxConns]. Statements of the pool have a deadline: see
-// [DefaultTimeout].
+// Open opens a pool and checks that the server answers and has a supported version. Errors do not contain the passwords
+// of url. The pool has up to maxConns connections; 0 stands for the URL's pool_max_conns or [DefaultMaxConns].
+// Statements of the pool have a time limit: see [DefaultTimeout].
 func Open(ctx context.Context, url string, maxConns int32) (*pgxpool.Pool, error) {
 	return openLimited(ctx, url, maxConns, DefaultTimeout, nil)
 }
@@ -60,9 +58,9 @@ func namesMaxConns(url string) bool {
 	return err == nil && config.RuntimeParams["pool_max_conns"] != ""
 }
 
-// OutsidePool runs fn in a transaction on a connection outside the pool. A transaction that holds a lock
-// while the pool does the work must not take one of the pool's connections: a small pool would wait
-// for itself forever.
+// OutsidePool runs fn in a transaction on a connection outside the pool. It is for a transaction that holds a lock
+// while the pool's connections do the work. If that transaction took a connection of a small pool, the work could wait
+// for that connection forever.
 func OutsidePool(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx) error) error {
 	conn, err := pgx.ConnectConfig(ctx, pool.Config().ConnConfig)
 	if err != nil {
@@ -80,15 +78,15 @@ func parse(url string) (*pgxpool.Config, error) {
 	return config, nil
 }
 
-// errStandby means that a host does not accept writes, or that no host does.
+// errStandby means that a host does not accept writes, or that none of several hosts does.
 var errStandby = errors.New("the server is a standby")
 
-// followPrimary makes connections to several hosts go to the one that accepts writes, since dlqd cannot
-// work on a standby.
+// followPrimary makes a connection to several hosts choose the host that accepts writes, because dlqd cannot work on a
+// standby.
 func followPrimary(config *pgx.ConnConfig) {
 	accepts := config.ValidateConnect // not nil if the URL has target_session_attrs
 	if slices.ContainsFunc(config.Fallbacks, func(f *pgconn.FallbackConfig) bool {
-		return f.Host != config.Host || f.Port != config.Port // the other fallbacks are the same host with other TLS settings
+		return f.Host != config.Host || f.Port != config.Port // others differ only in TLS settings
 	}) {
 		if accepts == nil {
 			accepts = pgconn.ValidateConnectTargetSessionAttrsReadWrite
@@ -124,10 +122,10 @@ type poolOptions struct {
 	name     string // of the server, for errors
 	maxConns int32  // 0 means the URL's pool_max_conns, or DefaultMaxConns
 	tracer   pgx.QueryTracer
-	// connected, if not nil, is called with each new connection. Its error refuses the connection.
+	// connected, if not nil, is called with each new connection. If it returns an error, the pool refuses the connection.
 	connected func(context.Context, *pgx.Conn) error
 	choose    func(*pgx.ConnConfig) // chooses among several hosts
-	// parameters are settings of sessions besides sessionParameters. Behind a pooler, transactions set them.
+	// parameters are session settings in addition to sessionParameters. Behind a pooler, each transaction sets them.
 	parameters map[string]string
 }
 
@@ -152,7 +150,7 @@ func openPool(ctx context.Context, url string, options poolOptions) (*pgxpool.Po
 	pool, version, err := open(ctx, config)
 	if refusesParameter(err) {
 		maps.DeleteFunc(config.ConnConfig.RuntimeParams, func(name, _ string) bool { return parameters[name] != "" })
-		if !namesExecMode(url) { // a prepared statement would stay in the session
+		if !namesExecMode(url) { // behind a pooler, a prepared statement would stay in a shared session
 			config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
 		}
 		pool, version, err = open(ctx, config)

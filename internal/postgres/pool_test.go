@@ -13,7 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// The first host of a URL may be a server that was lost. It may still accept connections, but never answers.
+// The first host of a URL may be a server that was lost: it may still accept connections, but never answers.
 func TestOpen_SkipsHostThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	lost, err := net.Listen("tcp", "127.0.0.1:0")
@@ -22,7 +22,7 @@ func TestOpen_SkipsHostThatDoesNotAnswer(t *testing.T) {
 	u, err := url.Parse(postgrestest.NewProxy(t, postgrestest.URL(t)).URL)
 	require.NoError(t, err)
 	u.Host = lost.Addr().String() + "," + u.Host
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // half of pgx's default for each host
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // less than pgx's default timeout for one host
 	defer cancel()
 	pool, err := postgres.Open(ctx, u.String(), 2)
 	require.NoError(t, err)

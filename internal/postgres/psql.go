@@ -17,8 +17,8 @@ var onlyPgx = []string{
 // keywordPassword matches the password in a connection string of keywords and values.
 var keywordPassword = regexp.MustCompile(`(?:^|\s)password\s*=\s*('(?:[^'\\]|\\.)*'|(?:[^\s\\]|\\.)*)`)
 
-// ForPsql returns a connection string that libpq accepts, without its password, and the password.
-// It fails if it cannot parse the string, because the password could then stay in it.
+// ForPsql returns the connection string without its password, in a form that libpq accepts, and the password. It
+// returns an error if it cannot parse the string, because the password could then remain in the result.
 func ForPsql(connString string) (clean, password string, err error) {
 	if _, err := parse(connString); err != nil {
 		return "", "", err

@@ -23,7 +23,7 @@ import (
 func TestIsRefusal_DependsOnSQLState(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
-	// An application's trigger may raise any SQLSTATE. dlq.may_pass must agree with the Go list.
+	// An application's trigger may raise any SQLSTATE. dlq.may_pass must give the same results as the list in Go.
 	for code, want := range map[string]bool{
 		"22001": true, "23505": true, "54000": true, "P0001": true, "P0002": true, "APP01": true,
 		"ZZ999": true, "DLQ01": true, "21000": true, "44000": true, "38000": true, "XX001": true,
@@ -36,8 +36,8 @@ func TestIsRefusal_DependsOnSQLState(t *testing.T) {
 		require.Equal(t, !want, mayPass, code)
 	}
 
-	// A session that listens keeps a transaction open, and notifications fill the queue: every commit that sends one
-	// fails.
+	// If a listening session keeps a transaction open, notifications fill the queue. Then every commit that sends a
+	// notification fails.
 	full := &pgconn.PgError{Code: "54000", Routine: "PreCommit_Notify"}
 	require.False(t, postgres.IsRefusal(fmt.Errorf("insert: %w", full)))
 
@@ -77,9 +77,9 @@ func TestIsAway_TellsServersFromRefusals(t *testing.T) {
 		separator = "?"
 	}
 	for at, away := range map[string]bool{
-		"postgres://u@127.0.0.1:1/x":                       true, // no server listens there
+		"postgres://u@127.0.0.1:1/x":                       true, // no server listens on this port
 		"postgres://u@127.0.0.1:1,127.0.0.1:2/x":           true,
-		"host=" + t.TempDir() + " user=u dbname=x":         true, // no socket is there
+		"host=" + t.TempDir() + " user=u dbname=x":         true, // the directory has no socket
 		postgrestest.WithDatabase(url, "missing"):          false,
 		postgrestest.WithUser(url, "absent_role"):          false,
 		url + separator + "target_session_attrs=read-only": true, // no host of this kind

@@ -17,26 +17,26 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
-// formerGroup is a failure group as grouping method 1 formed it, with the causes of its errors.
+// formerGroup is a failure group that grouping method 1 formed, with the causes of its errors.
 type formerGroup struct {
 	queue, fingerprint string
-	causes             []string // more than one: the current method separates them
+	causes             []string // if more than one, the current method separates them
 	state              string   // status, set by operators
 	closed             bool     // all its entries are closed
 	was                *group.Group
 	entries            int
 }
 
-// statuses selects the distinct statuses of the entries of a table.
+// statuses selects the distinct statuses of the entries of a table, whose name is appended.
 const statuses = "SELECT string_agg(DISTINCT status::text, ' ' ORDER BY status::text) FROM "
 
-// declined and noFunds are two responses as grouping method 1 recorded them.
+// declined and noFunds are two responses in the form that a dlqd with grouping method 1 recorded.
 var (
 	declined = answer402("card declined", "CARD_DECLINED")
 	noFunds  = answer402("no funds", "INSUFFICIENT_FUNDS")
 )
 
-// word returns a name without digits, because digits are not part of a cause.
+// word returns a word for n, of letters only: digits are not part of a cause.
 func word(n int) (text string) {
 	for range 4 {
 		text += string(rune('k' + n%10))
@@ -46,12 +46,12 @@ func word(n int) (text string) {
 }
 
 // A database with 200 failure groups, in every status and with entries in every state, is upgraded. Afterwards each
-// group continues and is found under its old fingerprint, and none is shown as new or as failed again. An older dlqd
+// group continues and can be found by its old fingerprint. No group is shown as new or as failing again. An older dlqd
 // that runs beside the new one does not change that.
 func TestUpgrade_KeepsFailureGroups(t *testing.T) {
 	t.Parallel()
 	g := frozenGuest(t, "00008")
-	// A busy machine may need longer than capture's limit for a thousand failures in one statement.
+	// On a busy machine, a thousand failures in one statement may take longer than capture's limit.
 	execute(t, g.dlqd, "SELECT dlq.set_capture('on', '1 hour', 'kim')")
 	all := make([]*formerGroup, 200)
 	states := []string{"open", "fixed", "regressed", "muted"}
@@ -61,7 +61,7 @@ func TestUpgrade_KeepsFailureGroups(t *testing.T) {
 			causes: []string{"lost " + word(i)}, state: states[i/2%4],
 		}
 		switch i / 8 % 4 {
-		case 1: // the same cause as the group 32 places before
+		case 1: // the same cause as the group with an index 32 lower
 			if i/8%8 == 5 {
 				f.causes = all[i-32].causes
 			}
@@ -70,7 +70,7 @@ func TestUpgrade_KeepsFailureGroups(t *testing.T) {
 		case 3:
 			f.closed = true
 		}
-		if i == 22 || i == 23 { // responses of receivers: method 1 had one group for all causes
+		if i == 22 || i == 23 { // responses of receivers: method 1 put all causes into one group
 			const message = "POST http://bank.example/pay: 402 Payment Required"
 			f.fingerprint = strategy.FingerprintByMessage("HTTP_402", message, "")
 			f.causes = []string{declined, noFunds}
@@ -119,7 +119,7 @@ func TestUpgrade_KeepsFailureGroups(t *testing.T) {
 	require.Eventually(t, func() bool { return r.AliasMarked(t.Context()) == nil }, 5*time.Minute, time.Millisecond)
 	execute(t, g.dlqd, postgrestest.RefreshRollups)
 
-	// Check the groups before their entries are moved, and after each step.
+	// Compare the groups before the entries are moved, and after each step.
 	present := map[string][]*formerGroup{} // by queue and fingerprint
 	for _, f := range all {
 		for _, cause := range f.causes {
@@ -186,7 +186,7 @@ func TestUpgrade_KeepsFailureGroups(t *testing.T) {
 	require.Zero(t, count(t, g.dlqd, "SELECT count(*) FROM dlq.dead_letter_transitions "+
 		"WHERE id > "+moves+" AND from_status IS DISTINCT FROM to_status"))
 
-	// Links and filters of saved views work with either fingerprint.
+	// Links and saved filters work with the old and with the new fingerprint.
 	for _, f := range all {
 		now, err := groups.Get(t.Context(), f.queue, f.fingerprint, time.Hour)
 		require.NoError(t, err)
@@ -200,7 +200,7 @@ func TestUpgrade_KeepsFailureGroups(t *testing.T) {
 		}
 	}
 
-	// An older dlqd files and judges entries beside the new one.
+	// An older dlqd files and decides entries while the new one runs.
 	var open []*formerGroup
 	for _, f := range all {
 		if len(f.causes) == 1 && len(present[f.queue+" "+currentFingerprint(f.causes[0])]) == 1 && f.state == "muted" {
@@ -238,7 +238,7 @@ func TestUpgrade_KeepsFailureGroups(t *testing.T) {
 	t.Log(kinds)
 }
 
-// recorded is an error as dlqd's delivery records it.
+// recorded is an error in the form that dlqd's delivery records.
 type recorded struct {
 	Attempt int             `json:"attempt"`
 	Type    string          `json:"type"`
@@ -247,15 +247,15 @@ type recorded struct {
 	Context json.RawMessage `json:"context"`
 }
 
-// answer402 returns a 402 response as a dlqd of grouping method 1 recorded it.
+// answer402 returns a response with status 402 in the form that a dlqd with grouping method 1 recorded.
 func answer402(message, code string) string {
 	return fmt.Sprintf(`{"attempt": 3, "type": "HTTP_402", "code": "402", `+
 		`"message": "POST http://bank.example/pay: 402 Payment Required", `+
 		`"context": {"status": 402, "body": "{\"error\": \"%s\", \"code\": \"%s\"}"}}`, message, code)
 }
 
-// currentFingerprint returns the fingerprint of an error by the current method. The cause is an
-// application's error text, or a recorded response in JSON.
+// currentFingerprint returns the fingerprint of an error by the current method. cause is an application's error text,
+// or a recorded response in JSON.
 func currentFingerprint(cause string) string {
 	r := recorded{Message: cause}
 	if strings.HasPrefix(cause, "{") {
@@ -266,7 +266,7 @@ func currentFingerprint(cause string) string {
 	return strategy.Fingerprint(&strategy.Failure{Type: r.Type, Code: r.Code, Message: r.Message, Context: r.Context})
 }
 
-// literal returns an SQL array of the fingerprints of the groups that which selects.
+// literal returns an SQL array with the fingerprints of the groups for which the function which returns true.
 func literal(groups []*formerGroup, which func(*formerGroup) bool) string {
 	of := []string{}
 	for _, f := range groups {
@@ -277,8 +277,8 @@ func literal(groups []*formerGroup, which func(*formerGroup) bool) string {
 	return "'{" + strings.Join(of, ",") + "}'"
 }
 
-// fileFormer makes jobs of each kind fail with each cause of the groups, and files them as a dlqd
-// of grouping method 1 does.
+// fileFormer makes jobs of each kind fail with each cause of the groups, and files the failures as a dlqd with grouping
+// method 1 does.
 func (g *guest) fileFormer(groups []*formerGroup, kinds string, at time.Time) {
 	g.Helper()
 	type failure struct {
@@ -289,7 +289,7 @@ func (g *guest) fileFormer(groups []*formerGroup, kinds string, at time.Time) {
 		for _, cause := range f.causes {
 			for kind := range strings.SplitSeq(kinds, ",") {
 				if kind == "failed" && strings.HasPrefix(cause, "{") {
-					continue // a redelivery records its own error
+					continue // a redelivery records an error of its own
 				}
 				failures = append(failures, failure{f.queue, f.fingerprint, cause, kind})
 			}
@@ -318,8 +318,7 @@ func (g *guest) fileFormer(groups []*formerGroup, kinds string, at time.Time) {
 	require.NoError(g, err)
 }
 
-// moveFormer moves each entry into the state that its kind names, and closes the entries of
-// closed groups.
+// moveFormer moves each entry into the state that the kind of its job names, and closes the entries of closed groups.
 func (g *guest) moveFormer(groups []*formerGroup) {
 	g.Helper()
 	act := func(where, function string) {

@@ -17,8 +17,8 @@ type DB interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Rendered returns db with schema names rendered into every statement, and each statement limited
-// to the scope of its context: see [WithScope].
+// Rendered returns db with schema names rendered into every statement. On a pool, each statement is also limited to the
+// scope of its context: see [WithScope].
 func (s Schemas) Rendered(db DB) DB {
 	if pool, ok := db.(*pgxpool.Pool); ok {
 		return rendered{Statements(pool), pool, s}
@@ -41,8 +41,8 @@ var renderCache sync.Map // renderKey to string; queries are constants, and few
 
 type countKey struct{}
 
-// Counting returns a context that counts its statements, except for the begin, end and settings of
-// transactions.
+// Counting returns a context that counts the statements that run with it. BEGIN, COMMIT and the settings of
+// transactions do not count.
 func Counting(ctx context.Context) (counted context.Context, statements *atomic.Int64) {
 	statements = &atomic.Int64{}
 	return context.WithValue(ctx, countKey{}, statements), statements
@@ -73,8 +73,8 @@ func (r rendered) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 	return r.in(ctx).QueryRow(ctx, r.sql(ctx, sql), args...)
 }
 
-// in returns the DB on which statements of ctx run. A limited statement has its own transaction: a
-// setting holds only for a transaction, because a pooler may give the next statement another
+// in returns the DB on which statements of ctx run. A statement with a scope or a reader's view gets its own
+// transaction, because its settings must hold only for that transaction: a pooler may run the next statement in another
 // session.
 func (r rendered) in(ctx context.Context) DB {
 	if r.pool != nil && isLimited(ctx) {

@@ -21,9 +21,8 @@ const (
 // Parts lists the parts in the order in which an installation needs them.
 func Parts() []string { return []string{PartAttach, PartDLQWorkers, PartAPI, PartProcess, PartDoctor} }
 
-// Right is a privilege that a part of dlqd needs on an object that dlqd does not own. dlqd needs no
-// more than all rights together: it is no superuser, does not own River's tables, and is not a
-// member of a role that does.
+// Right is a privilege that a part of dlqd needs on an object that dlqd does not own. All rights together are enough
+// for dlqd: its role is no superuser, does not own River's tables, and is not a member of a role that does.
 type Right struct {
 	Part       string
 	On         string // database, schema, table, sequence or role
@@ -132,15 +131,15 @@ func (e *MissingRightsError) Error() string {
 	return text.String()
 }
 
-// MissingRights checks each privilege of the rights of parts for this session's role. A table that
-// this version of River does not have needs no right.
+// MissingRights checks which rights of parts this session's role lacks. It needs no right on a table that this version
+// of River does not have.
 func (m *Migrator) MissingRights(ctx context.Context,
 	parts ...string,
 ) (role string, missing []MissingRight, err error) {
 	var database string
 	var hasSchema, ownSchema bool
-	// A name in a schema that this role may not use is an error, so read the catalog, which every
-	// role may read.
+	// has_table_privilege fails for a name in a schema that this role may not use, so read the catalog, which every role
+	// may read.
 	if err := m.Pool.QueryRow(ctx, `
 		SELECT quote_ident(current_user), quote_ident(current_database()), n.oid IS NOT NULL,
 		       coalesce(has_schema_privilege(n.oid, 'USAGE') AND has_schema_privilege(n.oid, 'CREATE'), false)
@@ -200,8 +199,8 @@ func (m *Migrator) has(ctx context.Context, right *Right, privilege string) (boo
 	return has, row.Scan(&has)
 }
 
-// Hidden lists the tables of River in which row level security hides rows from this session. A
-// hidden job looks deleted, so dlqd works with row_security off, which makes reading it an error.
+// Hidden lists the tables of River in which row level security hides rows from this session. A hidden job would look
+// like a deleted one, so dlqd works with row_security off, with which reading such a table is an error.
 func (m *Migrator) Hidden(ctx context.Context) ([]string, error) {
 	rows, err := m.Pool.Query(ctx, `
 		SELECT c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace

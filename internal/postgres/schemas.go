@@ -14,12 +14,12 @@ const (
 	DefaultRiverSchema = "public"
 )
 
-// maxSchemaLength leaves room for River's notification topics: 63 bytes, less "." and the longest
-// topic.
+// maxSchemaLength leaves room for River's notification topics: Postgres allows 63 bytes for the schema, a "." and the
+// longest topic.
 const maxSchemaLength = 46
 
-// Schemas names the schemas of dlqd's and River's tables. SQL in this project has the placeholders
-// dlq and river, which are rendered before it runs.
+// Schemas has the names of the schemas of dlqd's and River's tables. SQL in this project uses the placeholders dlq and
+// river, which Render replaces before the SQL runs.
 type Schemas struct {
 	DLQ   string // dlqd's own schema
 	River string // schema of river_job
@@ -45,8 +45,8 @@ func (s Schemas) Validate() error {
 	return nil
 }
 
-// Render replaces the placeholders "dlq." and "river." by the schema names. It does not use a regular
-// expression, which takes 0.4 s for all functions with the race detector.
+// Render replaces the placeholders "dlq." and "river." with the schema names. It does not use a regular expression,
+// which would take 0.4 s for all functions with the race detector.
 func (s Schemas) Render(sql string) string {
 	var out strings.Builder
 	out.Grow(len(sql) + len(sql)/16)
@@ -67,7 +67,8 @@ func (s Schemas) Render(sql string) string {
 	}
 }
 
-// endsInWord reports whether a word continues after text.
+// endsInWord reports whether text ends with a letter, a digit or an underscore, so that a placeholder after it would be
+// part of a longer word.
 func endsInWord(text string) bool {
 	if text == "" {
 		return false

@@ -8,9 +8,8 @@ import (
 
 type scopeKey struct{}
 
-// WithScope returns a context whose statements are limited to queues and kinds. scope is in the
-// JSON format of dlq.scope(); an empty one limits nothing. Statements through [Schemas.Rendered]
-// pass it to the database.
+// WithScope returns a context whose statements are limited to queues and kinds. scope is in the JSON format of
+// dlq.scope(); an empty scope limits nothing. Statements through [Schemas.Rendered] pass the scope to the database.
 func WithScope(ctx context.Context, scope string) context.Context {
 	return context.WithValue(ctx, scopeKey{}, scope)
 }
@@ -23,20 +22,20 @@ func Scope(ctx context.Context) string {
 
 type readerKey struct{}
 
-// AsReader returns a context whose statements see what a dlq_reader sees: see dlq.is_reader.
+// AsReader returns a context whose statements return only data that the role dlq_reader may see: see dlq.is_reader.
 func AsReader(ctx context.Context) context.Context {
 	return context.WithValue(ctx, readerKey{}, true)
 }
 
-// IsReader reports whether the statements of ctx see what a dlq_reader sees.
+// IsReader reports whether ctx is a context of [AsReader].
 func IsReader(ctx context.Context) bool {
 	reader, _ := ctx.Value(readerKey{}).(bool)
 	return reader
 }
 
-// SetScope limits the rest of a transaction to the scope of ctx, and to what a dlq_reader sees, if
-// ctx asks for that. The names of the settings contain the schema's name, as in the functions that
-// read them.
+// SetScope limits the rest of a transaction to the scope of ctx and, if ctx comes from [AsReader], to data that the
+// role dlq_reader may see. It does nothing for other contexts. The names of the settings contain the schema's name, as
+// the functions that read them expect.
 func (s Schemas) SetScope(ctx context.Context, tx pgx.Tx) error {
 	if !isLimited(ctx) {
 		return nil

@@ -14,14 +14,14 @@ import (
 // sessionParameters are the settings that dlqd needs:
 //
 //   - row_security off: a job hidden by a policy would look deleted; reading it fails instead.
-//   - read committed: a worker that has its locks must read what is committed by then, and dlqd's
+//   - read committed: after a worker has got its locks, it must read the rows that were committed before; and dlqd's
 //     reads must not cause serialization failures in SERIALIZABLE transactions of the application.
-//   - jit off: plans without sequential scans have such high costs that Postgres would compile them
-//     for seconds, and then run them for milliseconds.
+//   - jit off: plans without sequential scans have such high estimated costs that Postgres would compile them for
+//     seconds, and then run them for milliseconds.
 //
-// They are set when a session starts. A transaction pooler refuses them and shares the session with
-// other clients. Behind one, each transaction sets them for itself, and a single statement gets its
-// own transaction in the same round trip.
+// Without a transaction pooler, the settings are set when a session starts. A transaction pooler refuses them and
+// shares the session with other clients. Behind such a pooler, each transaction sets them for itself, and a single
+// statement gets its own transaction in the same round trip.
 var sessionParameters = map[string]string{
 	"row_security": "off", "jit": "off", "default_transaction_isolation": "read committed",
 }
@@ -29,7 +29,7 @@ var sessionParameters = map[string]string{
 const (
 	beginIsolated = "BEGIN ISOLATION LEVEL READ COMMITTED"
 	localSettings = "; SET LOCAL row_security = off; SET LOCAL jit = off"
-	// settingsQuery is localSettings for the extended protocol, which allows one statement at a
+	// settingsQuery has the settings of localSettings in one statement: the extended protocol allows one statement at a
 	// time.
 	settingsQuery = "SELECT set_config('row_security', 'off', true), set_config('jit', 'off', true)"
 	// standbySettingsQuery is settingsQuery for a standby.
@@ -50,20 +50,20 @@ func begin(mode string, more []string) string {
 // BeginFunc runs fn in a transaction with dlqd's settings.
 func BeginFunc(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx) error) error {
 	options := pgx.TxOptions{}
-	if IsPooled(pool) { // without a pooler, the session has the settings
+	if IsPooled(pool) { // without a pooler, the session already has the settings
 		options.BeginQuery = BeginQuery()
 	}
 	return pgx.BeginTxFunc(ctx, pool, options, fn)
 }
 
-// IsPooled reports whether dlqd runs behind a pooler that does not pass session parameters.
+// IsPooled reports whether the pool connects through a pooler that does not pass session parameters to the server.
 func IsPooled(pool *pgxpool.Pool) bool {
 	_, has := pool.Config().ConnConfig.RuntimeParams["row_security"]
 	return !has
 }
 
-// Statements returns a pool for single statements, each with dlqd's settings. Statements whose context reads from a
-// standby ([Standby.Read]) run there.
+// Statements returns a DB for single statements, each with dlqd's settings. A statement whose context was made by
+// [Standby.Read] runs on the standby.
 func Statements(pool *pgxpool.Pool) DB { return readable{statementsOf(pool, settingsQuery)} }
 
 func statementsOf(pool *pgxpool.Pool, settings string) DB {
@@ -95,14 +95,14 @@ func (r readable) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 	return r.in(ctx).QueryRow(ctx, sql, args...)
 }
 
-// singleStatements runs each statement in a separate transaction, with that transaction's settings, in one
-// round trip. Statements that cannot run in a transaction, such as CALL of a procedure that commits
-// or REINDEX CONCURRENTLY, must go to the pool itself.
+// singleStatements runs each statement in a separate transaction with dlqd's settings, in one round trip. Statements
+// that cannot run in a transaction, such as CALL of a procedure that commits or REINDEX CONCURRENTLY, must run on the
+// pool itself.
 type singleStatements struct {
 	pool     *pgxpool.Pool
 	settings string // settingsQuery or standbySettingsQuery
 	more     string // a query for further settings, or ""
-	args     []any  // of that query
+	args     []any  // arguments of more
 }
 
 func (s singleStatements) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
@@ -120,8 +120,8 @@ func (s singleStatements) QueryRow(ctx context.Context, sql string, args ...any)
 }
 
 func (s singleStatements) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	// A batch runs in the connection's mode, which prepares no statements behind a pooler, so modes
-	// are dropped.
+	// A batch runs in the exec mode of its connection, which behind a pooler prepares no statements. So an exec mode
+	// among the arguments is dropped.
 	for len(args) > 0 {
 		if _, mode := args[0].(pgx.QueryExecMode); !mode {
 			break
@@ -154,8 +154,8 @@ func (s singleStatements) Query(ctx context.Context, sql string, args ...any) (p
 	return rows, nil
 }
 
-// singleRows are the rows of a statement. Its transaction ends when they are closed or read to
-// their end.
+// singleRows are the rows of a statement. The statement's transaction ends when the rows are closed or read to their
+// end.
 type singleRows struct {
 	pgx.Rows
 
@@ -220,7 +220,7 @@ func (r singleRow) Scan(into ...any) error {
 	return r.rows.Err()
 }
 
-// NewDriver returns River's driver on a pool, with dlqd's settings.
+// NewDriver returns River's driver on a pool. Its statements have dlqd's settings.
 func NewDriver(pool *pgxpool.Pool) *Driver {
 	return &Driver{Driver: riverpgxv5.New(pool), pool: pool, pooled: IsPooled(pool)}
 }
@@ -261,14 +261,14 @@ func (e executor) IndexReindex(ctx context.Context, params *riverdriver.IndexRei
 	return e.plain.IndexReindex(ctx, params)
 }
 
-// singleTx is a pgx.Tx for River's driver that runs each statement in a separate transaction.
+// singleTx is a pgx.Tx that runs each statement in a separate transaction. River's driver uses it as its database.
 type singleTx struct {
 	unusedTx
 	singleStatements
 }
 
 // unusedTx has the methods of a pgx.Tx that the driver does not call. It is embedded one level deeper than
-// singleStatements, so the methods of singleStatements hide those of the same name.
+// singleStatements, so methods of singleStatements hide methods of unusedTx with the same name.
 type unusedTx struct{ pgx.Tx }
 
 func (t singleTx) Begin(ctx context.Context) (pgx.Tx, error) {
@@ -285,9 +285,9 @@ func (t singleTx) CopyFrom(
 	return n, err
 }
 
-// Config returns the configuration from which the driver reads the exec mode.
+// Config returns the configuration of the pool, from which River's driver reads the exec mode.
 func (t singleTx) Config() *pgxpool.Config { return t.pool.Config() }
 
-// namesExecMode reports whether a URL sets the exec mode. It searches the text, since pgx removes
-// the parameter when it parses a URL.
+// namesExecMode reports whether a URL sets default_query_exec_mode. It searches the text, because pgx removes the
+// parameter when it parses a URL.
 func namesExecMode(url string) bool { return strings.Contains(url, "default_query_exec_mode") }

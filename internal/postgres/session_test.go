@@ -12,8 +12,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// Behind a pooler, statements have dlqd's settings inside and outside of transactions, and no
-// setting stays in the session.
+// Behind a pooler, statements have dlqd's settings inside and outside of transactions. No setting remains in the
+// session.
 func TestSession_HasSettingsForStatements(t *testing.T) {
 	t.Parallel()
 	direct := postgrestest.URL(t)
@@ -51,7 +51,7 @@ func TestSession_HasSettingsForStatements(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, int64(1), tag.RowsAffected())
 
-				// A failing statement ends its transaction, and the session stays usable.
+				// A failing statement ends its transaction, and the session remains usable.
 				_, err = db.Exec(t.Context(), "SELECT fail()")
 				require.ErrorContains(t, err, "it failed")
 				_, err = db.Exec(t.Context(), "SELECT no_such_function()")
@@ -63,7 +63,7 @@ func TestSession_HasSettingsForStatements(t *testing.T) {
 				rows, err := db.Query(t.Context(), "SELECT generate_series(1, 100000)")
 				require.NoError(t, err)
 				require.True(t, rows.Next())
-				rows.Close() // the session also stays usable if rows are left unread
+				rows.Close() // the session also remains usable if rows are not read to the end
 				require.NoError(t, rows.Err())
 			}
 			const queues = `{"queues": ["a"]}`

@@ -16,18 +16,18 @@ import (
 )
 
 const (
-	// standbyAcquire bounds how long a read waits for a connection to a standby. The primary answers the reads that
-	// get none.
+	// standbyAcquire bounds how long a read waits for a connection to a standby. If a read gets none, the primary answers
+	// it.
 	standbyAcquire = time.Second
-	// standbyLockTimeout bounds how long a statement waits for a lock that the standby holds while it replays a change
-	// of a table. If the replay is paused, it holds the lock for any time.
+	// standbyLockTimeout bounds how long a statement waits for a lock that the standby holds while it replays a change of
+	// a table. If the replay is paused, the standby may hold such a lock for any length of time.
 	standbyLockTimeout = "1s"
 )
 
 // Server identifies a server and one of its databases.
 type Server struct {
-	System     string // the system identifier, which a server shares with its standbys
-	Database   int64  // the database's oid, which standbys share, too
+	System     string // the system identifier, which is the same for a server and its standbys
+	Database   int64  // the oid of the database, which is the same on standbys
 	InRecovery bool   // whether the server is a standby
 	Started    string // the start time of the server, which no other server shares
 }
@@ -42,14 +42,14 @@ func ServerOf(ctx context.Context, db DB) (s Server, err error) {
 }
 
 var (
-	// ErrNotStandby means that a server is no standby of the primary.
+	// ErrNotStandby means that a server is not a standby of the primary.
 	ErrNotStandby = errors.New("the server is not a standby of the database")
 	// ErrOtherDatabase is an ErrNotStandby: the server or the database is not a copy of the primary's.
 	ErrOtherDatabase = fmt.Errorf("%w: it is another database", ErrNotStandby)
 )
 
-// CheckStandbyOf returns an [ErrOtherDatabase] if s is no copy of the primary's database, and an [ErrNotStandby] if s
-// is a copy that is no standby.
+// CheckStandbyOf returns an [ErrOtherDatabase] if s is not a copy of the primary's database, and an [ErrNotStandby] if
+// s is a copy but not a standby.
 func (s Server) CheckStandbyOf(primary Server) error {
 	switch {
 	case s.System != primary.System:
@@ -63,16 +63,16 @@ func (s Server) CheckStandbyOf(primary Server) error {
 	return nil
 }
 
-// Standby is a connection pool to a standby. It is for reads only.
+// Standby is a connection pool to a standby, for reads only.
 type Standby struct {
 	Pool *pgxpool.Pool
 
 	statements DB
 }
 
-// OpenStandby opens a pool to a standby. check is called with each new connection; its error refuses the connection.
-// Of several hosts in the URL, the pool uses the first standby. The pool has up to maxConns connections; for 0, the
-// URL's pool_max_conns or [DefaultMaxConns].
+// OpenStandby opens a pool to a standby. The pool calls check with each new connection and refuses the connection if
+// check returns an error. If the URL has several hosts, the pool uses the first standby. The pool has up to maxConns
+// connections; 0 stands for the URL's pool_max_conns or [DefaultMaxConns].
 func OpenStandby(ctx context.Context, url string, maxConns int32,
 	check func(context.Context, *pgx.Conn) error,
 ) (*Standby, error) {
@@ -86,7 +86,7 @@ func OpenStandby(ctx context.Context, url string, maxConns int32,
 	return &Standby{Pool: pool, statements: statementsOf(pool, standbySettingsQuery)}, nil
 }
 
-// followStandby makes connections to several hosts go to a standby.
+// followStandby makes a connection to several hosts choose a standby.
 func followStandby(config *pgx.ConnConfig) {
 	if config.ValidateConnect == nil && slices.ContainsFunc(config.Fallbacks, func(f *pgconn.FallbackConfig) bool {
 		return f.Host != config.Host || f.Port != config.Port // as in followPrimary
@@ -96,15 +96,16 @@ func followStandby(config *pgx.ConnConfig) {
 	config.ConnectTimeout = cmp.Or(config.ConnectTimeout, hostTimeout)
 }
 
-// Position is how far a server has written or replayed the WAL. Positions on different timelines cannot be compared.
+// Position is the point in the WAL that a server has written or replayed. Positions on different timelines cannot be
+// compared.
 type Position struct {
 	Timeline int64
 	Bytes    int64
 }
 
-// CheckFollows returns an [ErrNotStandby] if a standby at p is not on the timeline of the primary. After a failover,
-// such a server still follows the old primary, or is the old primary itself. It may have replayed more bytes than the
-// new primary has written, but different ones.
+// CheckFollows returns an [ErrNotStandby] if a standby at p is not on the timeline of the primary. After a failover, a
+// server on another timeline follows the old primary, or is the old primary itself. Such a server may have replayed
+// more bytes than the new primary has written, but with other content.
 func (p Position) CheckFollows(primary Position) error {
 	if p.Timeline != primary.Timeline {
 		return fmt.Errorf("%w: it is on timeline %d, and the database is on timeline %d", ErrNotStandby, p.Timeline,
@@ -120,9 +121,9 @@ func PositionOf(ctx context.Context, db DB) (p Position, err error) {
 	return p, err
 }
 
-// Position returns how far a standby has replayed the primary's WAL. A standby that has just followed the primary to a
-// new timeline reports the old one until it has written a page with changes of the new one: some seconds under load, or
-// until its next restartpoint.
+// Position returns the point up to which a standby has replayed the primary's WAL. A standby that has just followed the
+// primary to a new timeline reports the old timeline until it has written a page with changes of the new one. That
+// takes some seconds under load, or until the next restartpoint.
 func (s *Standby) Position(ctx context.Context) (p Position, err error) {
 	var isStandby bool
 	var replayed *int64
@@ -140,8 +141,8 @@ func (s *Standby) Position(ctx context.Context) (p Position, err error) {
 	return p, nil
 }
 
-// StandbyError is the failure of a standby to answer a read, such as a lost connection, or a statement that the standby
-// cancelled because of a conflict with the replay. The primary can answer the read.
+// StandbyError means that a standby failed to answer a read, for example because of a lost connection, or because the
+// standby cancelled a statement that conflicted with the replay. The primary can answer the read.
 type StandbyError struct{ Err error }
 
 func (e *StandbyError) Error() string { return "the standby: " + e.Err.Error() }
@@ -149,7 +150,7 @@ func (e *StandbyError) Error() string { return "the standby: " + e.Err.Error() }
 func (e *StandbyError) Unwrap() error { return e.Err }
 
 // Read calls run with a context in which [Statements] and [ReadPool] use the standby instead of the primary. It returns
-// run's error, or a [*StandbyError] if the standby failed: then what run has read may be incomplete.
+// run's error. If the standby failed, it returns a [*StandbyError], and the data that run has read may be incomplete.
 func (s *Standby) Read(ctx context.Context, run func(context.Context) error) error {
 	r := &standbyRead{standby: s}
 	err := run(context.WithValue(ctx, standbyKey{}, r))
@@ -162,14 +163,14 @@ func (s *Standby) Read(ctx context.Context, run func(context.Context) error) err
 	return err
 }
 
-// StandbyFailed reports whether the standby that ctx reads from has failed.
+// StandbyFailed reports whether the standby that ctx reads from has failed or has cancelled a statement.
 func StandbyFailed(ctx context.Context) bool {
 	r := standbyReadOf(ctx)
 	return r != nil && (r.failed.Load() != nil || r.cancelled.Load() != nil)
 }
 
-// ReadPool returns the pool for a transaction that only reads: pool, or the standby's in the context of
-// [Standby.Read].
+// ReadPool returns the pool for a transaction that only reads: the standby's pool in a context of [Standby.Read], and
+// otherwise pool.
 func ReadPool(ctx context.Context, pool *pgxpool.Pool) *pgxpool.Pool {
 	if r := standbyReadOf(ctx); r != nil {
 		return r.standby.Pool
@@ -183,8 +184,8 @@ type standbyKey struct{}
 type standbyRead struct {
 	standby *Standby
 	failed  atomic.Pointer[error]
-	// cancelled is set if a statement was cancelled. That is no failure if the read set a statement_timeout and handles
-	// it, as searches do.
+	// cancelled is set if a statement was cancelled. A cancelled statement is no failure of the standby if the read set a
+	// statement_timeout and handles its error, as searches do.
 	cancelled atomic.Pointer[error]
 }
 
@@ -193,8 +194,8 @@ func standbyReadOf(ctx context.Context) *standbyRead {
 	return r
 }
 
-// noteFailure records an error of a statement or of a connection. Errors that the primary would return, too, are no
-// failures of the standby: refusals by dlqd's functions, and invalid values.
+// noteFailure records an error of a statement or of a connection. It ignores errors that the primary would return, too:
+// refusals by dlqd's functions, and invalid values.
 func noteFailure(ctx context.Context, err error) {
 	r := standbyReadOf(ctx)
 	if r == nil || err == nil || errors.Is(err, pgx.ErrNoRows) {
@@ -212,7 +213,7 @@ func noteFailure(ctx context.Context, err error) {
 	into.CompareAndSwap(nil, &err)
 }
 
-// standbyTracer bounds waits as timeouts does, and records failures.
+// standbyTracer gives statements a deadline, as timeouts does, and records failures.
 type standbyTracer struct{ timeouts }
 
 func (t standbyTracer) TraceQueryEnd(ctx context.Context, conn *pgx.Conn, data pgx.TraceQueryEndData) {

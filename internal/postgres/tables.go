@@ -17,13 +17,13 @@ const maxNamedColumns = 5
 // (TestSchema_HasComments).
 var commentedColumn = regexp.MustCompile(`(?m)^COMMENT ON COLUMN dlq\.(\w+\.\w+) IS`)
 
-// unknownTables returns why this program cannot upgrade or revert the tables of dlqd's schema, or
-// "" if it can.
+// unknownTables returns the reason why this program cannot upgrade or revert the tables of dlqd's schema, or "" if it
+// can.
 //
-// Migrations were changed until they were frozen, so a version number alone does not identify a
-// database's tables: all columns that the applied migrations create must exist.
+// Before they were frozen, migrations could still change, so a version number alone does not identify a database's
+// tables. All columns that the applied migrations create must exist.
 func (m *Migrator) unknownTables(ctx context.Context, status MigrationStatus) (refusal string, err error) {
-	if status.Version == 0 || status.Newer() { // this program does not know a newer one's tables
+	if status.Version == 0 || status.Newer() { // this program does not know the tables of a newer schema
 		return "", nil
 	}
 	columns, err := columnsOf(status.Version)
@@ -60,7 +60,7 @@ func (m *Migrator) unknownTables(ctx context.Context, status MigrationStatus) (r
 	return "", nil
 }
 
-// columnsOf returns the columns that the migrations up to a version create, as table.column.
+// columnsOf returns the columns that the migrations up to version create, as "table.column".
 func columnsOf(version int64) ([]string, error) {
 	migrations, err := migrationFiles()
 	if err != nil {

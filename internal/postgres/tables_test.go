@@ -27,9 +27,9 @@ func gunzip(t *testing.T, file string) string {
 	return string(text)
 }
 
-// Before they were frozen, migrations with the same numbers created other tables. testdata/before
-// has dumps of such databases, named by the number of their last migration: tables, and for the
-// first one also functions and triggers.
+// Before the freeze, migrations with the same numbers created other tables. testdata/before has dumps of such
+// databases. The name of each dump is the number of its last migration. The dumps have tables; the first also has
+// functions and triggers.
 func TestAttach_RejectsTablesBeforeFreeze(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("testdata/before/*.sql.gz")
@@ -69,7 +69,8 @@ func TestAttach_RejectsTablesBeforeFreeze(t *testing.T) {
 			g.fail(g.app)
 			require.Equal(t, 2*captured, g.countEntries(), "the older dlqd still captures")
 
-			// Follow the refusal's advice: attach beside the old tables, then in their place.
+			// Follow the advice of the refusal: attach in another schema beside the old tables, then detach both and attach
+			// in the old schema.
 			detach := func(schema string, dropData bool) {
 				t.Helper()
 				g.migrator.Schemas.DLQ = schema
@@ -97,8 +98,8 @@ func TestAttach_RejectsTablesBeforeFreeze(t *testing.T) {
 	}
 }
 
-// A number beyond those that this program knows belongs to a newer dlqd, whose functions an older
-// one must not replace. This one has not recorded which programs work on it.
+// A version that this program does not know belongs to a newer dlqd, whose functions an older program must not replace.
+// In this test, the newer dlqd has not recorded which programs work on its schema.
 func TestAttach_RejectsNewerTables(t *testing.T) {
 	t.Parallel()
 	g := attachedGuest(t)

@@ -8,10 +8,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// DefaultTimeout bounds each statement, and each wait for a connection of the pool, whose context
-// has no deadline. It is ten times the duration of the longest statement on ten million dead
-// letters. The client enforces it, so that it also holds if the server hangs: pgx cancels the
-// statement and closes its connection.
+// DefaultTimeout bounds each statement, and each wait for a connection of the pool, if the context has no deadline. It
+// is ten times the duration of the longest statement on ten million dead letters. The client enforces the timeout, so
+// that it also holds if the server hangs: pgx cancels the statement and closes its connection.
 const DefaultTimeout = time.Minute
 
 type unboundedKey struct{}
@@ -25,7 +24,7 @@ func Unbounded(ctx context.Context) context.Context {
 // timeouts is a pgx tracer that gives every statement of a pool a deadline.
 type timeouts struct{ limit time.Duration }
 
-// limited is a context that timeouts created, as opposed to one of the statement's caller.
+// limited is a context that timeouts created. Its type distinguishes it from the context of the statement's caller.
 type limited struct {
 	context.Context
 

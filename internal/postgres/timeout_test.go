@@ -73,7 +73,7 @@ func TestOpen_LimitsStatementTime(t *testing.T) {
 			"%s: the pool stays usable", name)
 	}
 
-	// The timeout shortens neither a deadline of the caller nor an unbounded context.
+	// The timeout does not shorten a longer deadline of the caller, and does not apply to an unbounded context.
 	long, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	for _, ctx := range []context.Context{long, postgres.Unbounded(t.Context())} {

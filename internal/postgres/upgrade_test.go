@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// An upgrade beside a busy application: no completion of its jobs fails, and none waits for longer
-// than a change may lock its tables. Failures that capture skips meanwhile are filed afterwards.
+// An upgrade runs beside a busy application. No statement that completes its jobs fails, and none waits longer than a
+// migration may lock River's tables. Failures that capture skips meanwhile are filed afterwards.
 func TestAttach_UpgradesUnderLoad(t *testing.T) {
 	t.Parallel()
 	g := attachedGuest(t)
@@ -56,7 +56,7 @@ func TestAttach_UpgradesUnderLoad(t *testing.T) {
 	for range workers {
 		require.NoError(t, <-errs, "the application's statements")
 	}
-	// The lock timeout is 0.2 s; the rest is for slow machines.
+	// The lock timeout is 0.2 s; the limit is higher for slow machines.
 	require.Less(t, longest, 5*time.Second)
 	t.Log("the application's longest statement took", longest)
 	g.reconcile()
@@ -65,8 +65,8 @@ func TestAttach_UpgradesUnderLoad(t *testing.T) {
 	require.Equal(t, failures, g.countEntries())
 }
 
-// An upgrade needs the locks of few tables at a time. If another session locks one table, the changes of the tables
-// before it stay.
+// Triggers are installed table by table. If another session locks one table, the changes to the tables before it are
+// kept.
 func TestMigrator_InstallsTriggersOfOtherTables(t *testing.T) {
 	t.Parallel()
 	g := attachedGuest(t)

@@ -73,13 +73,13 @@ func (d *database) expected() string {
 	return strings.Join(lines, "\n")
 }
 
-// actual returns the state of the database in the form of expected: jobs, entries and failures have
-// the model's numbers.
+// actual returns the state of the database in the form of expected. Jobs, entries and failures have the numbers of the
+// model.
 func (d *database) actual() string {
 	d.Helper()
 	created := make([]time.Time, len(d.jobs))
 	ids := make([]int64, len(d.jobs))
-	numbers := make([]int, len(d.jobs)) // the model's numbers of ids
+	numbers := make([]int, len(d.jobs)) // the model's numbers of the jobs' ids
 	for i, j := range d.jobs {
 		created[i], ids[i], numbers[i] = j.created, j.id, int(d.state.Jobs[i].ID)
 	}

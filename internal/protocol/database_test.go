@@ -28,8 +28,8 @@ const (
 	wholeScan        = "SELECT dlq.look_for_failures('whole', 'reconciler', 2000, '0', true)"
 )
 
-// database executes the model's steps on a real Postgres, River's as the application's role and
-// dlqd's as its own, and compares the result with the model's state.
+// database executes the model's steps on a real Postgres and compares the result with the model's state. River's steps
+// run as the application's role, and dlqd's steps as dlqd's role.
 type database struct {
 	testing.TB
 
@@ -56,7 +56,7 @@ const (
 	reconciler    role = "reconciler"
 	operator      role = "operator"
 	administrator role = "administrator"
-	holder        role = "holder"   // of the lock that the reconciler waits for
+	holder        role = "holder"   // holds the lock that the reconciler waits for
 	observer      role = "observer" // compares the database with the model
 )
 
@@ -67,7 +67,7 @@ type job struct {
 
 type failure struct {
 	at time.Time
-	id uuid.UUID // of the entry, if it has one
+	id uuid.UUID // id of the failure's entry, if it has one
 }
 
 // pendingScan is a call of the reconciler that waits for a lock between reading and locking.
@@ -104,7 +104,7 @@ func newDatabase(tb testing.TB) *database {
 	return d
 }
 
-// begin starts a trace on an empty database.
+// begin empties the database and starts a trace.
 func (d *database) begin(model *protocol.Model) {
 	d.Helper()
 	d.model, d.state = model, protocol.Start()
@@ -121,7 +121,7 @@ func (d *database) conn(of role) *pgx.Conn {
 	}
 	conn, err := pgx.Connect(d.ctx, d.urls[of])
 	require.NoError(d, err)
-	if of == observer { // its query over all tables takes longer to plan than to run
+	if of == observer { // the observer's query over all tables takes longer to plan than to run
 		_, err = conn.Exec(d.ctx, "SET plan_cache_mode = force_generic_plan")
 		require.NoError(d, err)
 	}
@@ -138,8 +138,8 @@ func (d *database) exec(of role, sql string, args ...any) {
 // statements runs the statements of a step in its transaction.
 type statements func(tx pgx.Tx) error
 
-// transaction is the transaction of a step: its role, its statements, and what the test records
-// after the commit.
+// transaction is the transaction of a step: its role and its statements. after is called after the commit, to record
+// results for the test.
 type transaction struct {
 	of        role
 	isolation pgx.TxIsoLevel
@@ -304,9 +304,9 @@ func (d *database) transactionOf(step protocol.Step, after *protocol.State) tran
 		t.do = d.decides(&d.state.Workers[step.On], step.Rule == protocol.Park)
 	case protocol.ApplyFacts:
 		t.do = func(tx pgx.Tx) error {
-			// dlq.apply_facts stops after a second, and on a busy machine some facts may be left by then. So a call
-			// that took a second is rolled back and repeated. To commit it and call again would not have the result of
-			// one call: the second call would also apply facts that a complete first call leaves.
+			// dlq.apply_facts stops after a second, and on a busy machine it may not have applied all facts by then. So a
+			// call that took a second is rolled back and repeated. A second call after a commit would have another result: it
+			// would also apply facts that a single complete call does not apply.
 			for {
 				again, err := tx.Begin(d.ctx)
 				if err != nil {
@@ -371,7 +371,7 @@ func changesOne(tx pgx.Tx, sql string, args ...any) error {
 	return err
 }
 
-// ended records the end of a job, if it is not a success.
+// ended records the end of a job for the test, unless it is a success.
 func (d *database) ended(i int8) {
 	var at *time.Time
 	var state string
@@ -383,7 +383,7 @@ func (d *database) ended(i int8) {
 	}
 }
 
-// redelivered records the job that a redelivery inserted, if any.
+// redelivered records the job that a redelivery inserted, if it inserted one.
 func (d *database) redelivered(after *protocol.State) {
 	if int(after.NJobs) == len(d.jobs) {
 		return
@@ -398,8 +398,8 @@ func (d *database) redelivered(after *protocol.State) {
 
 func repeat[T any](value T, n int) []T { return slices.Repeat([]T{value}, n) }
 
-// files returns what a worker does with rows of the inbox that it has read:
-// internal/worker/filing.go.
+// files returns the statements with which a worker files the rows of the inbox that it has read (see
+// internal/worker/filing.go).
 func (d *database) files(failures uint8, parked bool) statements {
 	return func(tx pgx.Tx) error {
 		rows, err := tx.Query(d.ctx, `SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY ($1)
@@ -431,7 +431,7 @@ func (d *database) files(failures uint8, parked bool) statements {
 	}
 }
 
-// decides returns what a worker does with undecided entries that it has read.
+// decides returns the statements with which a worker decides the undecided entries that it has read.
 func (d *database) decides(w *protocol.Worker, park bool) statements {
 	ids, ats := []uuid.UUID{}, []time.Time{}
 	for e, last := range w.As {
@@ -457,8 +457,8 @@ func (d *database) decides(w *protocol.Worker, park bool) statements {
 	}
 }
 
-// take takes a step in the model and on the database, and compares. If kill is true, the session is
-// terminated before it commits.
+// take takes a step in the model and on the database, and compares both. If kill is true, the step's session is
+// terminated before it commits. take returns the step that was taken.
 func (d *database) take(step protocol.Step, kill bool) protocol.Step {
 	d.Helper()
 	after, _, ok := d.model.Apply(d.state, step)
@@ -468,7 +468,7 @@ func (d *database) take(step protocol.Step, kill bool) protocol.Step {
 		if d.reconcilerStep(step.Rule) {
 			break
 		}
-		step = protocol.Step{Rule: protocol.CrashReconciler} // its lock timeout ended it
+		step = protocol.Step{Rule: protocol.CrashReconciler} // the reconciler's lock timeout ended its call
 		after, _, _ = d.model.Apply(d.state, step)
 	case kill:
 		d.kill(d.transactionOf(step, &after))
@@ -523,7 +523,8 @@ func (d *database) terminate(conn *pgx.Conn) {
 	d.await(func() bool { return !d.queryBool("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", pid) })
 }
 
-// await polls until a condition is true. Its pauses leave the processor to the session that the test waits for.
+// await polls until a condition is true. It pauses between polls, to leave the processor to the session that the test
+// waits for.
 func (d *database) await(condition func() bool) {
 	d.Helper()
 	for !condition() {
@@ -547,9 +548,9 @@ func (d *database) count(sql string, args ...any) (n int) {
 	return n
 }
 
-// reconcilerStep takes a step of the reconciler, which reads, locks and appends in one transaction. To stop the
-// reconciler after it has read, the test locks dlq.reconcile_findings, which the reconciler locks next. reconcilerStep
-// returns false if the reconciler's lock timeout ended the call.
+// reconcilerStep takes a step of the reconciler. The reconciler reads, locks and appends in one transaction. To stop it
+// after it has read, the test locks dlq.reconcile_findings, which the reconciler locks next. reconcilerStep returns
+// false if the reconciler's lock timeout ended the call.
 func (d *database) reconcilerStep(rule protocol.Rule) bool {
 	d.Helper()
 	if rule == protocol.Scan {
@@ -575,7 +576,7 @@ func (d *database) reconcilerStep(rule protocol.Rule) bool {
 	err = <-d.scan.ended
 	d.scan = nil
 	if rule == protocol.CrashReconciler {
-		_ = d.conns[reconciler].Close(d.ctx) // its call may have failed before the session was terminated
+		_ = d.conns[reconciler].Close(d.ctx) // the call may have failed before the session was terminated
 		return true
 	}
 	var pgErr *pgconn.PgError
@@ -586,7 +587,7 @@ func (d *database) reconcilerStep(rule protocol.Rule) bool {
 	return true
 }
 
-// scanFindsNothing runs the reconciler where the model expects it to find nothing.
+// scanFindsNothing runs the reconciler when the model expects that it finds nothing.
 func (d *database) scanFindsNothing() {
 	d.Helper()
 	d.exec(reconciler, wholeScan)

@@ -15,7 +15,7 @@ import (
 // Found is the result of [Explorer.Explore] or [Explorer.Wander].
 type Found struct {
 	States    uint64
-	Depth     int    // of the last level that was explored completely; for Wander, the steps of Trace
+	Depth     int    // the last level that was explored completely; for Wander, the number of steps of Trace
 	Frontier  uint64 // states that were reached but not expanded
 	Exhausted bool   // every state within the bounds was visited
 	Wrong     string // the invariant that broke, with details; "" if none did
@@ -40,25 +40,25 @@ func (f *Found) String() string {
 	return out.String()
 }
 
-// Explorer visits the states of a model, nearest first, so that the traces that it finds are
-// shortest.
+// Explorer visits the states of a model in the order of their distance from the start, so that it finds shortest
+// traces.
 type Explorer struct {
 	Model *Model
-	// QuietEvery is the sampling of [Model.CheckQuiet]: one state in QuietEvery is checked; 0 for
-	// none.
+	// QuietEvery is the sampling of [Model.CheckQuiet]: on average, one state in QuietEvery is checked; 0 means none.
 	QuietEvery uint64
-	// MaxStates limits the memory: about 50 bytes for each state, and 500 for each at the frontier.
+	// MaxStates limits the number of states, and so the memory: about 50 bytes for each visited state, and 500 for each
+	// state that is not expanded yet.
 	MaxStates uint64
-	// Only, if not empty, is the only invariant that is checked.
+	// Only, if not empty, names the only invariant that is checked.
 	Only string
-	// Report, if not nil, is called once a minute.
+	// Report, if not nil, is called once a minute with the result so far.
 	Report func(Found)
 	// Procs is the number of goroutines that expand a level.
 	Procs int
 }
 
-// shards is the number of sets of visited states, each with its lock. chunkSize is how many states
-// a goroutine takes at once.
+// shards is the number of sets of visited states, each with a lock of its own. chunkSize is how many states a goroutine
+// takes at once.
 const (
 	shards    = 256
 	chunkSize = 256
@@ -81,7 +81,7 @@ type node struct {
 	print uint64
 }
 
-// Explore visits states until all are visited, an invariant breaks, MaxStates is exceeded, or ctx ends.
+// Explore visits states until it has visited all, an invariant breaks, MaxStates is exceeded, or ctx ends.
 func (x *Explorer) Explore(ctx context.Context) Found { //nolint:gocognit // one search, and what its goroutines share
 	seed := maphash.MakeSeed()
 	fingerprint := func(s *State) uint64 { return maphash.Comparable(seed, *s) }
@@ -170,7 +170,7 @@ func (x *Explorer) Explore(ctx context.Context) Found { //nolint:gocognit // one
 								shard.from[p] = origin{n.print, step}
 							}
 							shard.Unlock()
-							if !broken(text) && !known { // a known state was checked when it was reached first
+							if !broken(text) && !known { // a known state was checked when it was first reached
 								text = x.Model.Check(&after)
 							}
 							if broken(text) {
@@ -205,9 +205,9 @@ func (x *Explorer) Explore(ctx context.Context) Found { //nolint:gocognit // one
 	return found
 }
 
-// Wander takes random traces of up to length steps until ctx ends or an invariant breaks. It
-// reaches depths for which [Explorer.Explore] lacks the memory. A trace that it returns is minimal:
-// no step of it can be left out. traces is the number of traces that it took.
+// Wander takes random traces of up to length steps until ctx ends or an invariant breaks. It reaches depths for which
+// [Explorer.Explore] lacks the memory. If an invariant breaks, the returned trace is minimal: without any one of its
+// steps, it does not break the invariant. traces is the number of traces taken.
 func (x *Explorer) Wander(ctx context.Context, length int) (traces uint64, found Found) {
 	var taken atomic.Uint64
 	var mu sync.Mutex
@@ -249,8 +249,8 @@ func (x *Explorer) Wander(ctx context.Context, length int) (traces uint64, found
 	return taken.Load(), found
 }
 
-// broken returns the invariant that breaks during a trace, or after it, once all other actors have stopped. It returns
-// "" if none breaks, and for a trace with an impossible step.
+// broken returns the invariant that breaks during a trace, or after the trace when facts, filing, sweep and reconciler
+// run on without any other actor. It returns "" if none breaks, or if a step of the trace is impossible.
 func (x *Explorer) broken(trace []Step) string {
 	state := Start()
 	for _, step := range trace {
@@ -271,7 +271,7 @@ func (x *Explorer) broken(trace []Step) string {
 	return x.Model.CheckQuiet(state)
 }
 
-// shorten leaves out every step that a trace does not need to break the same invariant.
+// shorten removes from a trace all steps that it does not need to break the same invariant.
 func (x *Explorer) shorten(trace []Step, text string) (short []Step, wrong string) {
 	invariant, _, _ := strings.Cut(text, ":")
 	for size := max(1, len(trace)/2); size > 0; {
@@ -291,7 +291,7 @@ func (x *Explorer) shorten(trace []Step, text string) (short []Step, wrong strin
 	return trace, text
 }
 
-// report calls Report once a minute, until stop is called.
+// report calls Report once a minute, until the caller calls stop.
 func (x *Explorer) report(found func() Found) (stop func()) {
 	if x.Report == nil {
 		return func() {}

@@ -14,8 +14,9 @@ const (
 	ComesToRest    = "once all other actors stop, inbox and facts become empty"
 )
 
-// Check returns the invariant that a state breaks, with details, or "". [ClosedStaysClosed],
-// [OneRedelivery], [NotUndone] and part of the others concern a step: see [Model.Apply].
+// Check returns the invariant that a state breaks, with details, or "" if it breaks none. Check does not cover
+// [ClosedStaysClosed], [OneRedelivery], [NotUndone] and the parts of other invariants that concern a step: see
+// [Model.Apply].
 func (m *Model) Check(s *State) string {
 	for _, check := range []func(*State) string{m.checkFiledOnce, m.checkInOneEntry} {
 		if wrong := check(s); wrong != "" {
@@ -53,7 +54,7 @@ func (m *Model) checkInOneEntry(s *State) string {
 		for e := range s.NFailures {
 			waits = waits || s.Entries[e].Status == Processing && s.Entries[e].Waits == j.ID && j.Entry == e
 		}
-		// The failure of a redelivery belongs to the redelivered entry.
+		// A redelivery's failure belongs to the entry that was redelivered.
 		waits = waits || j.Entry != none && s.Entries[j.Entry].Status.exists() && s.Entries[j.Entry].Job != i
 		if !waits && s.Failures[f].In == 0 && s.Failures[f].TakenBy == none && !s.Failures[f].Noted {
 			return fmt.Sprintf("%s: failure %d of job %d is in no entry, and will not be filed", InOneEntry, f, i)
@@ -62,8 +63,8 @@ func (m *Model) checkInOneEntry(s *State) string {
 	return ""
 }
 
-// CheckQuiet lets facts, filing, sweep and reconciler run on from a state without any other actor.
-// It returns the invariant that breaks on the way or at the end, or "".
+// CheckQuiet starts from a state and runs facts, filing, sweep and reconciler without any other actor, until nothing
+// changes. It returns the invariant that breaks on the way or at the end, or "".
 func (m *Model) CheckQuiet(s State) string {
 	for range 12 {
 		before := s
@@ -105,8 +106,8 @@ func (m *Model) CheckQuiet(s State) string {
 		if entry.Status != Pending && entry.Status != Manual || entry.DoneTwice || entry.Acted > 0 {
 			continue
 		}
-		// If the job resolved the entry before, an open entry is no error: an operator may have replayed it by force
-		// since.
+		// If the job resolved the entry before, it is no error that the entry is open: an operator may have replayed the
+		// entry by force since then.
 		if j := &s.Jobs[entry.Job]; j.State == Completed && !j.Done && entry.Completed[j.ID] == 0 {
 			return fmt.Sprintf("%s: job %d has completed, but its entry %d stays open", ClosesOwnEntry, entry.Job, e)
 		}

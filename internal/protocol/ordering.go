@@ -5,10 +5,9 @@ import (
 	"slices"
 )
 
-// Ordering keys have a model of their own: two messages of one key, two workers that deliver,
-// processes that die, and messages that are rescued. It models these functions of
-// db/code/08_flow.sql: order_predecessor, complete_ordered, order_done, wake_first,
-// rescue_messages.
+// Ordering keys have a separate model: two messages of one key, two workers that deliver, processes that die, and
+// messages that are rescued. It models these functions of db/code/08_flow.sql: order_predecessor, complete_ordered,
+// order_done, wake_first, rescue_messages.
 
 // The invariants of ordering keys, as reports name them.
 const (
@@ -25,16 +24,16 @@ type Ordering struct {
 
 // Message is a message and its job.
 type Message struct {
-	Job       JobState // JobState Retryable means that the message is held behind another one
+	Job       JobState // Retryable means that the message is held behind another one
 	Place     bool     // dlq.ordered_jobs
-	Delivered bool     // for the invariants: the receiver has answered with success
+	Delivered bool     // for the invariants: the receiver has answered the message with success
 }
 
 // Delivery is an attempt at a message by a worker.
 type Delivery struct {
 	Phase Phase
 	Of    int
-	Late  bool // the job was rescued meanwhile, because the process was silent
+	Late  bool // the job was rescued during the attempt, because the process was silent
 }
 
 // Phase is the progress of a delivery.
@@ -45,8 +44,8 @@ const (
 	NoDelivery    Phase = iota
 	Fetched             // River has given the job to the worker
 	MaySend             // no other message comes first
-	Answered            // with success
-	PlaceReleased       // with [Rules.PlaceFirst]: the place is removed, and the job still runs
+	Answered            // the receiver has answered with success
+	PlaceReleased       // with [Rules.PlaceFirst]: the place is removed, and the job is still running
 )
 
 // StartOrdering returns the state after both messages were submitted.
@@ -55,16 +54,15 @@ func StartOrdering() Ordering {
 	return Ordering{Messages: [2]Message{m, m}}
 }
 
-// OrderingStep is a step and the state after it. Wrong is the invariant that the step breaks, or
-// "".
+// OrderingStep is a step, with the state after it. Wrong is the invariant that the step breaks, or "".
 type OrderingStep struct {
 	Text  string
 	After Ordering
 	Wrong string
-	Bad   bool // a death, a refusal or the end of a hold time: messages must be able to arrive without such steps
+	Bad   bool // a death, a refusal or the end of a hold time; messages must be able to arrive without such steps
 }
 
-// Steps returns the possible steps.
+// Steps returns the steps that are possible in the state.
 func (s *Ordering) Steps(rules Rules) (steps []OrderingStep) {
 	can := func(bad bool, change func(*Ordering) (wrong string), format string, args ...any) {
 		after := *s
@@ -157,8 +155,8 @@ func (s *Ordering) Steps(rules Rules) (steps []OrderingStep) {
 	return steps
 }
 
-// first models dlq.order_predecessor: it reports whether no other message comes first, and removes the
-// places of completed ones.
+// first models dlq.order_predecessor: it reports whether no other message must be delivered before m. It removes the
+// places of completed messages.
 func (s *Ordering) first(m int) bool {
 	if !s.Messages[m].Place {
 		return true
@@ -172,14 +170,14 @@ func (s *Ordering) first(m int) bool {
 	return true
 }
 
-// done models dlq.order_done: it removes the message's place and lets the next message be sent at once.
+// done models dlq.order_done: it removes the message's place and makes the next message available.
 func (s *Ordering) done(m int) {
 	s.Messages[m].Place = false
 	s.wakeFirst()
 }
 
-// wakeFirst models dlq.wake_first: it lets the first message that is not done be sent, and removes the places before
-// it.
+// wakeFirst models dlq.wake_first: it makes the first message that is not done available, and removes the places of the
+// messages before it.
 func (s *Ordering) wakeFirst() {
 	for n := range s.Messages {
 		m := &s.Messages[n]
@@ -196,7 +194,7 @@ func (s *Ordering) wakeFirst() {
 	}
 }
 
-// complete ends the job, or returns false if its attempt is already over.
+// complete models dlq.complete_ordered: it completes the job, or returns false if the job's attempt is already over.
 func (s *Ordering) complete(d Delivery) bool {
 	if d.Late {
 		return false
@@ -205,7 +203,7 @@ func (s *Ordering) complete(d Delivery) bool {
 	return true
 }
 
-// rescue models dlq.rescue_messages: the process died, or was silent for too long.
+// rescue models dlq.rescue_messages for a message whose process died or was silent for too long.
 func (s *Ordering) rescue(m int) {
 	s.Messages[m].Job = Available
 	for w := range s.Deliveries {
@@ -215,7 +213,8 @@ func (s *Ordering) rescue(m int) {
 	}
 }
 
-// sent models a request and the receiver's answer. It returns the invariant that the request breaks, or "".
+// sent models a request for a message and the receiver's answer. It returns the invariant that the request breaks, or
+// "".
 func (s *Ordering) sent(m int, success bool) string {
 	wrong := ""
 	for n := range s.Messages {
@@ -230,8 +229,8 @@ func (s *Ordering) sent(m int, success bool) string {
 	return wrong
 }
 
-// ExploreOrdering visits all states, nearest first. It returns their number, and the invariant that
-// breaks with the shortest way to it.
+// ExploreOrdering visits all states, in the order of their distance from the start. It returns their number and, if an
+// invariant breaks, the invariant and a shortest trace to it.
 func ExploreOrdering(rules Rules) (states int, wrong string, trace []string) {
 	type origin struct {
 		from Ordering
@@ -263,7 +262,7 @@ func ExploreOrdering(rules Rules) (states int, wrong string, trace []string) {
 			}
 		}
 	}
-	// Both messages must be able to arrive from every state.
+	// From every state, both messages must be able to arrive.
 	arrives := map[Ordering]bool{}
 	var back []Ordering
 	for s := range seen {

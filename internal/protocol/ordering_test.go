@@ -10,7 +10,7 @@ import (
 	"github.com/dlqd/dlqd/internal/protocol"
 )
 
-// All states of two messages of one ordering key, two workers, and processes that die between any
+// The test explores all states of two messages of one ordering key, two workers, and processes that may die between any
 // two transactions.
 func TestOrdering_KeepsInvariants(t *testing.T) {
 	t.Parallel()
@@ -19,8 +19,8 @@ func TestOrdering_KeepsInvariants(t *testing.T) {
 	require.Empty(t, wrong, strings.Join(trace, "\n"))
 }
 
-// Under the earlier rule, a message gave up its place before its job ended. If the process died
-// between the two, the next message was sent, and then the old one again.
+// Under the earlier rule, a message lost its place before its job ended. If the process died in between, the next
+// message was sent, and then the old message again.
 func TestOrdering_FindsOldMessageSentAfterNext(t *testing.T) {
 	t.Parallel()
 	earlier := protocol.Rules{PlaceFirst: true}

@@ -16,7 +16,7 @@ import (
 	"github.com/dlqd/dlqd/internal/protocol"
 )
 
-// explore explores a model until an invariant breaks: the one that only names, or any if only is empty.
+// explore explores a model until an invariant breaks: the invariant named by only, or any invariant if only is empty.
 func explore(t *testing.T, rules protocol.Rules, bounds protocol.Bounds, only string) protocol.Found {
 	t.Helper()
 	x := &protocol.Explorer{
@@ -29,7 +29,7 @@ func explore(t *testing.T, rules protocol.Rules, bounds protocol.Bounds, only st
 	return x.Explore(t.Context())
 }
 
-// All states of one job, three failures, two workers, an operator, and processes that die between
+// The test explores all states of one job, three failures, two workers, an operator, and processes that may die between
 // any two transactions.
 func TestProtocol_KeepsInvariants(t *testing.T) {
 	t.Parallel()
@@ -50,15 +50,14 @@ func TestProtocol_KeepsInvariants(t *testing.T) {
 	}
 }
 
-// Two jobs, and more of everything: "make model". DLQD_MODEL is the duration ("1h"),
-// DLQD_MODEL_STATES the number of states that are explored, nearest first. Random traces take the
-// rest of the time.
+// "make model" runs this test, with two jobs and larger bounds. DLQD_MODEL is the duration ("1h"). DLQD_MODEL_STATES is
+// the number of states to explore. Random traces take the rest of the duration.
 func TestProtocol_KeepsInvariantsForLong(t *testing.T) {
 	length, err := time.ParseDuration(os.Getenv("DLQD_MODEL"))
 	if err != nil {
 		t.Skip("make model")
 	}
-	debug.SetGCPercent(20)       // the states are nearly all of the heap
+	debug.SetGCPercent(20)       // nearly all of the heap is states
 	states := uint64(20_000_000) // about 10 GiB
 	if set, err := strconv.ParseUint(os.Getenv("DLQD_MODEL_STATES"), 10, 64); err == nil {
 		states = set
@@ -87,12 +86,12 @@ func TestProtocol_KeepsInvariantsForLong(t *testing.T) {
 	}
 }
 
-// sequential bounds a job whose failures and facts are all handled before the next step: a fault there
-// needs no race.
+// sequential are bounds for one job whose failures and facts are all handled before the next step. An invariant that
+// breaks within them needs no race.
 var sequential = protocol.Bounds{Jobs: 1, Failures: 2, Workers: 1, Moves: 2, Retries: 1, Sent: 1, Sequential: true}
 
-// Under the earlier rule, dlqd forgot a failure that it had added to an open entry once that entry closed, and the
-// reconciler filed the failure again.
+// Under the earlier rule, dlqd forgot the failures that it had added to an open entry when the entry closed. The
+// reconciler then filed such a failure again.
 func TestExplorer_FindsFoldedFailuresFiledTwice(t *testing.T) {
 	t.Parallel()
 	for _, invariant := range []string{protocol.FiledOnce, protocol.ClosedStaysClosed} {
@@ -102,7 +101,7 @@ func TestExplorer_FindsFoldedFailuresFiledTwice(t *testing.T) {
 	}
 }
 
-// The current rules break no invariant, so the test builds each state as a fault would leave it.
+// The current rules break no invariant, so the test builds states that a fault would produce.
 func TestModel_NoticesBrokenInvariants(t *testing.T) {
 	t.Parallel()
 	model := &protocol.Model{}
@@ -124,7 +123,7 @@ func TestModel_NoticesBrokenInvariants(t *testing.T) {
 	sent, wrong := after(filed, protocol.Step{Rule: protocol.Claim})
 	require.Empty(t, wrong)
 
-	s := failed // the job counts as the redelivery of an entry that was deleted
+	s := failed // the job counts as a redelivery of an entry that was deleted
 	s.NInbox, s.Jobs[0].Entry, s.Entries[1].Status = 0, 1, protocol.Deleted
 	require.Contains(t, model.Check(&s), protocol.InOneEntry)
 
@@ -135,7 +134,7 @@ func TestModel_NoticesBrokenInvariants(t *testing.T) {
 
 	s, wrong = after(sent, protocol.Step{Rule: protocol.StartJob, On: 1}, protocol.Step{Rule: protocol.Complete, On: 1})
 	require.Empty(t, wrong)
-	s.Jobs[1].Entry = -1 // it is the redelivery of no entry
+	s.Jobs[1].Entry = -1 // the job is a redelivery of no entry
 	_, wrong = after(s, protocol.Step{Rule: protocol.ApplyFacts})
 	require.Contains(t, wrong, protocol.ClosesOwnEntry)
 
@@ -145,7 +144,7 @@ func TestModel_NoticesBrokenInvariants(t *testing.T) {
 	_, wrong = after(s, protocol.Step{Rule: protocol.ApplyFacts})
 	require.Contains(t, wrong, protocol.NotUndone)
 
-	// The reconciler files a failure again, once all other actors have stopped.
+	// After all other actors have stopped, the reconciler files a failure again.
 	model.Rules.Forgetful = true
 	s, wrong = after(
 		filed, protocol.Step{Rule: protocol.Discard}, protocol.Step{Rule: protocol.RetryJob},
@@ -157,8 +156,8 @@ func TestModel_NoticesBrokenInvariants(t *testing.T) {
 	require.Contains(t, model.CheckQuiet(s), protocol.FiledOnce)
 }
 
-// This is the first trace that the explorer found to break an invariant of the earlier rules, under which dlqd did not
-// remember failures. The trace needs no race.
+// This is the first trace that the explorer found to break an invariant of the earlier rules, under which dlqd forgot
+// failures. The trace needs no race.
 func TestProtocol_FilesFoldedFailuresOnce(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
@@ -194,9 +193,9 @@ func TestProtocol_FilesFoldedFailuresOnce(t *testing.T) {
 	require.Len(t, d.jobs, 1, "it was redelivered")
 }
 
-// A failure was still a fact when an operator resolved its job's entry. That completed the job,
-// which then lost its unique key. Filed afterwards, the failure had no key, and was redelivered
-// beside an equal job.
+// A job failed, and before the fact about this failure was applied, an operator resolved the job's entry. That
+// completed the job, which then lost its unique key. The failure was filed afterwards, so its entry had no key, and was
+// redelivered although an equal job existed.
 func TestProtocol_KeepsUniqueKeyOfFailureInFact(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
@@ -223,8 +222,8 @@ func TestProtocol_KeepsUniqueKeyOfFailureInFact(t *testing.T) {
 	}
 }
 
-// A redelivery is retried outside dlqd. Before it runs, another job resolves the entry, and dlqd drops the redelivery.
-// The work then counts as done once.
+// A redelivery is retried outside dlqd. Before it runs, another job resolves the entry, so dlqd drops the redelivery.
+// The work was then done once, and must not be reported as done twice.
 func TestProtocol_DroppedRedeliveryIsNotDoneTwice(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)
@@ -248,7 +247,7 @@ func TestProtocol_DroppedRedeliveryIsNotDoneTwice(t *testing.T) {
 	require.Equal(t, protocol.Resolved, d.state.Entries[0].Status)
 }
 
-// filedOnce requires that no failure is in two entries, or in an entry and the inbox.
+// filedOnce requires that no failure is in two entries, or in both an entry and the inbox.
 func (d *database) filedOnce() {
 	d.Helper()
 	for f, failure := range d.failures {

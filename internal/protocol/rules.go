@@ -8,18 +8,18 @@ import (
 // Bounds limit the steps that could otherwise repeat without end.
 type Bounds struct {
 	Jobs       int8 // inserted by the application
-	Failures   int8 // ends other than success, of all jobs
+	Failures   int8 // ends of jobs other than success
 	Workers    int8
 	Moves      int8 // actions of the operator
 	Retries    int8 // of jobs, outside dlqd
-	Misses     int8 // ends and retries that capture skips
-	Deletes    int8 // of jobs; reuses of an id count too
-	Attempts   int8 // that fail and that River retries
+	Misses     int8 // ends and retries of jobs that capture skips
+	Deletes    int8 // of jobs; a reused id counts, too
+	Attempts   int8 // attempts that fail and that River retries
 	Sent       int8 // redeliveries
 	Isolated   int8 // ends in SERIALIZABLE transactions
 	Lost       int8 // marks that an application removes from a job's metadata
-	Keys       bool // some of the application's jobs have a unique key, the same one
-	Sequential bool // no races: no actor moves while the inbox or a fact waits, or a step of dlqd is in progress
+	Keys       bool // some of the application's jobs have a unique key, which is the same for all
+	Sequential bool // no races: no other actor moves while the inbox has a row, a fact waits or dlqd is in a step
 }
 
 // Model is the protocol within bounds.
@@ -125,7 +125,7 @@ func (s Step) String() string {
 	return text
 }
 
-// Steps calls fn with each possible step.
+// Steps calls fn with each step that is possible in s.
 func (m *Model) Steps(s *State, fn func(Step)) { //nolint:gocognit,maintidx // one table of the possible steps
 	b := &m.Bounds
 	if b.Sequential && (s.NInbox > 0 || s.NFacts > 0 || s.Workers[0].Doing != Idle || s.Scanning) {
@@ -256,7 +256,7 @@ func (m *Model) Steps(s *State, fn func(Step)) { //nolint:gocognit,maintidx // o
 	}
 }
 
-// undecided returns the pending entries without a decision.
+// undecided returns the set of pending entries without a decision.
 func (w *world) undecided() (set uint8) {
 	for e := range w.NFailures {
 		if w.Entries[e].Status == Pending && !w.Entries[e].Decided {
@@ -266,8 +266,8 @@ func (w *world) undecided() (set uint8) {
 	return set
 }
 
-// Apply takes a step. It returns the state after it, and the invariant that the step broke. It
-// returns false if the state exceeds the model's arrays.
+// Apply takes a step from s. It returns the state after the step, and the invariant that the step breaks, or "". It
+// returns false if the new state exceeds the model's arrays.
 func (m *Model) Apply(s State, step Step) (State, string, bool) {
 	w := begin(&s, m.Rules)
 	m.take(w, step)
@@ -423,7 +423,7 @@ func (w *world) act(rule Rule, e int8) {
 	}
 }
 
-// recordOperation records that an operator closed an entry.
+// recordOperation records that an operator's operation closed an entry.
 func (w *world) recordOperation(e int8, to Status) {
 	entry := &w.Entries[e]
 	entry.Op, entry.Still, entry.ByPerson, entry.Acted = int8(to), true, true, w.tick
@@ -445,7 +445,7 @@ func (w *world) reopen(e int8) {
 	w.markWanted(e)
 }
 
-// retire models dlq.retire of one failure.
+// retire models dlq.retire for one failure.
 func (w *world) retire(f, e int8) {
 	w.Jobs[w.Failures[f].Job].Remembered = true
 	if w.Failures[f].TakenBy == none {

@@ -1,7 +1,7 @@
-// Package protocol is a model of how a failed job becomes one dead letter, and of everything that
-// changes the two afterwards: River, capture, filing, facts, the reconciler, redelivery and
-// operators. An explorer visits all states within bounds and checks the invariants. A walk executes
-// the model's steps on a real Postgres and compares. See docs/protocol.md.
+// Package protocol is a model of how a failed job becomes one dead letter, and of everything that changes the job and
+// the dead letter afterwards: River, capture, filing, facts, the reconciler, redelivery and operators. An explorer
+// visits all states within bounds and checks the invariants. A walk executes the model's steps on a real Postgres and
+// compares the states. See docs/protocol.md.
 package protocol
 
 import "math/bits"
@@ -14,7 +14,7 @@ const (
 	maxWorkers  = 2
 )
 
-// Time is a rank: only the order of times counts. 0 is never.
+// Time is the rank of a time among all times of a state: only their order counts. 0 means never.
 type Time uint8
 
 // none stands for no job, no entry and no failure, and in Entry.Op for no status.
@@ -23,8 +23,7 @@ const none int8 = -1
 // JobState is the state of a River job, as far as the protocol distinguishes states.
 type JobState uint8
 
-// The states of a job. Gone: River has no such row. Retryable also stands for scheduled and
-// pending.
+// The states of a job. Gone means that River has no such row. Retryable also stands for scheduled and pending.
 const (
 	Gone JobState = iota
 	Available
@@ -44,29 +43,29 @@ func (s JobState) ended() bool { return s >= Completed }
 
 // Job is a row of river_job, identified by id and created_at, with what dlqd stores about it.
 type Job struct {
-	ID        int8 // River's id; another job may reuse it once this one is gone
+	ID        int8 // River's id; after this job is gone, another job may get the same id
 	State     JobState
-	Of        int8 // entry that it redelivers; none for an application's job
+	Of        int8 // entry of which this job is a redelivery; none for an application's job
 	Mark      int8 // metadata dlq:entry_id
-	DoneOf    int8 // metadata dlq:done: the entry with which dlqd completed it
-	Done      bool // dlqd completed it, and it has not run since
+	DoneOf    int8 // metadata dlq:done: the entry with which dlqd completed the job
+	Done      bool // dlqd completed the job, and the job has not run since
 	Cancel    bool // metadata cancel_attempted_at
-	Keyed     bool // has the unique key, of which the model has one
+	Keyed     bool // whether the job has the model's only unique key
 	Errors    int8 // at most 2
-	Failure   int8 // its last failure, or the end by which an operator cancelled it
+	Failure   int8 // the job's last failure, or its cancellation by an operator
 	Finalized Time // finalized_at
 
-	Entry      int8 // in entry_jobs
-	Remembered bool // retired_jobs has a failure of it
+	Entry      int8 // the job's entry in entry_jobs
+	Remembered bool // retired_jobs has a failure of the job
 
-	Overtaken bool // for the invariants: its entry was closed while it ran, or an operator retried it
+	Overtaken bool // for the invariants: the job's entry was closed while the job ran, or an operator retried the job
 }
 
 // Status is the status of an entry.
 type Status uint8
 
-// The statuses of an entry. Unfiled: there is no such entry, or it is in the inbox. Deleted: it was
-// deleted.
+// The statuses of an entry. Unfiled means that the entry does not exist; its failure may be in the inbox. Deleted means
+// that the entry was deleted.
 const (
 	Unfiled Status = iota
 	Pending
@@ -86,7 +85,7 @@ func (s Status) open() bool   { return s >= Pending && s <= Manual }
 func (s Status) exists() bool { return s >= Pending && s <= Archived }
 func (s Status) closed() bool { return s >= Failed && s <= Archived }
 
-// Entry is a dead letter. Its id is that of the failure that it was made from.
+// Entry is a dead letter. Its id is the number of the failure from which it was made.
 type Entry struct {
 	Status    Status
 	Job       int8          // river_job_id and job_created_at
@@ -98,26 +97,26 @@ type Entry struct {
 	Decided   bool          // strategy is set
 	DoneTwice bool          // rule is done-twice
 	Tries     int8          // dlq_retry_count
-	Completed [maxJobs]Time // replay_attempts: by job id, the time when that job completed it
+	Completed [maxJobs]Time // replay_attempts: by job id, the time when that job completed the entry's work
 	LastTry   int8          // replay_attempts: the id of the last job
-	Known     uint8         // transitions.failed_at: the set of failures that it took in
-	Op        int8          // the status that the operator's last operation gave it
-	Still     bool          // it still has the status Op
-	Bare      bool          // original_event: there is no payload
+	Known     uint8         // transitions.failed_at: the set of failures that the entry has received
+	Op        int8          // the status that the last operation of an operator gave the entry
+	Still     bool          // whether the entry still has the status Op
+	Bare      bool          // original_event: the entry has no payload
 
-	Acted Time // for the invariants: when an operator last closed or reopened it
+	Acted Time // for the invariants: when an operator last closed or reopened the entry
 }
 
-// Failure is an end of a job other than success: a failure, or an operator's cancellation.
+// Failure is an end of a job other than a success: a failure, or a cancellation by an operator.
 type Failure struct {
 	Job     int8
 	At      Time  // finalized_at
-	Cancel  bool  // an operator's cancellation, which is not filed
-	Keyed   bool  // its job had the unique key, so its entry has it
-	TakenBy int8  // retired_jobs.entry_id: the entry that took it in, if that entry's id does not show it
-	In      uint8 // for the invariants: the set of entries that ever took it in
-	Noted   bool  // for the invariants: an entry's trail mentions it
-	Closed  bool  // for the invariants: an operator closed its entry, and nothing has asked for its work since
+	Cancel  bool  // a cancellation by an operator, which is not filed
+	Keyed   bool  // the failed job had the unique key, so its entry has the key, too
+	TakenBy int8  // retired_jobs.entry_id: the entry that has the failure, unless the entry was made from it and exists
+	In      uint8 // for the invariants: the set of entries that ever had the failure
+	Noted   bool  // for the invariants: an entry's audit trail mentions the failure
+	Closed  bool  // for the invariants: an operator closed the failure's entry, and its work was not requested since
 }
 
 // FactKind is the kind of a fact.
@@ -148,13 +147,13 @@ type Fact struct {
 	At      Time
 }
 
-// Row is a row of the inbox: a failure, and whether the reconciler found it.
+// Row is a row of the inbox: a failure, and whether the reconciler appended it.
 type Row struct {
 	Failure    int8
 	Reconciler bool
 }
 
-// Doing is what a worker has read in one transaction, to use in its next.
+// Doing says what a worker has read in one transaction and will use in its next transaction.
 type Doing uint8
 
 // The values of Doing.
@@ -167,11 +166,11 @@ const (
 // Worker is a DLQ worker between two transactions.
 type Worker struct {
 	Doing Doing
-	Of    uint8             // the inbox rows (by failure) or undecided entries that it read
+	Of    uint8             // the inbox rows (by failure) or undecided entries that the worker has read
 	As    [maxFailures]int8 // for each of these entries, its last failure
 }
 
-// State is everything that the protocol stores. It is comparable and has no pointers.
+// State is everything that the protocol stores. A State is comparable and has no pointers.
 type State struct {
 	Jobs      [maxJobs]Job
 	NJobs     int8
@@ -185,10 +184,10 @@ type State struct {
 	NFacts    int8
 	Workers   [maxWorkers]Worker
 	Scanning  bool  // the reconciler has read, and has not locked anything yet
-	Scanned   uint8 // the jobs that it found to be failures without an entry
-	Rest      bool  // those were cancelled jobs; a page of discarded ones follows in the same transaction
+	Scanned   uint8 // the jobs that the reconciler found to be failures without an entry
+	Rest      bool  // Scanned has cancelled jobs; a page of discarded jobs follows in the same transaction
 
-	// How much of each bound is used.
+	// How much of each of the [Bounds] is used.
 	Inserted, Moves, Retries, Misses, Deletes, Attempts, Sent, Isolated, Lost int8
 }
 
@@ -218,11 +217,11 @@ var (
 	}()
 )
 
-// maxTimes is the number of times that a state can have.
+// maxTimes is the maximum number of times in a state.
 const maxTimes = maxJobs + maxFailures*(3+maxJobs) + maxFacts
 
-// times returns where the state's times are. It calls no function for each: most of an exploration's
-// time with the race detector would be calls.
+// times returns pointers to the state's times, and their number. It calls no function for each time: with the race
+// detector, such calls would be most of the duration of an exploration.
 func (s *State) times() (at [maxTimes]*Time, n int) {
 	for i := range s.NJobs {
 		at[n] = &s.Jobs[i].Finalized
@@ -244,7 +243,7 @@ func (s *State) times() (at [maxTimes]*Time, n int) {
 	return at, n
 }
 
-// now returns a time after all others.
+// now returns a time after all others in the state.
 func (s *State) now() Time {
 	last := Time(0)
 	at, n := s.times()
@@ -254,8 +253,7 @@ func (s *State) now() Time {
 	return last + 1
 }
 
-// normalize maps equivalent states to the same value: times become ranks, and the order of the
-// workers is fixed.
+// normalize maps equivalent states to the same value: it replaces times by their ranks and sorts the workers.
 func (s *State) normalize() {
 	for i := range s.NJobs {
 		j := &s.Jobs[i]

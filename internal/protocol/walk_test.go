@@ -19,19 +19,19 @@ func TestMain(m *testing.M) { postgrestest.Main(m) }
 const (
 	traces   = 500
 	maxSteps = 35
-	// leastTaken is how often each rule must be taken. If the traces take a rule less often, further traces
-	// follow, up to maxTraces in all.
+	// leastTaken is how often each rule must be taken at least. While a rule was taken less often, further traces follow,
+	// up to maxTraces in all.
 	leastTaken = 20
 	maxTraces  = 2 * traces
 	minSteps   = 15
 	databases  = 2
 )
 
-// Random traces of the model run on a real Postgres: after each step, both have the same state.
+// Random traces of the model run on a real Postgres. After each step, the database and the model have the same state.
 // DLQD_WALK_SEED selects other traces.
 func TestProtocol_DatabaseMatchesModel(t *testing.T) {
 	t.Parallel()
-	seed := uint64(1) // the same traces each time, so that a failure points to a change
+	seed := uint64(1) // the same traces in each run, so that a failure points to a change of the code
 	if set, err := strconv.ParseUint(os.Getenv("DLQD_WALK_SEED"), 10, 64); err == nil {
 		seed = set
 	}
@@ -76,14 +76,14 @@ func TestProtocol_DatabaseMatchesModel(t *testing.T) {
 	t.Logf("%v; %d killed", taken, kills)
 }
 
-// walk takes a trace by its number. It returns how many sessions it terminated, and how often it
-// took each rule.
+// walk takes the trace with the number trace. It returns how many sessions it terminated, and how often it took each
+// rule.
 func (d *database) walk(random *rand.Rand, trace int) (kills int, taken map[protocol.Rule]int) {
 	d.Helper()
 	taken = map[protocol.Rule]int{}
 	c := newChooser(random)
 	d.begin(c.model)
-	// Each sequence of rare begins one of the first traces, and some of the later ones.
+	// Each sequence of rare is the beginning of one of the first traces, and of some later ones.
 	if trace < len(rare) || random.IntN(20) == 0 {
 		for _, step := range rare[trace%len(rare)] {
 			taken[d.take(step, false).Rule]++
@@ -131,17 +131,17 @@ var missed = []protocol.Step{
 	{Rule: protocol.Append},
 }
 
-// rare lists beginnings of traces that random choices almost never produce.
+// rare lists beginnings of traces that random choices hardly ever produce.
 var rare = [][]protocol.Step{
-	// A row of the reconciler waits in the inbox while an entry takes in its failure and is closed.
+	// A row of the reconciler waits in the inbox. Meanwhile an entry receives the row's failure and is closed.
 	slices.Concat(missed, []protocol.Step{
 		{Rule: protocol.ApplyFacts},
 		{Rule: protocol.Discard},
 		{Rule: protocol.ReadInbox},
 		{Rule: protocol.File},
 	}),
-	// A redelivery resolved an entry. The entry's own job fails again and gets another entry, and
-	// then the redelivery is retried.
+	// A redelivery has resolved an entry. The entry's own job fails again and gets another entry. Then the redelivery is
+	// retried.
 	{
 		{Rule: protocol.Insert},
 		{Rule: protocol.StartJob},
@@ -160,13 +160,14 @@ var rare = [][]protocol.Step{
 		{Rule: protocol.RetryJob, On: 1},
 		{Rule: protocol.ApplyFacts},
 	},
-	// The job's earlier entry begins to follow the job, which has ended. The job's later failure has another entry.
+	// The job's earlier entry begins to follow the job. The job has already ended, and its later failure has another
+	// entry.
 	slices.Concat(missed, []protocol.Step{
 		{Rule: protocol.Discard, On: 1},
 		{Rule: protocol.Replay},
 		{Rule: protocol.ApplyFacts},
 	}),
-	// A success resolves a job's later entry, and then an operator reopens the earlier one.
+	// A success resolves the later entry of a job. Then an operator reopens the job's earlier entry.
 	{
 		{Rule: protocol.Insert},
 		{Rule: protocol.StartJob},
@@ -190,7 +191,7 @@ var rare = [][]protocol.Step{
 }
 
 // likely has the weights of rules. Steps that move an entry towards a late state weigh more than 1. Steps that end a
-// trace early, or that are nearly always possible, weigh less.
+// trace early, or that are nearly always possible, weigh less than 1.
 var likely = map[protocol.Rule]float64{
 	protocol.StartJob: 4, protocol.Fail: 6, protocol.Complete: 3, protocol.RetryJob: 2,
 	protocol.ReadInbox: 4, protocol.File: 8, protocol.FileParked: 4, protocol.Claim: 6,
@@ -200,8 +201,8 @@ var likely = map[protocol.Rule]float64{
 	protocol.Attempt: 0.8, protocol.ReuseID: 1, protocol.InsertMarked: 0.5, protocol.CrashWorker: 1, protocol.Force: 0.5,
 }
 
-// chooser chooses the steps of a trace at random, by the weights of likely. Steps that change
-// nothing are chosen rarely.
+// chooser chooses the steps of a trace at random, with the weights of likely. It rarely chooses steps that change
+// nothing.
 type chooser struct {
 	random *rand.Rand
 	model  *protocol.Model
@@ -221,8 +222,8 @@ func (c *chooser) can(rule protocol.Rule) (yes bool) {
 	return yes
 }
 
-// choose returns a step, or false if none is possible. If held is set, the reconciler waits for a lock and must
-// continue soon.
+// choose returns a step, or false if no step is possible. If held is true, the reconciler waits for a lock, and its
+// next step must come soon.
 func (c *chooser) choose(held bool) (protocol.Step, bool) {
 	var can []protocol.Step
 	var weights []float64

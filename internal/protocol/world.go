@@ -2,25 +2,24 @@ package protocol
 
 import "fmt"
 
-// Rules are the rules of db/code. A field that is set restores an earlier rule, to show why it was
-// changed.
+// Rules selects the rules of db/code. A field that is true restores an earlier rule, to show why it was changed.
 type Rules struct {
-	// Forgetful: dlqd does not remember the failures that an entry takes in beside its own
-	// (dlq.take_failure does nothing).
+	// Forgetful: dlqd forgets the failures that an entry receives in addition to its first one (dlq.take_failure does
+	// nothing).
 	Forgetful bool
-	// PlaceFirst: an ordered message gives up its place in a separate transaction, before its job
-	// ends (dlq.order_done, now replaced by dlq.complete_ordered).
+	// PlaceFirst: before an ordered message's job ends, a separate transaction removes the message's place
+	// (dlq.order_done, now replaced by dlq.complete_ordered).
 	PlaceFirst bool
 }
 
-// world is a [State] that one transaction is changing.
+// world is a [State] during a transaction that changes it.
 type world struct {
 	*State
 
 	rules Rules
 	tick  Time   // the transaction's time
-	wrong string // invariant that the transaction itself broke, with details
-	full  bool   // the state exceeds the model's arrays, so the step is left out
+	wrong string // invariant that the transaction breaks, with details
+	full  bool   // the state would exceed the model's arrays, so the step is not taken
 }
 
 func begin(s *State, rules Rules) *world { return &world{State: s, rules: rules, tick: s.now()} }
@@ -31,11 +30,11 @@ func (w *world) violatef(invariant, format string, args ...any) {
 	}
 }
 
-// Capture is what the trigger does at an end or a retry of a job.
+// Capture is what the trigger does when a job ends or is retried.
 type Capture int8
 
-// Capture records the end or the retry, skips it (or is off), or cannot read because the transaction is
-// SERIALIZABLE.
+// Captures: capture records the end or the retry. Misses: capture is off or skips it. Serializable: capture cannot
+// read, because the transaction is SERIALIZABLE.
 const (
 	Captures Capture = iota
 	Misses
@@ -61,7 +60,7 @@ func (w *world) append(r Row) {
 	w.NInbox++
 }
 
-// insert adds a job.
+// insert adds a job and returns its index.
 func (w *world) insert(j Job) int8 {
 	if w.NJobs == maxJobs {
 		w.full = true
@@ -79,7 +78,7 @@ func (w *world) insert(j Job) int8 {
 
 var noJob = Job{ID: none, Of: none, Mark: none, DoneOf: none, Failure: none, Entry: none}
 
-// holder returns the job that holds the unique key, or none. The key's states are River's defaults.
+// holder returns the job that holds the unique key, or none. The key applies in River's default states.
 func (w *world) holder() int8 {
 	for i := range w.NJobs {
 		if j := &w.Jobs[i]; j.Keyed && (j.State.waits() || j.State == Running || j.State == Completed) {
@@ -89,7 +88,7 @@ func (w *world) holder() int8 {
 	return none
 }
 
-// live returns the job that currently has an id, or none.
+// live returns the existing job with an id, or none.
 func (w *world) live(id int8) int8 {
 	for i := range w.NJobs {
 		if w.Jobs[i].ID == id && w.Jobs[i].State != Gone {
@@ -99,7 +98,7 @@ func (w *world) live(id int8) int8 {
 	return none
 }
 
-// endJob models the statement by which River's completer or rescuer, or an operator, ends a job, with what
+// endJob models the statement with which River's completer, River's rescuer or an operator ends a job, and the row that
 // dlq.capture appends.
 func (w *world) endJob(i int8, to JobState, byOperator bool, capture Capture) {
 	j := &w.Jobs[i]
@@ -145,8 +144,8 @@ func (w *world) endJob(i int8, to JobState, byOperator bool, capture Capture) {
 	}
 }
 
-// retryJob models a retry in River UI, or a rescue by hand: a job runs again. dlq.follow appends a fact if the
-// job had ended.
+// retryJob models a retry in River UI, or a rescue by hand, after which the job runs again. If the job had ended,
+// dlq.follow appends a fact.
 func (w *world) retryJob(i int8, capture Capture) {
 	j := &w.Jobs[i]
 	was := *j
@@ -154,7 +153,7 @@ func (w *world) retryJob(i int8, capture Capture) {
 	j.Overtaken = true
 	for f := range w.NFailures {
 		if w.Failures[f].Job == i || j.Entry != none && w.in(j.Entry, f) {
-			w.Failures[f].Closed = false // an operator wants it to run
+			w.Failures[f].Closed = false // an operator wants the work done
 		}
 	}
 	if !was.State.ended() || capture == Misses || was.State == Completed && was.DoneOf == none && was.Mark == none {
@@ -170,7 +169,7 @@ func (w *world) retryJob(i int8, capture Capture) {
 	w.fact(Fact{Kind: Retried, Job: i, Entry: entry, Failure: none, At: w.tick})
 }
 
-// in reports whether an entry has taken a failure in.
+// in reports whether an entry has ever had a failure.
 func (w *world) in(entry, failure int8) bool {
 	return w.Failures[failure].In&bit(entry) != 0
 }
@@ -215,7 +214,7 @@ func (w *world) move(e int8, to Status) {
 
 // Filing: dlq.file_as, dlq.file_repeats, dlq.failed_again, dlq.file.
 
-// unfiled returns the failures in the inbox.
+// unfiled returns the set of failures in the inbox.
 func (w *world) unfiled() (set uint8) {
 	for i := range w.NInbox {
 		set |= bit(w.Inbox[i].Failure)
@@ -238,10 +237,10 @@ func (w *world) takeOut(failure int8) {
 	w.NInbox = n
 }
 
-// fileAs models dlq.file_as. It returns the failures that stay in the inbox: those of a redelivery, those whose job has
-// an open entry, and those that an entry already has (foundByReconciler describes the exception).
+// fileAs models dlq.file_as. It returns the failures that stay in the inbox: failures of redeliveries, failures whose
+// job has an open entry, and failures that an entry already has (foundByReconciler describes the exception).
 func (w *world) fileAs(failures uint8, to Status, decided bool) (left uint8) {
-	before := w.Entries // a statement sees the state before it, except for the unique index
+	before := w.Entries // a statement sees the state at its start, except for the unique index
 	for f := range w.NFailures {
 		if failures&w.unfiled()&bit(f) == 0 {
 			continue
@@ -271,8 +270,8 @@ func (w *world) fileAs(failures uint8, to Status, decided bool) (left uint8) {
 	return left
 }
 
-// foundByReconciler reports whether the reconciler appended all rows of a failure. Rows that capture appended are not
-// compared with known failures if dlqd has recorded nothing about the job.
+// foundByReconciler reports whether the reconciler, not capture, appended all rows of a failure. Rows from capture are
+// not compared with known failures if dlqd has recorded nothing about the job.
 func (w *world) foundByReconciler(f int8) bool {
 	for i := range w.NInbox {
 		if w.Inbox[i].Failure == f && !w.Inbox[i].Reconciler {
@@ -282,7 +281,7 @@ func (w *world) foundByReconciler(f int8) bool {
 	return true
 }
 
-// recordIn records, for the invariants, that an entry took in a failure.
+// recordIn records, for the invariants, that an entry has received a failure.
 func (w *world) recordIn(f, e int8) { w.Failures[f].In |= bit(e) }
 
 // take models dlq.take_failure.
@@ -335,7 +334,7 @@ func (w *world) fileRepeat(f int8) {
 	case e == none:
 		m := j.Entry
 		if m == none || !w.Entries[m].Status.exists() || w.Entries[m].Job == job {
-			return // its entry was closed just now; the next run files it
+			return // the entry was closed just now; the next run files the failure
 		}
 		w.fact(Fact{Kind: FactDiscarded, Job: job, Entry: m, Failure: f, At: w.tick})
 	case w.Entries[e].Status == Processing && w.Entries[e].Waits == j.ID:
@@ -347,14 +346,14 @@ func (w *world) fileRepeat(f int8) {
 	w.takeOut(f)
 }
 
-// file models dlq.file: entries without a decision.
+// file models dlq.file, which makes entries without a decision.
 func (w *world) file(failures uint8) {
 	if left := w.fileAs(failures, Pending, false); left != 0 {
 		w.fileRepeats(left)
 	}
 }
 
-// Facts: dlq.apply_facts, dlq.apply_fact and what they call.
+// Facts: dlq.apply_facts, dlq.apply_fact and the functions that they call.
 
 // drop models dlq.drop_redelivery.
 func (w *world) drop(i int8) {
@@ -373,7 +372,7 @@ func (w *world) supersede(e, by int8, operator bool) {
 	overtaken := func(s JobState) bool { return s == Discarded || s == Cancelled || !operator && s.waits() }
 	waits := false
 	if o := &w.Jobs[entry.Job]; overtaken(o.State) && o.ID != by {
-		o.Keyed = o.Keyed && o.State.waits() // another job may have taken the key while this one was discarded
+		o.Keyed = o.Keyed && o.State.waits() // the job may have lost the key to another job while it was discarded
 		o.State, o.Finalized, o.Mark, o.DoneOf, o.Done = Completed, w.tick, none, e, true
 	}
 	for i := range w.NJobs {
@@ -389,8 +388,7 @@ func (w *world) supersede(e, by int8, operator bool) {
 	}
 }
 
-// resolveBy models dlq.resolve_by of one entry. job is the id, and by the index, of the job that did
-// its work.
+// resolveBy models dlq.resolve_by of one entry. job is the id, and by the index, of the job that did the entry's work.
 func (w *world) resolveBy(e, job, by int8, ended Time, operator bool) {
 	entry := &w.Entries[e]
 	if entry.Status.open() || entry.Status == Failed {
@@ -404,7 +402,8 @@ func (w *world) resolveBy(e, job, by int8, ended Time, operator bool) {
 	w.supersede(e, job, operator)
 }
 
-// recordEnd models dlq.record_end. failure is none for a success.
+// recordEnd models dlq.record_end. failure is none for a success. recordEnd returns false if the entry does not wait
+// for the job.
 func (w *world) recordEnd(e, i, failure int8, ended Time) bool {
 	entry := &w.Entries[e]
 	j := &w.Jobs[i]
@@ -451,7 +450,7 @@ func (w *world) hasFailure(e, failure int8) bool {
 	return w.isTaken(failure) && (by == e || by == none && failure == e)
 }
 
-// MaxTries is dlq_max_retries.
+// MaxTries is dlq_max_retries of each entry.
 const MaxTries = 2
 
 // followJob models dlq.follow_job.
@@ -485,7 +484,7 @@ func (w *world) watchJob(e, i int8) bool {
 	return true
 }
 
-// endWaits reports whether a fact that is not applied yet records an end of a job.
+// endWaits reports whether there is a fact, not applied yet, about an end of a job.
 func (w *world) endWaits(i int8) bool {
 	for f := range w.NFacts {
 		if w.Facts[f].Job == i && w.Facts[f].Kind.end() {
@@ -495,7 +494,7 @@ func (w *world) endWaits(i int8) bool {
 	return false
 }
 
-// endOf models dlq.apply_end of a job's current state.
+// endOf models dlq.apply_end for the current state of a job.
 func (w *world) endOf(e, i int8, own bool) {
 	failure := w.Jobs[i].Failure
 	if w.Jobs[i].State == Completed {
@@ -538,7 +537,7 @@ func (w *world) applyEnd(e, i, failure int8, ended Time, own bool) {
 	}
 }
 
-// fileEnd models dlq.file_end. e is the job's entry, which may be deleted.
+// fileEnd models dlq.file_end. e is the job's entry, which may have been deleted.
 func (w *world) fileEnd(i, f, e int8) {
 	failure := &w.Failures[f]
 	there := e != none && w.Entries[e].Status.exists() && w.Entries[e].Job == i
@@ -613,8 +612,8 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 	}
 	before, acted, byPerson := w.Entries[id].Status, w.Entries[id].Acted, w.Entries[id].ByPerson
 	defer func() {
-		// An operator may reopen an entry after its job succeeded, before any fact recorded the success. The success
-		// then resolves the entry again, because the work is done.
+		// An operator may reopen an entry after its job succeeded and before a fact recorded the success. The success then
+		// resolves the entry again, because the work is done.
 		after := w.Entries[id].Status
 		if byPerson && acted > f.At && before.closed() && after.open() {
 			w.violatef(NotUndone, "an operator made entry %d %s, and an older fact (%s of job %d) makes it %s", id, before,
@@ -643,7 +642,7 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 		switch {
 		case status.closed() && w.openOf(job) != none: // the entry's trail gets a note
 		case status != Resolved && status != Archived && w.Jobs[f.Job].failed() &&
-			w.hasFailure(id, w.Jobs[f.Job].Failure): // likewise
+			w.hasFailure(id, w.Jobs[f.Job].Failure): // the entry's trail gets a note, too
 		case status != Resolved && status != Archived:
 			w.followJob(id, f.Job, true)
 			if !w.watchJob(id, f.Job) {
@@ -668,7 +667,7 @@ func (w *world) applyFact(f Fact) applied { //nolint:gocognit // as dlq.apply_fa
 	return done
 }
 
-// assignEnds assigns the facts of a job's failures that belong to no entry to entry e.
+// assignEnds assigns to entry e the facts about a job's failures that have no entry.
 func (w *world) assignEnds(e, job int8) {
 	facts := w.Facts
 	for _, f := range facts[:w.NFacts] {
@@ -690,8 +689,8 @@ func (w *world) applyFacts() {
 		}
 		return true
 	}
-	// dlq.apply_facts handles two common cases in one statement each: the job that an entry waits for has completed, and
-	// the job of an entry that waits for none was retried.
+	// dlq.apply_facts handles two common cases with one statement each: the job that an entry waits for has completed,
+	// and a job was retried whose entry waits for no job.
 	var quick, others []Fact
 	for n := range w.NFacts {
 		f := w.Facts[n]
@@ -737,7 +736,7 @@ func (w *world) applyFacts() {
 	}
 }
 
-// isSimpleRetry reports whether dlq.apply_facts applies a retry together with others, in one statement.
+// isSimpleRetry reports whether dlq.apply_facts applies a retry in the statement that handles many retries at once.
 func (w *world) isSimpleRetry(f Fact) bool {
 	e, entry := w.openOf(f.Job), w.Jobs[f.Job].Entry
 	if e == none || w.Entries[e].Status == Processing || entry != none && entry != e ||
@@ -771,7 +770,7 @@ func (w *world) deleteFact(f Fact) {
 
 // The reconciler.
 
-// isUnknown reports whether a job is a failure that dlq.look_for_failures would file.
+// isUnknown reports whether dlq.look_for_failures would append a job's failure to the inbox.
 func (w *world) isUnknown(i int8) bool {
 	j := &w.Jobs[i]
 	if j.State != Discarded && j.State != Cancelled || w.Failures[j.Failure].Cancel {
@@ -787,7 +786,7 @@ func (w *world) isKnown(i, f int8) bool {
 		return true
 	}
 	if j.Entry != none && (!w.Entries[j.Entry].Status.exists() || w.Entries[j.Entry].Job != i) {
-		return true // it belongs to a redelivery
+		return true // the failure belongs to a redelivery
 	}
 	for n := range w.NFacts {
 		if w.Facts[n].Job == i && w.Facts[n].Failure == f {
@@ -807,8 +806,8 @@ func (w *world) unknown() (set uint8) {
 	return set
 }
 
-// scan is the first half of a scan by the reconciler: it reads a page of cancelled jobs, or of
-// discarded ones if there are no cancelled ones.
+// scan is the first half of a scan by the reconciler. It reads a page of cancelled jobs or, if there are none, of
+// discarded jobs.
 func (w *world) scan() {
 	w.Scanning, w.Scanned = true, w.unknown()
 	if page := w.Scanned & w.cancelled(); page != 0 {
@@ -825,8 +824,8 @@ func (w *world) cancelled() (set uint8) {
 	return set
 }
 
-// appendUnknown is the second half of a scan: it locks the jobs that scan found, checks them again
-// and appends their failures.
+// appendUnknown is the second half of a scan. It locks the jobs that scan found, checks them again, and appends their
+// failures.
 func (w *world) appendUnknown(jobs uint8) {
 	for i := range w.NJobs {
 		if jobs&bit(i) != 0 && w.isUnknown(i) {
@@ -853,8 +852,8 @@ func (w *world) findSuccesses() {
 	}
 }
 
-// reopenedAfterSuccess reports whether an operator has reopened an entry after the success of its job had resolved
-// another entry of the job.
+// reopenedAfterSuccess reports whether an operator reopened an entry after the success of its job had resolved another
+// entry of the same job.
 func (w *world) reopenedAfterSuccess(e int8) bool {
 	job, acted := w.Entries[e].Job, w.Entries[e].Acted
 	for o := range w.NFailures {
@@ -908,7 +907,7 @@ func (w *world) sweep() {
 // Verdict is the result of dlq.redeliver for an entry.
 type Verdict int8
 
-// The verdicts. Refused: the entry's status does not allow a redelivery.
+// The verdicts. Refused means that the status of the entry does not allow a redelivery.
 const (
 	Refused Verdict = iota
 	Sent
@@ -985,7 +984,8 @@ func (w *world) redeliver(e int8, operator, force bool) Verdict {
 	return v
 }
 
-// wanted reports whether an entry has a failure that no operator has closed, or whose work was requested again since.
+// wanted reports whether an entry has a failure that no operator has closed, or whose work was requested again after an
+// operator had closed it.
 func (w *world) wanted(e int8) bool {
 	for f := range w.NFailures {
 		if w.in(e, f) && !w.Failures[f].Closed {

@@ -15,8 +15,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Guest is an application's database with River, before dlqd is attached. It has four roles: none
-// is a superuser, a member of another one, or the owner of another one's schema.
+// Guest is a database of an application with River, to which dlqd can be attached. Its four roles are not superusers
+// and not members of one another, and none owns another role's schema.
 type Guest struct {
 	Owner    string // URL of the role that owns the database and River's tables
 	App      string // of the application's role, which can read and write those tables
@@ -51,8 +51,9 @@ func NewGuest(tb testing.TB) *Guest {
 	return g
 }
 
-// AttachedGuest returns a guest to which dlqd is attached, as a copy of a template: attaching takes 3 s of a processor
-// with the race detector. All such guests have the same roles. A test that changes a role itself needs [NewGuest].
+// AttachedGuest returns a guest to which dlqd is attached. The guest is a copy of a template, because attaching takes 3
+// s of processor time with the race detector. All guests of AttachedGuest have the same roles. A test that changes a
+// role needs [NewGuest].
 func AttachedGuest(tb testing.TB) *Guest {
 	tb.Helper()
 	base := withRoles(tb)
@@ -76,7 +77,7 @@ func newGuest(base, database string, roles guestRoles) *Guest {
 	}
 }
 
-// installRiver installs River as the owner, and grants the application's role the use of its tables.
+// installRiver installs River as the owner, and grants the application's role the privileges on River's tables.
 func (g *Guest) installRiver(tb testing.TB) {
 	tb.Helper()
 	pool, err := postgres.Open(tb.Context(), g.Owner, 4)
@@ -104,7 +105,7 @@ func (g *Guest) Grant(tb testing.TB, schemas postgres.Schemas) {
 	}
 }
 
-// Attach attaches dlqd as its role.
+// Attach runs attach as dlqd's role.
 func (g *Guest) Attach(tb testing.TB) {
 	tb.Helper()
 	pool, err := postgres.Open(tb.Context(), g.DLQD, 4)

@@ -13,20 +13,20 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// newer has a migration and functions as a later release may have them. "make trial-upgrade" builds them into a
+// newer has a migration and functions such as a later release may have. "make trial-upgrade" also builds them into a
 // program.
 //
 //go:embed newer/*.sql
 var newer embed.FS
 
-// newerTries and newerPause bound the attempts of [Newer] to lock the tables of running processes.
+// newerTries and newerPause bound the attempts of [Newer] to lock tables that running processes use.
 const (
 	newerTries = 100
 	newerPause = 100 * time.Millisecond
 )
 
-// Newer upgrades the schema of a database as the next release of dlqd would. Programs of schema version oldest or newer
-// work on the upgraded schema.
+// Newer upgrades the schema of a database as the next release of dlqd would. Programs whose schema version is oldest or
+// newer work on the upgraded schema.
 func Newer(tb testing.TB, pool *pgxpool.Pool, oldest int64) {
 	tb.Helper()
 	latest, err := postgres.LatestVersion()
@@ -36,7 +36,7 @@ func Newer(tb testing.TB, pool *pgxpool.Pool, oldest int64) {
 	code, err := newer.ReadFile("newer/code.sql")
 	require.NoError(tb, err)
 	up, _, _ := strings.Cut(string(migration), "-- +goose Down")
-	// As a migration does, each statement waits briefly for locks of running processes, and is tried again.
+	// As in a migration, each statement waits only briefly for locks of running processes, and is retried.
 	exec := func(sql string, args ...any) {
 		for try := 1; ; try++ {
 			err := pgx.BeginFunc(tb.Context(), pool, func(tx pgx.Tx) error {

@@ -17,16 +17,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pooler starts a PgBouncer in front of the database of direct and returns its URL for the same role. PgBouncer pools
-// transactions; servers is the maximum number of its connections to the database. It must be installed
-// (scripts/install.sh pgbouncer), and otherwise has its default settings: it refuses session parameters that it does
-// not know.
+// Pooler starts a PgBouncer in front of the database whose URL is direct, and returns PgBouncer's URL for the same
+// role. PgBouncer pools transactions, with at most servers connections to the database. It must be installed
+// (scripts/install.sh pgbouncer). Its other settings are defaults: it refuses session parameters that it does not know.
 func Pooler(tb testing.TB, direct string, servers int) string {
 	tb.Helper()
 	return pooler(tb, direct, "transaction", servers)
 }
 
-// IgnoringPooler is [Pooler] with a PgBouncer that drops dlqd's session parameters.
+// IgnoringPooler is [Pooler] with a PgBouncer that accepts dlqd's session parameters and does not pass them on.
 func IgnoringPooler(tb testing.TB, direct string, servers int) string {
 	tb.Helper()
 	return pooler(tb, direct, "transaction", servers,
@@ -77,13 +76,13 @@ func pooler(tb testing.TB, direct, mode string, servers int, more ...string) str
 	tb.Cleanup(func() { _ = log.Close() })
 
 	program, err := exec.LookPath("pgbouncer")
-	if err != nil { // Debian installs it in a directory of root's PATH
+	if err != nil { // Debian installs PgBouncer in a directory that is only on root's PATH
 		program = "/usr/sbin/pgbouncer"
 	}
 	cmd := exec.Command(program, path) //nolint:gosec,noctx // a test helper, which stops it below
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	if os.Getuid() == 0 { // PgBouncer refuses to run as root, and only the server's user can reach its socket
+	if os.Getuid() == 0 { // PgBouncer refuses to run as root, and only the server's user can reach the socket
 		socket, err := os.Stat(config.Host)
 		require.NoError(tb, err)
 		stat, ok := socket.Sys().(*syscall.Stat_t)

@@ -1,9 +1,8 @@
-// Package postgrestest gives each test its own database on a real Postgres. A plain role owns the
-// database: it is no superuser and cannot create roles or databases, like the role of a user of
-// dlqd.
+// Package postgrestest gives each test its own database on a real Postgres. A role without special privileges owns the
+// database: like the role of a user of dlqd, it is no superuser and cannot create roles or databases.
 //
-// The server is the one in DLQD_TEST_DATABASE_URL (make test starts one for all packages). If that
-// is not set, each test binary starts and stops one.
+// The server is the one in DLQD_TEST_DATABASE_URL (make test starts one for all packages). If that variable is not set,
+// each test binary starts and stops a server.
 package postgrestest
 
 import (
@@ -39,9 +38,8 @@ const URLVariable = "DLQD_TEST_DATABASE_URL"
 // Role owns the tests' databases.
 const Role = "dlqd_test"
 
-// MaxConns is the pool size of servers under test. A new session of a new database takes 0.2 s of
-// a processor until the plans of dlqd's loops are made, and a larger pool uses all its sessions at
-// the start.
+// MaxConns is the pool size of servers under test. A new session of a new database uses 0.2 s of processor time until
+// the statements of dlqd's loops are planned, and a larger pool would use all its sessions at the start.
 const MaxConns = 6
 
 var server struct {
@@ -57,7 +55,7 @@ var server struct {
 	attached templateDatabase // with dlqd attached to an application's River
 }
 
-// templateDatabase is a database that tests copy.
+// templateDatabase is a database that is copied for each test.
 type templateDatabase struct {
 	once sync.Once
 	name string // "" until it exists
@@ -89,8 +87,8 @@ func Start(ctx context.Context) (string, error) {
 	return server.url, server.err
 }
 
-// dir returns where a server's files go: into memory if at least 8 GiB are free there, since each
-// test creates and deletes hundreds of files; otherwise "", the default for temporary files.
+// dir returns the directory for a server's files: /dev/shm if at least 8 GiB are free there, because each test creates
+// and deletes hundreds of files; otherwise "", the default for temporary files.
 func dir() string {
 	const memory, plenty = "/dev/shm", 8 << 30
 	var found unix.Statfs_t
@@ -110,7 +108,7 @@ func Stop() {
 	}
 }
 
-// Superuser returns url with the server's superuser, for what a test does as an administrator.
+// Superuser returns url with the server's superuser as its user, for steps of an administrator in a test.
 func Superuser(tb testing.TB, url string) string {
 	tb.Helper()
 	base, err := Start(tb.Context())
@@ -151,8 +149,8 @@ func create(tb testing.TB, from string) string {
 	return WithDatabase(WithUser(base, Role), createDatabase(tb, base, "test_"+randomName(), from, Role))
 }
 
-// createDatabase creates a database for the length of the test, and returns its name. FILE_COPY takes half of the
-// processor time of WAL_LOG, the default, for a template of hundreds of small files.
+// createDatabase creates a database, which is dropped at the end of the test, and returns its name. For a template of
+// hundreds of small files, FILE_COPY takes half of the processor time of WAL_LOG, the default.
 func createDatabase(tb testing.TB, base, name, from, owner string) string {
 	tb.Helper()
 	admin(tb.Context(), tb, base,
@@ -184,8 +182,8 @@ func withRoles(tb testing.TB) string {
 	return base
 }
 
-// sourceHash returns a hash of the sources of a template database, which is part of its name. A server outlives a
-// test binary, and a binary with changed SQL must create a new template, not copy the existing one.
+// sourceHash returns a hash of the sources of a template database. The hash is part of the template's name: a server
+// may outlive a test binary, and a binary with changed SQL must create a new template instead of copying the old one.
 func sourceHash(migrations, code fs.FS, more ...string) (string, error) {
 	hash := sha256.New()
 	add := func(text string) { _, _ = fmt.Fprintf(hash, "%d %s", len(text), text) } // a hash never fails to write
@@ -246,20 +244,20 @@ func ExecUndisturbed(tb testing.TB, pool *pgxpool.Pool, sql string) {
 	require.NoError(tb, err, sql)
 }
 
-// RefreshRollups is a statement that refreshes the rollups. While a dlqd refreshes them, dlq.refresh_rollups does
-// nothing and returns null, so the statement calls it again.
+// RefreshRollups is a statement that refreshes the rollups. While another session refreshes them, dlq.refresh_rollups
+// does nothing and returns null, so the statement repeats the call.
 const RefreshRollups = "DO $$ BEGIN WHILE dlq.refresh_rollups() IS NULL LOOP PERFORM pg_sleep(0.01); END LOOP; END $$"
 
-// allowSlowCapture raises capture's time limit, so that capture skips no job because the machine is busy. Tests of the
-// limit set their own.
+// allowSlowCapture raises capture's time limit, so that capture skips no job on a busy machine. Tests of the limit set
+// a limit of their own.
 func allowSlowCapture(tb testing.TB, pool *pgxpool.Pool) {
 	tb.Helper()
 	_, err := pool.Exec(tb.Context(), "SELECT dlq.put_capture('on', '1 min')")
 	require.NoError(tb, err)
 }
 
-// template returns the name of a template database, which build fills unless the server has it. An
-// advisory lock lets one of the test binaries that share a server create it.
+// template returns the name of a template database, which build fills if the server does not have it yet. Test binaries
+// may share a server; an advisory lock lets only one of them create the template.
 func template(tb testing.TB, of *templateDatabase, prefix, owner string, build func(database string)) string {
 	tb.Helper()
 	base := withRoles(tb)
@@ -290,8 +288,8 @@ func template(tb testing.TB, of *templateDatabase, prefix, owner string, build f
 	return of.name
 }
 
-// admins are idle sessions of the server's superuser. A new session takes 6 ms of a processor, a copy of the template
-// 35 ms.
+// admins are idle sessions of the server's superuser. A new session would take 6 ms of processor time; a copy of the
+// template takes 35 ms.
 var admins = make(chan *pgx.Conn, 4)
 
 func admin(ctx context.Context, tb testing.TB, base, statement string) {
@@ -308,7 +306,7 @@ func admin(ctx context.Context, tb testing.TB, base, statement string) {
 		}
 		_ = conn.Close(ctx)
 	}()
-	for range 50 { // a template that another test copies at this moment cannot be copied a second time
+	for range 50 { // a template cannot be copied while another test copies it
 		if _, err = conn.Exec(ctx, statement); err == nil {
 			return
 		}
@@ -324,7 +322,7 @@ func adminSession(ctx context.Context, base string) (*pgx.Conn, error) {
 	if base == server.url {
 		select {
 		case conn := <-admins:
-			if conn.Ping(ctx) == nil { // a test may have ended it
+			if conn.Ping(ctx) == nil { // a test may have ended the session
 				return conn, nil
 			}
 		default:
@@ -346,7 +344,7 @@ func WithDatabase(base, name string) string {
 	return u.String()
 }
 
-// WithUser returns base with another user, who needs no password on the tests' server.
+// WithUser returns base with another user. The tests' server requires no password.
 func WithUser(base, name string) string {
 	u := parse(base)
 	u.User = url.User(name)

@@ -12,15 +12,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Proxy is a listener in front of a database. While it is held, it forwards nothing, so that the
-// database or the network seems to hang.
+// Proxy is a listener in front of a database. Between Hold and Release it forwards nothing, so that the database or the
+// network seems to hang.
 type Proxy struct {
 	URL string // of the database, through the proxy
 
 	held sync.RWMutex
 }
 
-// NewProxy starts a proxy in front of the database of direct, for the length of the test.
+// NewProxy starts a proxy in front of the database whose URL is direct. The proxy stops at the end of the test.
 func NewProxy(tb testing.TB, direct string) *Proxy {
 	tb.Helper()
 	config, err := pgx.ParseConfig(direct)

@@ -24,7 +24,7 @@ import (
 // Replicated is a Postgres server with a streaming standby. Clients reach both through listeners on loopback.
 type Replicated struct {
 	URL string // of a database of Role, with both hosts
-	// PrimaryURL and StandbyURL are of the same database, with one host each.
+	// PrimaryURL and StandbyURL are URLs of the same database, with one host each.
 	PrimaryURL, StandbyURL string
 
 	tb       testing.TB
@@ -37,8 +37,8 @@ type Replicated struct {
 	hanging  atomic.Bool // Hang was called
 }
 
-// NewReplicated starts the servers, for the length of the test. If synchronous, each commit waits for
-// the standby.
+// NewReplicated starts both servers and stops them at the end of the test. If synchronous, each commit waits for the
+// standby.
 func NewReplicated(tb testing.TB, synchronous bool) *Replicated {
 	tb.Helper()
 	dir, err := os.MkdirTemp(dir(), "dlqd-replicated-") //nolint:usetesting // tb.TempDir is closed to the servers' user
@@ -123,7 +123,7 @@ func (r *Replicated) Resume() {
 	r.Exec("SELECT pg_wal_replay_resume()")
 }
 
-// CatchUp waits until the standby has replayed what the primary has written.
+// CatchUp waits until the standby has replayed all WAL that the primary has flushed.
 func (r *Replicated) CatchUp() {
 	r.tb.Helper()
 	position := r.text(r.primary.URL(), "SELECT pg_current_wal_flush_lsn()::text")
@@ -132,7 +132,7 @@ func (r *Replicated) CatchUp() {
 	}, time.Minute, time.Millisecond)
 }
 
-// Hang makes the standby seem to hang, until Answer. The methods of r still reach it.
+// Hang makes the standby seem to hang until Answer is called. The methods of r still reach the standby.
 func (r *Replicated) Hang() {
 	r.reads.Hold()
 	r.hanging.Store(true)
@@ -161,7 +161,7 @@ func (r *Replicated) start(name string) *postgres.Embedded {
 	return server
 }
 
-// copyPrimary makes the standby's files, as the user that the servers run as.
+// copyPrimary copies the primary's files for the standby, as the user that the servers run as.
 func (r *Replicated) copyPrimary() {
 	r.tb.Helper()
 	of, err := os.Stat(filepath.Join(r.dir, "primary", "pgdata"))
@@ -186,7 +186,7 @@ func (r *Replicated) copyPrimary() {
 	require.NoError(r.tb, err, string(out))
 }
 
-// Lag stops the stream to the standby, until Fail. The standby has all that was committed before the
+// Lag stops the stream to the standby until Fail is called. The standby has everything that was committed before the
 // time that Lag returns.
 func (r *Replicated) Lag() time.Time {
 	r.tb.Helper()
@@ -210,10 +210,10 @@ func (r *Replicated) Fail() {
 	require.NoError(r.tb, syscall.Kill(pid, syscall.SIGKILL))
 	<-r.primary.Exited()
 	r.Promote()
-	r.resume() // what the stream held arrives too late
+	r.resume() // the WAL that the stream held back arrives after the promotion
 }
 
-// Return starts the primary that Fail killed as a standby that does not follow the new primary, and returns the URL of
+// Return starts the primary that Fail killed, as a standby that does not follow the new primary, and returns the URL of
 // its database.
 func (r *Replicated) Return() string {
 	r.tb.Helper()

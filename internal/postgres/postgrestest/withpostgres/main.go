@@ -25,7 +25,7 @@ func run() int {
 		return 1
 	}
 	cmd := exec.CommandContext(ctx, os.Args[1], os.Args[2:]...)           //nolint:gosec // the caller's command
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // the server stops last
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // the command stops before the server
 	cmd.Env = append(os.Environ(), postgrestest.URLVariable+"="+url)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	err = cmd.Run()
