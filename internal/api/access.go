@@ -17,27 +17,27 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// need is what an operation requires of the caller.
+// need says what an operation requires of its caller.
 type need struct {
 	role access.Role // "" for any authenticated caller
-	// scoped means that the operation is limited to the queues and kinds for which the caller has the
-	// role. Otherwise the caller needs the role for all queues and kinds.
+	// scoped means that the operation is limited to the queues and kinds for which the caller has the role. If scoped is
+	// false, the caller needs the role for all queues and kinds.
 	scoped bool
 }
 
-// publicPaths lists paths that need no authentication: probes, sign-in, and the API's
-// documentation. Paths below StaticPath and runbooksPath need none, either.
+// publicPaths lists paths that require no authentication: probes, sign-in, and the API's documentation. Paths below
+// StaticPath and runbooksPath require none, too.
 var publicPaths = []string{
 	"/livez", "/readyz", "/api/login", access.SignInPath, access.ProviderPath,
 	access.CallbackPath, access.SignOutPath, docsPath, "/openapi.json", "/openapi.yaml", "/openapi-3.0.json",
 	"/openapi-3.0.yaml",
 }
 
-// StaticPath is the path of the console's style sheet and script. The sign-in page uses them, so
-// they need no authentication.
+// StaticPath is the path of the console's style sheet and script. It requires no authentication, because the sign-in
+// page uses them.
 const StaticPath = "/static/"
 
-// needs lists every operation. The API cannot be built with an operation that is missing here.
+// needs says for every operation what it requires. The API cannot be built with an operation that is missing here.
 var needs = map[string]need{
 	"submit-message": {access.Sender, true}, "submit-batch": {access.Sender, true}, "get-message": {access.Reader, true},
 
@@ -53,7 +53,7 @@ var needs = map[string]need{
 	"get-operation": {access.Reader, true}, "undo": {access.Operator, true},
 	"review-next": {access.Operator, true},
 
-	// Groups are counted by queue, like analytics, so callers who are limited to kinds are refused.
+	// Groups are counted by queue, as in analytics, so callers who are limited to kinds are refused.
 	"list-groups": {access.Reader, true}, "get-group": {access.Reader, true}, "set-group": {access.Operator, true},
 	"record-deploy": {access.Operator, true},
 
@@ -72,7 +72,7 @@ var needs = map[string]need{
 	"get-replay-report": {access.Reader, true}, "diff-replays": {access.Reader, true},
 	"get-replay-calibration": {access.Reader, true},
 
-	// Approving an operation that requires admin requires admin, too; see decide.
+	// The approval of an operation that requires admin requires admin, too; see decide.
 	"list-approvals": {access.Operator, true}, "get-approval": {access.Operator, true},
 	"approve": {access.Operator, true}, "refuse": {access.Operator, true},
 	"withdraw": {access.Operator, true},
@@ -98,8 +98,8 @@ var needs = map[string]need{
 	"set-automatic": {access.Operator, false}, "reset-automatic": {access.Operator, false},
 	"get-capture": {access.Reader, false}, "set-capture": {access.Admin, false}, "reclassify": {access.Operator, false},
 
-	// Analytics are counted by queue, so callers who are limited to kinds are refused, except for
-	// the oldest entries, the policies and the rules. Sources are counted over all queues.
+	// Analytics are counted by queue, so callers who are limited to kinds are refused, except for the oldest entries, the
+	// policies and the rules. Sources are counted over all queues, so callers who are limited to queues are refused, too.
 	"get-analytics-flow": {access.Reader, true}, "get-analytics-queues": {access.Reader, true},
 	"get-analytics-times":       {access.Reader, true},
 	"get-analytics-error-types": {access.Reader, true},
@@ -109,8 +109,8 @@ var needs = map[string]need{
 	"get-analytics-sources":    {access.Reader, false},
 	"get-analytics-policies":   {access.Reader, true}, "get-analytics-rules": {access.Reader, true},
 
-	// Callers see and end their own sessions. For those of other users, the handlers require admin
-	// for all queues and kinds.
+	// All callers see and end their own sessions. To see or end another user's sessions, the handlers require admin for
+	// all queues and kinds.
 	"list-sessions": {"", true}, "end-session": {"", true}, "end-sessions": {"", true},
 
 	"whoami": {"", true}, "get-login": {"", true}, "get-health": {access.Metrics, false}, "examine": {access.Admin, false},
@@ -127,7 +127,7 @@ func needOf(operation string) need {
 	return n
 }
 
-// describeNeeds adds what each operation requires to the OpenAPI document.
+// describeNeeds adds the requirements of each operation to the OpenAPI document.
 func describeNeeds(api huma.API) {
 	document := api.OpenAPI()
 	document.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
@@ -177,7 +177,7 @@ func describeNeeds(api huma.API) {
 	}
 }
 
-// docsPath is the page that describes the API. It needs no authentication.
+// docsPath is the path of the page with the API's documentation. It requires no authentication.
 const docsPath = "/docs"
 
 // signIn authenticates requests, except those for public paths, before next handles them.
@@ -229,7 +229,7 @@ func (s *service) refuseSignIn(w http.ResponseWriter, r *http.Request, err error
 		w.Header().Set("Retry-After", door.Seconds(retry.After))
 		s.unavailable(w, r, http.StatusTooManyRequests, err.Error())
 	case errors.Is(err, access.ErrProvider):
-		w.Header().Set("Retry-After", "5") // access.providerInterval: dlqd asks the provider at most once in that time
+		w.Header().Set("Retry-After", "5") // access.providerInterval: dlqd contacts the provider at most once in that time
 		s.unavailable(w, r, http.StatusServiceUnavailable,
 			access.ErrProvider.Error()+": the token cannot be verified now; tokens of dlqd still work")
 	case access.IsRefusal(err):
@@ -257,11 +257,11 @@ func isForm(r *http.Request) bool {
 		strings.Contains(r.Header.Get("Accept"), "text/html")
 }
 
-// maxRefusedForm is the maximum size, in bytes, of a form that was not handled and that a page repeats. It is
-// small, because callers who are not signed in may send such forms.
+// maxRefusedForm is the maximum size, in bytes, of a form that dlqd did not handle and whose fields a page repeats. The
+// limit is small, because callers who are not signed in may send such forms.
 const maxRefusedForm = 64 << 10
 
-// refuseForm answers a form with the sign-in page if the user is not signed in, or no longer. The page
+// refuseForm answers a form with the sign-in page if the user is not signed in, or is no longer signed in. The page
 // repeats the form's fields, so that the user's input is not lost.
 func (s *service) refuseForm(w http.ResponseWriter, r *http.Request) {
 	why := "you are signed out, so nothing was done"
@@ -274,8 +274,8 @@ func (s *service) refuseForm(w http.ResponseWriter, r *http.Request) {
 	s.console.SignInFailed(w, r, http.StatusUnauthorized, why)
 }
 
-// keepForm reads a form that dlqd did not handle, so that a page can repeat its fields. It returns false, and leaves
-// no fields, if the form is too large, slow or incomplete. The caller must call done.
+// keepForm reads a form that dlqd did not handle, so that a page can repeat its fields. If the form is too large, slow
+// or incomplete, keepForm returns false and the page has no fields. The caller must call done.
 func (s *service) keepForm(w http.ResponseWriter, r *http.Request) (kept bool, done func()) {
 	var form bytes.Buffer
 	done, err := s.bodies.Read(w, r, door.Peer(r), maxRefusedForm+1, &form)
@@ -287,8 +287,9 @@ func (s *service) keepForm(w http.ResponseWriter, r *http.Request) (kept bool, d
 	return kept, done
 }
 
-// unavailable answers a request that dlqd did not handle: with a page if a browser asked for one or sent a form, and
-// otherwise with a problem. A form's page has the fields, so that what was typed is not lost.
+// unavailable answers a request that dlqd did not handle. It answers with a page if a browser requested a page or sent
+// a form, and otherwise with a problem. The page for a form repeats the form's fields, so that the user's input is not
+// lost.
 func (s *service) unavailable(w http.ResponseWriter, r *http.Request, status int, why string) {
 	switch {
 	case s.console != nil && isForm(r):
@@ -306,8 +307,8 @@ func (s *service) unavailable(w http.ResponseWriter, r *http.Request, status int
 	}
 }
 
-// authorize refuses operations that the caller may not call, and limits the others to the caller's
-// queues and kinds.
+// authorize refuses operations that the caller may not call. It limits the other operations to the caller's queues and
+// kinds.
 func (s *service) authorize(api huma.API) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
 		limited, err := s.limitTo(ctx.Context(), needOf(ctx.Operation().OperationID))
@@ -319,9 +320,9 @@ func (s *service) authorize(api huma.API) func(huma.Context, func(huma.Context))
 	}
 }
 
-// limitTo returns an error if the caller lacks what n requires. Otherwise it returns a context that
-// is limited to the queues and kinds for which the caller has the role. In this context payloads
-// are masked, unless SeesPayloads allows the caller to see them.
+// limitTo returns an error if the caller does not have what n requires. Otherwise it returns a context that is limited
+// to the queues and kinds for which the caller has the role. In this context payloads are masked, unless SeesPayloads
+// allows the caller to see them.
 func (s *service) limitTo(ctx context.Context, n need) (context.Context, error) {
 	p := access.From(ctx)
 	if n.role != "" && !p.May(n.role) || !n.scoped && !p.MayEverywhere(n.role) {
@@ -348,9 +349,9 @@ func forbidden(p *access.Principal, n need) string {
 	return detail + "; " + p.Name + " has no role (access.yaml: grants)"
 }
 
-// act returns the actor and the note of a request; a is nil if the request has no body. The actor
-// is the authenticated caller. A different name in the body is recorded with the request's origin.
-// Without authentication the actor is the name in the body, or "api".
+// act returns the actor and the note of a request. a is nil if the request has no body. With authentication, the actor
+// is the caller; a different name in the body is recorded in the request's origin. Without authentication, the actor is
+// the name in the body, or "api".
 func (a *Action) act(ctx context.Context) deadletter.Act {
 	by := a.person(ctx)
 	if by.OnBehalfOf != "" {
@@ -359,8 +360,8 @@ func (a *Action) act(ctx context.Context) deadletter.Act {
 	return by.Act
 }
 
-// checkSubmit returns the error for a caller who may not submit the message; nil if the caller
-// may.
+// checkSubmit returns an error if the caller may not submit a message with this queue, kind and source, and nil
+// otherwise.
 func checkSubmit(ctx context.Context, queue, kind, source string) error {
 	p := access.From(ctx)
 	if p.MayFor(access.Sender, queue, kind, source) {
@@ -374,7 +375,7 @@ func checkSubmit(ctx context.Context, queue, kind, source string) error {
 		maxEcho) + as + "; nothing was stored")
 }
 
-// Caller is the authenticated caller and its grants.
+// Caller is the authenticated caller, with the caller's grants.
 type Caller struct {
 	Name   string        `json:"name" doc:"Name of the caller: the actor in the audit trail."`
 	Via    string        `json:"via,omitempty" enum:"token,socket,proxy,oidc,certificate" doc:"How the caller was authenticated; absent if authentication is off."`
@@ -389,7 +390,7 @@ type CallerGrant struct {
 	Sources []string    `json:"sources,omitempty" doc:"Patterns of sources that the caller may submit as; absent: every source."`
 }
 
-// Login is what a client needs to sign in.
+// Login has the settings with which a client signs in at the OpenID Connect provider.
 type Login struct {
 	Issuer   string   `json:"issuer" doc:"URL of the OpenID Connect provider."`
 	ClientID string   `json:"clientId" doc:"Client id for the sign-in: that of a public client."`

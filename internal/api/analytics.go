@@ -19,8 +19,7 @@ type Report[T any] struct {
 	Rows []T       `json:"rows" doc:"Rows of the report."`
 }
 
-// WindowInput is the time range of a query. A window ends now and begins at the start of a minute,
-// hour, day or week.
+// WindowInput is the time range of a query. The range ends now. It begins at the start of a minute, hour, day or week.
 type WindowInput struct {
 	Over  string `query:"over" default:"7d" doc:"Length of the window, such as 90m, 24h or 30d." example:"24h"`
 	Queue string `query:"queue" maxLength:"127" doc:"Only this queue."`
@@ -174,7 +173,7 @@ func (s *service) registerAnalytics(api huma.API) {
 		[]analytics.RuleCount{{Rule: "bank-down", Entries: 42}}, over(s.Analytics.ByRule))
 }
 
-// OverInput is the length of a time range.
+// OverInput is the length of a time range that ends now.
 type OverInput struct {
 	Over string `query:"over" default:"24h" doc:"Length of the window, such as 24h or 30d." example:"24h"`
 }

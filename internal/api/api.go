@@ -50,12 +50,12 @@ import (
 // DefaultMaxBodyBytes is the default maximum size of a message.
 const DefaultMaxBodyBytes = 1 << 20
 
-// DefaultMaxBodiesBytes is the default limit of the total size of all request bodies that are being
-// read or answered. If four of the largest batches are larger, their size is the default: one client
-// may use only half of the limit.
+// DefaultMaxBodiesBytes is the default limit of the total size of all request bodies that are being read or answered.
+// If four batches of maximum size exceed it, their size is the default instead, because one client may use only half of
+// the limit.
 const DefaultMaxBodiesBytes = 256 << 20
 
-// maxBatchBodies is the maximum size of a batch, in messages of maximum size.
+// maxBatchBodies is the maximum size of a batch, as a number of messages of maximum size.
 const maxBatchBodies = 16
 
 // messagesTag is the tag of operations on messages.
@@ -67,12 +67,12 @@ const operationsTag = "operations"
 // policyTag is the tag of operations that show and try policies.
 const policyTag = "policy"
 
-// tagsWithoutPages are the tags of operations that change nothing on the console's pages. Messages
-// arrive all the time; the others only examine or try something.
+// tagsWithoutPages are the tags of operations that do not change the console's pages. The console ignores messages,
+// which arrive all the time; the other operations only examine or try something.
 var tagsWithoutPages = []string{messagesTag, operationsTag, policyTag}
 
-// documentVersion is the major version of dlqd, which changes if the API breaks its clients. The program's
-// version has no place in the document, which is the same for every build of a commit.
+// documentVersion is the major version of dlqd. It changes only with a change that breaks clients of the API. The
+// document does not contain the program's version, so that every build of a commit has the same document.
 const documentVersion = "0"
 
 // Part is the health of one part of the program.
@@ -80,7 +80,7 @@ type Part struct {
 	Name   string `json:"name" doc:"Name of the component." example:"database"`
 	OK     bool   `json:"ok" doc:"Whether the component works."`
 	Detail string `json:"detail,omitempty" doc:"Details."`
-	// LastSuccess is nil for parts that are not loops, and before the first successful run.
+	// LastSuccess is nil for parts that are not loops, and for loops before their first successful run.
 	LastSuccess *time.Time `json:"lastSuccess,omitempty" doc:"When the last run in this process succeeded, if the component is a loop; absent before the first success."`
 }
 
@@ -102,32 +102,33 @@ type Config struct {
 	Store     *deadletter.Store
 	Analytics *analytics.Store
 	Archive   *archive.Archive         // nil: no archive
-	Planner   func() *strategy.Planner // by the policy in force
-	// Draft returns the planner of the policy with text in place of one of its files, which
-	// DraftFiles lists.
+	Planner   func() *strategy.Planner // returns the planner of the policy in force
+	// Draft returns the planner of a policy in which text replaces one of the files. DraftFiles lists the files that can
+	// be replaced.
 	Draft        func(file, text string) (*strategy.Planner, error)
 	DraftFiles   []string
-	Parked       func([]worker.Parked) // called with the entries that a reclassification parked; may be nil
+	Parked       func([]worker.Parked) // called with the entries that a reclassification parked; nil: not called
 	Breakers     *breaker.Breakers
 	Sources      *source.Store
 	OffsetAt     OffsetAt // nil if this process reads no sources
 	Replayer     *replay.Replayer
 	Approvals    *approval.Store
 	Groups       *group.Store
-	River        *river.Client[pgx.Tx] // lists and pauses queues, cancels and retries jobs; works none
+	River        *river.Client[pgx.Tx] // lists and pauses queues, cancels and retries jobs; this client works no jobs
 	Access       *access.Authenticator // nil: no authentication
 	Replica      *replica.Replica      // nil: every operation reads from the primary
 	Metrics      *metrics.Metrics
 	Tracer       trace.Tracer // nil: requests are not traced
 	Logger       *slog.Logger
 	MaxBodyBytes int64 // of one message; 0 means DefaultMaxBodyBytes
-	// MaxBodiesBytes bounds all bodies at once; 0 means DefaultMaxBodiesBytes.
+	// MaxBodiesBytes bounds the total size of all bodies at a time; 0 means DefaultMaxBodiesBytes.
 	MaxBodiesBytes int64
-	// BodyGrace is how long a body may take in addition to its time at door.MinBodyRate; 0 means
+	// BodyGrace is how long a body may take in addition to the time that it takes at door.MinBodyRate; 0 means
 	// door.DefaultBodyGrace.
 	BodyGrace time.Duration
-	// Door configures which requests are let in. Door.Client also identifies whose quota a body uses; nil means
-	// the authenticated caller or, without authentication, the peer. New sets Door.Refused.
+	// Door configures which requests are let in. A body uses the quota of the client that Door.Client returns. If
+	// Door.Client is nil, the client is the authenticated caller or, without authentication, the peer. New sets
+	// Door.Refused.
 	Door door.Config
 	// WriteTimeout is how long a client may leave part of a response unread; 0 means
 	// DefaultWriteTimeout.
@@ -136,12 +137,12 @@ type Config struct {
 	//
 	// Queues returns the health of each queue, or nil if the database does not answer.
 	//
-	// Ready returns an error if this process should get no requests. It does not ask the database.
+	// Ready returns an error if this process should get no requests. It does not query the database.
 	//
 	// Reach returns an error if the database does not answer.
 	//
-	// Idle may be nil. While it returns an error, all operations are refused with that error, except
-	// those that examine the program.
+	// Idle may be nil. While Idle returns an error, all operations are refused with that error, except operations that
+	// examine the program.
 	Health func(ctx context.Context) []Part
 	Queues func(ctx context.Context) []QueueHealth
 	Ready  func() error
@@ -151,10 +152,10 @@ type Config struct {
 	StatusOnly bool
 	// LogLevel is the log level of this process; nil if it cannot be changed.
 	LogLevel *slog.LevelVar
-	// Examine runs doctor's checks.
+	// Examine runs the checks of "dlqd doctor".
 	Examine func(ctx context.Context) []doctor.Finding
-	// Console builds the pages from the API's operations and the handler for unknown paths; nil for
-	// no pages.
+	// Console returns the handler of the console's pages, which calls the API's operations and answers unknown paths with
+	// notFound. Nil means that there are no pages.
 	Console func(operations, notFound http.Handler) Console
 }
 
@@ -162,9 +163,9 @@ type Config struct {
 type Console interface {
 	http.Handler
 
-	// SignInFailed answers a failed sign-in of a browser.
+	// SignInFailed answers a browser whose sign-in failed.
 	SignInFailed(w http.ResponseWriter, r *http.Request, status int, why string)
-	// Unavailable answers a browser's request for a page, or with a form, that dlqd did not handle.
+	// Unavailable answers a browser whose request for a page, or whose form, dlqd did not handle.
 	Unavailable(w http.ResponseWriter, r *http.Request, status int, why string)
 	// Changed is called after an operation that may have changed what pages show, with the operation's tag.
 	Changed(tag string)
@@ -197,7 +198,7 @@ func New(config Config) http.Handler {
 	return withWriteTimeout(served, cmp.Or(config.WriteTimeout, DefaultWriteTimeout))
 }
 
-// statusPaths are the paths that a process without the API serves.
+// statusPaths are the paths that a process serves without the API.
 var statusPaths = []string{"/metrics", "/livez", "/readyz", "/api/health", "/api/log-level"}
 
 func statusOnly(next http.Handler) http.Handler {
@@ -210,7 +211,7 @@ func statusOnly(next http.Handler) http.Handler {
 	})
 }
 
-// client identifies the client of a request for limits: the authenticated caller or, without
+// client returns a name for the client of a request, to which limits apply: the authenticated caller or, without
 // authentication, the peer.
 func client(r *http.Request) string {
 	if p := access.From(r.Context()); p.Name != "" {
@@ -319,11 +320,11 @@ func build(config Config) (*service, *http.ServeMux, huma.API) {
 	return s, mux, api
 }
 
-// panicDetail is what a client is sent after a panic. The panic's own text may be secret.
+// panicDetail is the detail of the problem that a client gets after a panic. The text of the panic may contain secrets.
 const panicDetail = "internal error; dlqd's log has the cause"
 
-// recoverPanics answers a request with a problem if its handler panics. If the answer has begun, it closes
-// the connection instead, so that the client sees that the answer is incomplete.
+// recoverPanics answers a request with a problem if the request's handler panics. If part of the answer was already
+// sent, recoverPanics closes the connection instead, so that the client sees that the answer is incomplete.
 func (s *service) recoverPanics(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
@@ -345,8 +346,8 @@ func (s *service) recoverPanics(next http.Handler) http.Handler {
 }
 
 // handleOperation handles a request to an operation. If the operation panics before it answers, handleOperation answers
-// with a problem. [service.recoverPanics] is not enough: requests of the console do not pass through it, and it does
-// not know the operation, with which the failed request is counted.
+// with a problem. [service.recoverPanics] is not enough for two reasons: requests of the console do not pass through
+// it, and it does not know the operation, by which failed requests are counted.
 func (s *service) handleOperation(api huma.API, ctx huma.Context, next func(huma.Context)) {
 	defer func() {
 		p := recover()
@@ -367,7 +368,7 @@ func (s *service) logPanic(ctx context.Context, path string, p *background.Panic
 	s.Logger.ErrorContext(ctx, "request panicked", "path", path, "error", p.Value, "stack", p.Stack)
 }
 
-// observe counts, times and traces a request, and notifies the console of changes.
+// observe counts, times and traces a request, and notifies the console if the request may have changed its pages.
 func (s *service) observe(api huma.API, ctx huma.Context, next func(huma.Context)) {
 	start := time.Now()
 	operation := ctx.Operation().OperationID
@@ -398,8 +399,7 @@ func tracestate(ctx huma.Context) string {
 	return strings.Join(r.Header.Values("Tracestate"), ",")
 }
 
-// refuseWhenIdle answers 503 while Idle returns an error, except for operations about the program
-// itself.
+// refuseWhenIdle answers 503 while Idle returns an error, except to operations that examine the program.
 func (s *service) refuseWhenIdle(api huma.API) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
 		if s.Idle != nil && !slices.Contains(ctx.Operation().Tags, operationsTag) {
@@ -413,27 +413,27 @@ func (s *service) refuseWhenIdle(api huma.API) func(huma.Context, func(huma.Cont
 	}
 }
 
-// maxAgent is how many bytes of a User-Agent an origin contains. Browsers name themselves at its
-// end.
+// maxAgent is the maximum number of bytes of a User-Agent in an origin. Browsers have their name at the end of a
+// User-Agent.
 const maxAgent = 200
 
 var brackets = strings.NewReplacer("(", "[", ")", "]")
 
-// origin returns where a request comes from, for the audit trail.
+// origin returns where a request comes from, for the audit trail: the address and the User-Agent.
 func origin(ctx huma.Context) string {
 	host, _, err := net.SplitHostPort(ctx.RemoteAddr())
 	if err != nil {
 		host = "a local socket"
 	}
 	agent := ctx.Header("User-Agent")
-	// Replace parentheses, so that a client cannot end the part in parentheses and add text after it.
+	// Replace parentheses, so that a client cannot end the parenthesized User-Agent and add further text.
 	if agent = strings.ToValidUTF8(agent[:min(len(agent), maxAgent)], "?"); agent != "" {
 		agent = " (" + brackets.Replace(agent) + ")"
 	}
 	return "API, from " + host + agent
 }
 
-// readBodies reads the bodies of requests, limited by MaxBodiesBytes.
+// readBodies reads the bodies of requests, within the limit MaxBodiesBytes.
 func (s *service) readBodies(api huma.API) func(huma.Context, func(huma.Context)) {
 	buffers := sync.Pool{New: func() any { return new(bytes.Buffer) }}
 	return func(ctx huma.Context, next func(huma.Context)) {
@@ -475,8 +475,7 @@ func (s *service) readBodies(api huma.API) func(huma.Context, func(huma.Context)
 // maxPooledBuffer is the maximum size of a reused buffer, in bytes.
 const maxPooledBuffer = 64 << 10
 
-// humaContext is huma.Context under a name that can be embedded: an embedded field Context would hide
-// the method of that name.
+// humaContext is huma.Context under another name: an embedded field named Context would hide the method Context.
 type humaContext huma.Context
 
 // readContext is the context of a request whose body is already read.
@@ -486,18 +485,17 @@ type readContext struct {
 	body *bytes.Buffer
 }
 
-// BodyReader returns the body that was read.
+// BodyReader returns the body that was already read.
 func (c readContext) BodyReader() io.Reader { return c.body }
 
-// SetReadDeadline does nothing: the body has arrived, and a deadline would end the request during
-// the response.
+// SetReadDeadline does nothing. The body has already arrived, and a deadline would end the request during the response.
 func (c readContext) SetReadDeadline(time.Time) error { return nil }
 
 // Unwrap implements the interface of humago.Unwrap.
 func (c readContext) Unwrap() huma.Context { return c.humaContext }
 
-// joinLists lets clients repeat a list parameter (status=a&status=b) as well as separate its values by
-// commas, which huma expects. It refuses other parameters that are given twice: huma would use the first.
+// joinLists lets clients repeat a list parameter (status=a&status=b). huma itself only accepts values separated by
+// commas. joinLists refuses other parameters that occur twice, because huma would silently use the first.
 func joinLists(api huma.API) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
 		url := ctx.URL()
@@ -545,8 +543,8 @@ func (c listContext) Query(name string) string {
 // Unwrap implements the interface of humago.Unwrap.
 func (c listContext) Unwrap() huma.Context { return c.humaContext }
 
-// problem returns the response for an error. Errors that a client cannot fix are logged; the
-// response does not repeat them.
+// problem returns the response for an error. An error that the client cannot fix is logged, and the response does not
+// contain its text.
 func (s *service) problem(ctx context.Context, err error) error {
 	var move *deadletter.MoveError
 	switch {
@@ -568,7 +566,7 @@ func (s *service) problem(ctx context.Context, err error) error {
 		return huma.NewError(statusClientClosedRequest, "the request was cancelled")
 	}
 	answer := databaseProblem(err)
-	if answer.GetStatus() >= http.StatusInternalServerError && !postgres.StandbyFailed(ctx) { // the primary answers then
+	if answer.GetStatus() >= http.StatusInternalServerError && !postgres.StandbyFailed(ctx) { // else the primary answers
 		s.Logger.ErrorContext(ctx, "request failed", "error", err)
 	}
 	return answer
@@ -577,7 +575,7 @@ func (s *service) problem(ctx context.Context, err error) error {
 // statusClientClosedRequest is nginx's status for a client that disconnected. Only metrics use it.
 const statusClientClosedRequest = 499
 
-// example sets the example of an operation's response.
+// example sets the example of the response of an operation.
 func example(op *huma.Operation, status int, value any) {
 	if op.Responses == nil {
 		op.Responses = map[string]*huma.Response{}
@@ -593,8 +591,8 @@ func example(op *huma.Operation, status int, value any) {
 	response.Content["application/json"] = &huma.MediaType{Example: value}
 }
 
-// describeBody documents the body of a registered operation whose handler decodes it itself. huma
-// only knows that it is bytes.
+// describeBody documents the body of a registered operation whose handler decodes the body itself. huma only knows that
+// the body consists of bytes.
 func describeBody[T any](api huma.API, path, description string, value any) {
 	schema := api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[T](), true, "")
 	api.OpenAPI().Paths[path].Post.RequestBody = &huma.RequestBody{

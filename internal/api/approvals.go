@@ -21,15 +21,15 @@ import (
 // ApprovalsPath is the path of requests for approval.
 const ApprovalsPath = "/api/dlq/approvals"
 
-// Asked is the response of an operation that needs a second person: nothing was done, and approval
-// was requested.
+// Asked is the response to an operation that requires a second person. The operation was not carried out; a request for
+// approval waits instead.
 type Asked struct {
 	Approval *approval.Approval `json:"approval" doc:"The request for approval, which another person must approve."`
 	Existing bool               `json:"existing,omitempty" doc:"Whether the request waited already: it is for the same operation, and no second one was made."`
 }
 
-// ApprovalRequestedError is the error for [Asked]. The function that carries out an operation returns it
-// instead of an answer, and so does [Operation.Answer] to the operation's caller.
+// ApprovalRequestedError is the error for [Asked]. The function that carries out an operation returns this error
+// instead of an answer. [Operation.Answer] returns it to the caller of the operation.
 type ApprovalRequestedError struct{ Asked }
 
 func (a *ApprovalRequestedError) Error() string {
@@ -39,8 +39,8 @@ func (a *ApprovalRequestedError) Error() string {
 // GetStatus implements huma.StatusError.
 func (a *ApprovalRequestedError) GetStatus() int { return http.StatusAccepted }
 
-// approvalOrProblem returns the response to a refused operation. If the refusal is that approval is
-// required, it requests approval.
+// approvalOrProblem returns the response to an operation that was refused with an error. If the operation requires
+// approval, approvalOrProblem creates the request for approval.
 func (s *service) approvalOrProblem(ctx context.Context, refusal error, operation string, request any,
 	action *Action,
 ) error {
@@ -55,7 +55,7 @@ func (s *service) approvalOrProblem(ctx context.Context, refusal error, operatio
 		http.Header{"Location": {ApprovalsPath + "/" + a.ID.String()}})
 }
 
-// person returns the caller of a request as an approval.Person, with the action's note.
+// person returns the caller of a request as an approval.Person, with the note of the action.
 func (a *Action) person(ctx context.Context) approval.Person {
 	if a == nil {
 		a = &Action{}
@@ -74,8 +74,8 @@ func (a *Action) person(ctx context.Context) approval.Person {
 	return by
 }
 
-// checkExpected checks the number of entries that filter selects. Above the policy's expectAbove, expect
-// is required; if given, it must be exact.
+// checkExpected compares the number of entries that filter selects with expect. If the number exceeds the policy's
+// expectAbove, expect is required. If expect is given, it must equal the number.
 func (s *service) checkExpected(ctx context.Context, filter json.RawMessage, replay bool, expect *int64) error {
 	above := s.Planner().Policy().Access.ExpectAbove
 	if expect == nil {
@@ -189,7 +189,7 @@ func (s *service) registerApprovals(api huma.API) {
 			}
 			if in.State == "" || in.State == approval.Requested {
 				approvals, err = s.Approvals.ListFor(ctx, ids, in.Limit)
-			} else { // the selected requests all wait
+			} else { // the selected requests all wait for approval
 				approvals = []*approval.Approval{}
 			}
 		} else {
@@ -256,7 +256,7 @@ func (s *service) registerApprovals(api huma.API) {
 	s.describeApprovals(api, shown)
 }
 
-// describeApprovals documents the response of the operations that may need approval.
+// describeApprovals documents the response of operations that may require approval.
 func (s *service) describeApprovals(api huma.API, shown approval.Approval) {
 	document := api.OpenAPI()
 	schema := document.Components.Schemas.Schema(reflect.TypeFor[Asked](), true, "Asked")
@@ -300,8 +300,8 @@ func (s *service) approval(ctx context.Context, id string) (*approval.Approval, 
 	return a, nil
 }
 
-// decide calls do for a request for approval. It requires authentication, and admin if the
-// requested operation does.
+// decide calls do for a request for approval. It requires authentication. If the requested operation requires admin,
+// decide does, too.
 func (s *service) decide(ctx context.Context, id string, action *Action,
 	do func(context.Context, uuid.UUID, approval.Person) error,
 ) (*approval.Approval, error) {

@@ -155,7 +155,7 @@ func (s *service) searchAudit(ctx context.Context, in *AuditInput) (*AuditPage, 
 	return page, nil
 }
 
-// timeOf returns a parameter with a time, whose format huma has checked; nil if it is absent.
+// timeOf returns the time in a parameter, or nil if the parameter is absent. huma has checked the format.
 func timeOf(text string) *time.Time {
 	at, err := time.Parse(time.RFC3339Nano, text)
 	if err != nil {

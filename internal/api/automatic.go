@@ -126,8 +126,7 @@ func (s *service) registerAutomatic(api huma.API) {
 		})
 }
 
-// changeAutomatic sets a switch, or removes it if enabled is nil. A dry run only returns the
-// effect.
+// changeAutomatic sets a switch, or removes it if enabled is nil. A dry run changes nothing and returns the effect.
 func (s *service) changeAutomatic(ctx context.Context, action *AutomaticAction, scope, name string, enabled *bool,
 	include []string,
 ) (*AutomaticChanged, error) {

@@ -116,9 +116,9 @@ func (s *service) resetBreaker(ctx context.Context, in *ResetBreakerInput) (*bre
 	})
 }
 
-// hasBreaker reports whether the caller may see a circuit breaker. Those of destinations require an
-// unlimited scope, because messages of many queues go to one destination. dlq.breaker_in_scope
-// implements the same rule.
+// hasBreaker reports whether the caller may see a circuit breaker. To see the breaker of a destination, the caller
+// needs an unlimited scope, because messages of many queues go to one destination. dlq.breaker_in_scope has the same
+// rule.
 func hasBreaker(ctx context.Context, name string) bool {
 	scope := access.ScopeOf(ctx)
 	queue, ok := strings.CutPrefix(name, breaker.QueuePrefix)

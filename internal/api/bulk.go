@@ -22,7 +22,7 @@ import (
 	"github.com/dlqd/dlqd/internal/message"
 )
 
-// BulkRequest asks for one action on many entries.
+// BulkRequest is a request for one action on many entries.
 type BulkRequest struct {
 	Action
 
@@ -178,7 +178,7 @@ func (s *service) export(ctx context.Context, in *ExportInput) (*huma.StreamResp
 		if err != nil {
 			return nil, s.problem(ctx, err)
 		}
-		filter, in.Body.Reveal = json.RawMessage("{}"), approved.Reveal // the approval has the entries
+		filter, in.Body.Reveal = json.RawMessage("{}"), approved.Reveal // the approval determines the entries
 		in.Body.Note = strings.TrimSuffix("approval "+id.String()+": "+in.Body.Note, ": ")
 		ctx = deadletter.WithApproval(ctx, *id)
 	}
@@ -214,7 +214,7 @@ func (s *service) export(ctx context.Context, in *ExportInput) (*huma.StreamResp
 		return nil, s.problem(ctx, err)
 	}
 	return &huma.StreamResponse{Body: func(out huma.Context) {
-		defer s.acted(ctx, nil) // the record in the audit trail; the client sees the end of the stream after this
+		defer s.acted(ctx, nil) // the record in the audit trail; the client sees the end of the stream afterwards
 		out.SetHeader("Content-Type", map[string]string{
 			"ndjson": "application/x-ndjson", "csv": "text/csv; charset=utf-8",
 		}[format])
@@ -230,7 +230,7 @@ func (s *service) export(ctx context.Context, in *ExportInput) (*huma.StreamResp
 				}
 			}
 			if page, err = find(&page[len(page)-1].ID); err != nil {
-				if ctx.Err() == nil { // else the client disconnected
+				if ctx.Err() == nil { // otherwise the client disconnected
 					s.Logger.Error("export failed", "error", err)
 				}
 				panic(http.ErrAbortHandler) // tells the client that the export is incomplete
@@ -240,7 +240,7 @@ func (s *service) export(ctx context.Context, in *ExportInput) (*huma.StreamResp
 	}}, nil
 }
 
-// approvedExport returns the export that an approved request of the caller allows.
+// approvedExport returns the export that an approved request permits to the caller.
 func (s *service) approvedExport(ctx context.Context, id uuid.UUID) (*approval.Exporting, error) {
 	a, err := s.Approvals.Get(ctx, id)
 	if err != nil {
@@ -295,8 +295,8 @@ func writeCSV(out *bufio.Writer) func(*deadletter.Entry) error {
 
 const timeFormat = "2006-01-02T15:04:05.000Z07:00"
 
-// cell returns a text in a form that no spreadsheet evaluates as a formula, because texts come from
-// outside. Some spreadsheets also evaluate formulas after blanks and in full-width characters.
+// cell returns a text in a form that no spreadsheet evaluates as a formula, because clients choose the texts. Some
+// spreadsheets also evaluate formulas after blanks, and formulas in full-width characters.
 func cell(text *string) string {
 	if text == nil || *text == "" {
 		return ""

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// recordingConsole sends the tags with which Changed is called.
+// recordingConsole sends the tag of each call of Changed to changes.
 type recordingConsole struct {
 	console
 
@@ -37,8 +37,7 @@ type noConditions struct{}
 
 func (noConditions) Unmet(string, string, *policy.Conditions) string { return "" }
 
-// The console is notified of operations that change something, but not of dry runs, previews
-// and checks.
+// The console is notified of operations that change something. It is not notified of dry runs, previews and checks.
 func TestOperations_NotifyTheConsoleOfChanges(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)

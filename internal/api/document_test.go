@@ -11,8 +11,9 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 )
 
-// Generators of clients make a field of a request required if it has a default, and make each caller check a nullable
-// array. So the document has neither. Linters require that each operation without authentication is declared as such.
+// Client generators make a field of a request required if the field has a default, and make each caller check an array
+// that may be null. So the document has neither such defaults nor such arrays. Linters require that an operation
+// without authentication is declared as such.
 func TestOpenAPI_SuitsGenerators(t *testing.T) {
 	t.Parallel()
 	raw, err := api.OpenAPI()
@@ -36,7 +37,7 @@ func TestOpenAPI_SuitsGenerators(t *testing.T) {
 		if !ok {
 			return
 		}
-		if !strings.HasPrefix(at, "ErrorModel") { // RFC 9457 gives its type a default
+		if !strings.HasPrefix(at, "ErrorModel") { // RFC 9457 defines a default for type
 			require.NotContains(t, fields, "default", at)
 		}
 		require.NotEqual(t, "[array null]", fmt.Sprint(fields["type"]), at)

@@ -27,7 +27,7 @@ import (
 type EntryPage struct {
 	Entries []deadletter.Summary `json:"entries" doc:"Entries of this page."`
 	Next    string               `json:"next,omitempty" doc:"Cursor of the next page; absent on the last."`
-	// SearchedTo is set if the search ran out of time, which can happen if no single index answers the filter.
+	// SearchedTo is set if the search ran out of time, which can happen if no single index covers the filter.
 	SearchedTo *time.Time `json:"searchedTo,omitempty" doc:"Set if the search stopped at its time limit: the time of capture up to which it searched. next continues from there. The page may have fewer entries than requested, or none."`
 	Count      *Count     `json:"count,omitempty" doc:"Number of entries that the filter selects, if requested."`
 	// AutomaticStopped is part of every list, so that each viewer sees it.
@@ -41,10 +41,10 @@ type Count struct {
 }
 
 const (
-	// searchBudget limits the time of one request's search for entries.
+	// searchBudget bounds the time of the search for the entries of one request.
 	searchBudget = 300 * time.Millisecond
-	// countBudget limits the count that runs beside the search. A count is only a hint and must not
-	// delay the page. A count reads the first 1,000 entries of each part in any case.
+	// countBudget bounds the time of the count that runs beside the search. The count must not delay the page. It always
+	// reads the first 1,000 entries of each part, even if that takes longer.
 	countBudget = 40 * time.Millisecond
 	// MostCounted is the number of entries at which the count of a list stops.
 	MostCounted = 10_000
@@ -109,7 +109,7 @@ type Stats struct {
 	Open     int64            `json:"open" doc:"Number of open entries. Above 20,000 the count is about a second old. Entries that no worker has classified are counted up to 10,000."`
 	Backlog  []BacklogRow     `json:"backlog" doc:"Open entries by status, queue and class."`
 	ByStatus map[string]int64 `json:"byStatus" doc:"Open entries by status."`
-	// NeedsPerson is the number that an overview shows.
+	// NeedsPerson is the number that overviews show.
 	NeedsPerson int64      `json:"needsPerson" doc:"Entries in dlq_manual, except those of muted failure groups."`
 	Muted       int64      `json:"muted" doc:"Entries in dlq_manual of muted failure groups, counted up to 10,000 for each group."`
 	LastDay     MovesOfDay `json:"lastDay" doc:"State changes of the last 24 hours, from the audit trail."`
@@ -155,7 +155,7 @@ type ListInput struct {
 	CountOnly  bool     `query:"countOnly" doc:"Count the entries, and return none of them."`
 }
 
-// filter returns the filter of the parameters other than q.
+// filter returns the filter of all parameters but q.
 func (in *ListInput) filter() filter.Filter {
 	f := filter.Filter{Status: in.Status, After: in.After, Before: in.Before}
 	for _, of := range []struct {
@@ -217,7 +217,7 @@ var (
 	GetStats = Operation[None, Stats]{"get-stats", http.MethodGet, "/api/dlq/stats"}
 )
 
-// MoveEntry returns the operation of a move of an entry: discard, expire, resolve, park, unpark or reopen.
+// MoveEntry returns the operation for a move of an entry: discard, expire, resolve, park, unpark or reopen.
 func MoveEntry(move string) Operation[EntryActionInput, Moved] {
 	return Operation[EntryActionInput, Moved]{move + "-entry", http.MethodPost, "/api/dlq/entries/{id}/" + move}
 }
@@ -492,7 +492,7 @@ func (s *service) replayEntry(ctx context.Context, in *ReplayEntryInput) (*Repla
 		OtherGroups: in.Body.OtherGroups, Act: in.Body.act(ctx),
 	}, patch)
 	if err != nil {
-		if in.Body.Payload != nil { // replay.Request has only patches
+		if in.Body.Payload != nil { // replay.Request has only patches, no payload
 			patch.JSONPatch = slices.Concat([]byte{'['}, replay.Replacement(in.Body.Payload), []byte{']'})
 		}
 		return nil, s.approvalOrProblem(ctx, err, approval.Replay, replay.Request{
@@ -501,7 +501,7 @@ func (s *service) replayEntry(ctx context.Context, in *ReplayEntryInput) (*Repla
 		}, &in.Body.Action)
 	}
 	out := &Replayed{Moved: Moved{ID: id, Status: deadletter.Processing}, JobID: job, Changes: changes}
-	// A failure to read the stop must not fail the request: the replay has started.
+	// An error while reading the stop must not fail the request, because the replay has started.
 	if stop, err := automatic.ReadStop(ctx, s.Store.DB()); err == nil && stop != nil && stop.Restored {
 		out.Warning = "the database was restored: the receiver may already have had this message since (" +
 			stop.Note + ")"

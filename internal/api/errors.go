@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// maxEcho is how much of a client's value a response repeats, in bytes.
+	// maxEcho is the maximum size, in bytes, of a client's value that a response repeats.
 	maxEcho = 200
 	// maxDetail is the maximum size of one error's text in a response, in bytes.
 	maxDetail = 2000
@@ -27,10 +27,10 @@ const (
 	maxProblems = 100
 )
 
-// init bounds all error responses, including huma's own, which would repeat a whole request body of
-// up to a megabyte.
+// init bounds all error responses. That includes huma's own, which would otherwise repeat a whole request body of up to
+// a megabyte.
 func init() { //nolint:gochecknoinits // huma has these as variables of the package
-	// encoding/json accepts "Filter" for "filter"; other parsers do not.
+	// By default, huma accepts "Filter" for "filter", as encoding/json does. Other parsers do not.
 	huma.ValidateStrictCasing = true
 	// Answers have empty arrays, not null.
 	huma.DefaultArrayNullable = false
@@ -62,7 +62,7 @@ func init() { //nolint:gochecknoinits // huma has these as variables of the pack
 	}
 }
 
-// echo returns a client's value for an error response: a text is cut, and another value is nil if it is
+// echo returns a client's value for an error response. It cuts a long text, and returns nil for another value that is
 // too long.
 func echo(value any) any {
 	if text, ok := value.(string); ok {
@@ -85,8 +85,8 @@ func truncate(text string, most int) string {
 	return text[:most] + "…"
 }
 
-// jsonFormat returns the format that decodes bodies. It refuses JSON that the database cannot
-// store, or that parsers may read in two ways.
+// jsonFormat returns the format that decodes bodies. It refuses JSON that the database cannot store, and JSON that two
+// parsers may read differently.
 func jsonFormat() huma.Format {
 	format := huma.DefaultJSONFormat
 	format.Unmarshal = func(raw []byte, into any) error {
@@ -102,7 +102,7 @@ func jsonFormat() huma.Format {
 	return format
 }
 
-// refuseUnstorable refuses paths and queries that the database cannot store as text.
+// refuseUnstorable refuses requests whose path or query the database cannot store as text.
 func refuseUnstorable(api huma.API) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
 		url := ctx.URL()
@@ -152,8 +152,8 @@ func notFound(mux *http.ServeMux) http.HandlerFunc {
 	}
 }
 
-// databaseProblem returns the response to an error of the database. Failures of the server or of
-// the connection, and missing privileges, get 503, which tells a client to retry.
+// databaseProblem returns the response to a database error. Failures of the server or of the connection, and missing
+// privileges, get 503, which tells the client to retry.
 func databaseProblem(err error) huma.StatusError {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) {
@@ -166,7 +166,7 @@ func databaseProblem(err error) huma.StatusError {
 		return huma.Error503ServiceUnavailable("the database's queue of notifications is full; try again")
 	}
 	switch pgErr.Code[:2] {
-	case "22": // data exception: a value that a type does not hold
+	case "22": // data exception: a type cannot hold the value
 		return huma.Error422UnprocessableEntity("the database rejected a value: " + pgErr.Message)
 	case "08", "25", "40", "53", "55", "57", "58":
 		// SQLSTATE classes: connection, read-only standby, rollback, resources, locks, shutdown, system
@@ -192,7 +192,8 @@ func isConnection(err error) bool {
 		strings.Contains(err.Error(), "closed pool")
 }
 
-// describeResponse documents a second response of an operation, with the schema of the response like.
+// describeResponse documents a further response of an operation, with status status. The response has the schema of the
+// response with status like.
 func describeResponse(api huma.API, path string, status, like int, description string, value any) {
 	responses := api.OpenAPI().Paths[path].Post.Responses
 	schema := responses[strconv.Itoa(like)].Content["application/json"].Schema

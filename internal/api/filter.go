@@ -17,14 +17,14 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy/strategies"
 )
 
-// EntryFilter selects dead letters. An empty field matches all of them.
+// EntryFilter selects dead letters. An empty field selects all of them.
 type EntryFilter struct {
 	filter.Filter
 
 	Q string `json:"q,omitempty" maxLength:"4096" doc:"The filter as text, such as status:manual queue:payments \"timed out\" (docs/filter.md). A field may be set here or as JSON, not both." example:"queue:payments age:<2d"`
 }
 
-// resolve returns the filter in the form that the database takes.
+// resolve returns the filter in the form that the database reads.
 func (f *EntryFilter) resolve(ctx context.Context) (json.RawMessage, error) {
 	out, err := mergeText(ctx, f.Filter, "body.filter.q", f.Q)
 	if err != nil {
@@ -33,8 +33,8 @@ func (f *EntryFilter) resolve(ctx context.Context) (json.RawMessage, error) {
 	return out.JSON(), nil
 }
 
-// mergeText returns f merged with the filter that text spells. Errors name location, the place of text
-// in the request.
+// mergeText returns f combined with the filter that text describes. Errors name location, which is the place of text in
+// the request.
 func mergeText(ctx context.Context, f filter.Filter, location, text string) (filter.Filter, error) {
 	if text == "" {
 		return f, nil
@@ -54,8 +54,8 @@ func mergeText(ctx context.Context, f filter.Filter, location, text string) (fil
 	return out, nil
 }
 
-// describeStrategies sets the values of the fields that name a strategy. A field's tag cannot list
-// them, because strategies can be added.
+// describeStrategies documents the values of fields with the name of a strategy. A field's tag cannot list these
+// values, because extensions can add strategies.
 func describeStrategies(schemas huma.Registry) {
 	for _, t := range []reflect.Type{
 		reflect.TypeFor[deadletter.Summary](), reflect.TypeFor[EntryDetail](),
@@ -72,11 +72,11 @@ func describeStrategies(schemas huma.Registry) {
 	}
 }
 
-// FilterReading is how a text is read as a filter, and its completions.
+// FilterReading shows how a text is read as a filter, with completions.
 type FilterReading struct {
 	Filter filter.Filter `json:"filter" doc:"The filter of the valid terms."`
 	Terms  []filter.Term `json:"terms" doc:"All terms of the text, in order, including invalid ones."`
-	// From and To delimit the part of the text that a completion replaces.
+	// From and To delimit the part of the text that a completion replaces, in characters.
 	From        int          `json:"from" doc:"Start of the text that a completion replaces, in characters (Unicode code points)."`
 	To          int          `json:"to" doc:"End of the text that a completion replaces."`
 	Completions []Completion `json:"completions" doc:"Completions at the cursor, likeliest first: fields, or values of open entries."`

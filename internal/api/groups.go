@@ -15,7 +15,7 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// groupEntries is how many of a group's latest entries are shown with it.
+// groupEntries is the number of a group's latest entries in the answer.
 const groupEntries = 20
 
 // GroupPage is one page of failure groups.
@@ -90,7 +90,7 @@ type SetGroupInput struct {
 	Body GroupChange
 }
 
-// Deploy reports a version that works queues from now on.
+// Deploy reports that a version works queues from now on.
 type Deploy struct {
 	Action
 
@@ -224,8 +224,8 @@ func (s *service) getGroup(ctx context.Context, in *GetGroupInput) (*GroupDetail
 	return out, nil
 }
 
-// workerLost returns the number of a group's open entries whose worker died, or whose job never
-// ended, twice or more. It counts up to MostCounted.
+// workerLost returns the number of a group's open entries whose job lost its worker, or did not end, at least twice. It
+// counts up to MostCounted.
 func (s *service) workerLost(ctx context.Context, g *group.Group) (int64, error) {
 	lost := filter.Filter{
 		Status: []string{string(deadletter.Pending), string(deadletter.Manual), string(deadletter.Processing)},
@@ -236,7 +236,8 @@ func (s *service) workerLost(ctx context.Context, g *group.Group) (int64, error)
 	return int64(n), err
 }
 
-// fix returns the version in which a group is fixed, with the entries that wait for it; nil without a version.
+// fix returns the version in which a group is fixed, and the number of entries that wait for it. It returns nil if no
+// version was named.
 func (s *service) fix(ctx context.Context, g *group.Group) (*group.Fix, error) {
 	fix, err := s.Groups.Fix(ctx, g)
 	if err != nil || fix == nil || fix.DeployedAt == nil {

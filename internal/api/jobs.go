@@ -63,7 +63,7 @@ var (
 	RetryJob  = Operation[JobActionInput, JobDetail]{"retry-job", http.MethodPost, "/api/jobs/{id}/retry"}
 )
 
-// jobsForgotten describes how long jobs are found.
+// jobsForgotten describes how long jobs can be found.
 const jobsForgotten = "River deletes jobs after they ended: by its defaults, completed and cancelled ones after 24 hours, " +
 	"and discarded ones, which have a dead letter, after 7 days."
 
@@ -146,7 +146,7 @@ func (s *service) registerJobs(api huma.API) {
 			}
 			after, err := s.getJob(ctx, &in.JobInput)
 			if problem, ok := errors.AsType[huma.StatusError](err); ok && problem.GetStatus() == http.StatusNotFound {
-				before.State = verb.done // the job of a redelivery may be deleted once it has ended
+				before.State = verb.done // a redelivery's job may have been deleted after it ended
 				return before, nil
 			}
 			return after, err

@@ -11,8 +11,8 @@ import (
 	"syscall"
 )
 
-// Listen opens an address of --listen: TCP, or a Unix socket. It removes the socket file of a
-// process that has ended.
+// Listen opens an address of --listen: TCP, or a Unix socket. If a process left the file of a Unix socket when it
+// ended, Listen removes that file.
 func Listen(ctx context.Context, address string) (net.Listener, error) {
 	path, unix := strings.CutPrefix(address, "unix:")
 	if !unix {
@@ -42,8 +42,8 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 	return listener, os.Chmod(path, 0o660) //nolint:gosec // the group may submit
 }
 
-// CheckListen returns an error if an address of --listen is invalid. An address on which another process
-// listens is valid. CheckListen leaves nothing open.
+// CheckListen returns an error if an address of --listen is invalid. An address on which another process listens is
+// valid. CheckListen leaves no listener open.
 func CheckListen(ctx context.Context, address string) error {
 	if path, unix := strings.CutPrefix(address, "unix:"); unix {
 		if info, err := os.Stat(filepath.Dir(path)); path == "" || err != nil || !info.IsDir() {
@@ -77,8 +77,8 @@ func isUnknownHost(err error) bool {
 	return ok && dns.IsNotFound
 }
 
-// URL returns the address of a listener of [Listen]: a URL, or unix: and a path. Unix sockets are
-// never encrypted.
+// URL returns the address of a listener of [Listen]: a URL, or "unix:" and a path. encrypted does not matter for Unix
+// sockets, which are never encrypted.
 func URL(listener net.Listener, encrypted bool) string {
 	if listener.Addr().Network() == "unix" {
 		return "unix:" + listener.Addr().String()

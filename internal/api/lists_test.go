@@ -14,7 +14,8 @@ import (
 	"github.com/dlqd/dlqd/internal/metrics"
 )
 
-// A repeated parameter that takes one value is refused by its name, in every operation.
+// In every operation, a parameter that takes one value is refused if the request repeats it. The error has the
+// parameter's name.
 func TestParameters_RefuseASecondValue(t *testing.T) {
 	t.Parallel()
 	handler := api.New(api.Config{Metrics: metrics.New(), Logger: slog.New(slog.DiscardHandler)})

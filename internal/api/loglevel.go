@@ -14,7 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// logLevelTimeout bounds how long a change of the log level waits for its audit row.
+// logLevelTimeout bounds how long a change of the log level waits until its audit row is written.
 const logLevelTimeout = 2 * time.Second
 
 // LogLevel is the log level of a process.
@@ -64,15 +64,14 @@ func (s *service) registerLogLevel(api huma.API) {
 		if err := level.UnmarshalText([]byte(in.Body.Level)); err != nil {
 			return nil, huma.Error422UnprocessableEntity(err.Error())
 		}
-		// The level changes even if the database does not answer: then only the audit row is missing.
+		// The level changes even if the database does not answer. In that case the audit row is missing.
 		recording, cancel := context.WithTimeout(ctx, logLevelTimeout)
 		defer cancel()
 		if err := s.Store.Record(recording, "log level of "+postgres.ProcessName(), "set to "+in.Body.Level,
 			(&Action{}).act(ctx), func(pgx.Tx) error { return nil }); err != nil {
 			s.Logger.WarnContext(ctx, "recording the change of the log level failed", "error", err)
 		}
-		// While the change is logged, the level is at most warn, so that the log shows every change
-		// and its actor.
+		// The change itself is logged at a level of at most warn, so that the log shows every change and its actor.
 		s.LogLevel.Set(min(level, slog.LevelWarn))
 		s.Logger.WarnContext(ctx, "log level changed", "from", previous, "to", in.Body.Level, "actor", access.From(ctx).Name)
 		s.LogLevel.Set(level)

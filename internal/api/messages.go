@@ -21,11 +21,11 @@ import (
 // MaxBatch is the maximum number of messages in a batch.
 const MaxBatch = 1000
 
-// retryAfterSeconds is the usual value of Retry-After in answers that refuse a request for now. It
-// is short: quota is free again within milliseconds, when a group is committed.
+// retryAfterSeconds is the usual value of Retry-After in answers that refuse a request for now. It is small, because
+// quota becomes free within milliseconds, when a group of messages is committed.
 const retryAfterSeconds = "1"
 
-// Submission is a message as a client submits it.
+// Submission is a message in the form in which a client submits it.
 type Submission struct {
 	MessageID    string                     `json:"messageId,omitempty" maxLength:"128" pattern:"^[A-Za-z0-9][A-Za-z0-9._:~@+=-]*$" doc:"Id of the message. A second message with the same id is a duplicate and is not delivered. Generated if absent."`
 	Queue        string                     `json:"queue" doc:"Name of a queue of the policy." example:"default"`
@@ -42,7 +42,7 @@ type Submission struct {
 	OrderingKey  string                     `json:"orderingKey,omitempty" maxLength:"255" doc:"In ordered queues, messages with the same key are delivered in the order of their submission." example:"order_81"`
 }
 
-// SubmissionBatch is a batch as a client submits it.
+// SubmissionBatch is a batch in the form in which a client submits it.
 type SubmissionBatch struct {
 	Messages []Submission `json:"messages" minItems:"1" maxItems:"1000" doc:"Messages, which are stored all or none."`
 }
@@ -55,21 +55,21 @@ type Accepted struct {
 	Position  *ingest.Position `json:"position,omitempty" doc:"For a duplicate: state of the first submission."`
 }
 
-// SubmitInput is a message or a batch, which the operation decodes itself.
+// SubmitInput is a message or a batch. The operation decodes the body itself.
 type SubmitInput struct {
 	Trace
 
 	RawBody []byte `contentType:"application/json"`
 }
 
-// Trace documents the W3C trace context of a request; [service.observe] reads it. An invalid one is
-// ignored, because it is no fault of the message.
+// Trace documents the W3C trace context of a request, which [service.observe] reads. An invalid trace context is
+// ignored, because the message itself may be valid.
 type Trace struct {
 	TraceParent string `header:"traceparent" doc:"W3C trace context, which deliveries continue."`
 	TraceState  string `header:"tracestate" doc:"W3C trace context, stored up to 512 characters."`
 }
 
-// traceOf returns the trace context that the deliveries of a submission continue.
+// traceOf returns the trace context that deliveries of the submission continue.
 func traceOf(ctx context.Context) ingest.Trace {
 	parent, state := telemetry.Inject(ctx)
 	return ingest.Trace{Parent: parent, State: state}
@@ -115,7 +115,7 @@ var submissionExample = map[string]any{
 	"payload": map[string]any{"paymentId": "pay_1029", "amount": 4200, "currency": "EUR"},
 }
 
-// duplicates describes how long a messageId is remembered.
+// duplicates describes how long dlqd recognizes a messageId that was used before.
 const duplicates = "A messageId that was used before answers 200 with the state of the first message if the content " +
 	"is the same, and 409 if it differs. Neither stores a message. This holds while River keeps the message's job " +
 	"(24 hours after it completed, 7 days after it failed, by River's defaults) and, beyond that, while the message " +
@@ -178,8 +178,8 @@ func (s *service) registerMessages(api huma.API) {
 
 type refusedKey struct{}
 
-// submitDirectly answers submit-message without huma's handler, which takes a tenth of the time of a submission. Requests
-// that huma may refuse or answer in another format, and errors, still pass through it.
+// submitDirectly answers submit-message without huma's handler, which takes a tenth of the time of a submission. Errors
+// still pass through huma's handler, and so do requests that huma may refuse or answer in another format.
 func (s *service) submitDirectly(api huma.API) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
 		read, ok := ctx.(readContext)
@@ -277,8 +277,8 @@ func (s *service) getMessage(ctx context.Context, in *MessageInput) (*ingest.Pos
 	return position, nil
 }
 
-// count counts submissions. The queue of an invalid submission is not a label: clients could create
-// any number of them.
+// count counts submissions. It leaves the queue of an invalid submission out of the labels, because clients could
+// create any number of queue names.
 func (s *service) count(queue, outcome string, messages int) {
 	if outcome == "invalid" {
 		queue = ""
@@ -293,8 +293,9 @@ func (s *service) rejected(ctx context.Context, err error, queue, messageID stri
 	return response
 }
 
-// rejection returns the outcome of a failed submission, for the metric, and its response, which names the invalid
-// fields. If the outcome is uncertain, the response names the messageId with which a retry settles it.
+// rejection returns the outcome of a failed submission, for the metric, and the response, which names the invalid
+// fields. If it is uncertain whether the message was stored, the response names the messageId with which the client can
+// retry.
 func (s *service) rejection(ctx context.Context, err error, messageID string) (outcome string, response error) {
 	var invalid *message.InvalidError
 	var unknown *ingest.UnknownQueueError
@@ -339,7 +340,7 @@ func (s *service) rejection(ctx context.Context, err error, messageID string) (o
 				Location: locate("queue", unworked.Index, messageID), Message: "is not delivered", Value: unworked.Queue,
 			})
 	case errors.As(err, &conflict):
-		if !access.From(ctx).MayEverywhere(access.Reader) { // the job may be outside the sender's scope
+		if !access.From(ctx).MayEverywhere(access.Reader) { // the first job may be outside the sender's scope
 			conflict.JobID = 0
 		}
 		return "conflict", huma.Error409Conflict(conflict.Error(),
@@ -367,8 +368,8 @@ func (s *service) rejection(ctx context.Context, err error, messageID string) (o
 	return "error", s.problem(ctx, err)
 }
 
-// locate returns the location of a message's field. An empty messageId means that the message is
-// part of a batch.
+// locate returns the location of a message's field in the request. If messageId is empty, the message is part of a
+// batch.
 func locate(field string, index int, messageID string) string {
 	if messageID == "" {
 		return fmt.Sprintf("body.messages[%d].%s", index, field)

@@ -16,9 +16,8 @@ import (
 
 const anyNumber = `-?[1-9][0-9]{0,40}(\.[0-9]{1,30})?(e-?[1-9][0-9]?)?`
 
-// Go decodes numbers in an interface into float64, which changes numbers beyond 2^53. The API
-// passes JSON of clients on as it was written, so no type of a request or response contains an
-// interface.
+// Go decodes a number in an interface into a float64, which changes numbers beyond 2^53. The API passes on clients'
+// JSON unchanged, so no type of a request or response contains an interface.
 func TestNumbers_NoAPITypeDecodesClientJSON(t *testing.T) {
 	t.Parallel()
 	_, _, api := build(Config{Metrics: metrics.New(), Logger: slog.New(slog.DiscardHandler)})
@@ -43,7 +42,7 @@ func TestNumbers_NoAPITypeDecodesClientJSON(t *testing.T) {
 		}
 	}
 	for name := range registry.Map() {
-		if name == "ErrorModel" || name == "ErrorDetail" { // its value is the refused one
+		if name == "ErrorModel" || name == "ErrorDetail" { // the value of an error is the refused one
 			continue
 		}
 		visit(name, registry.TypeFromRef("#/components/schemas/"+name))
@@ -52,7 +51,7 @@ func TestNumbers_NoAPITypeDecodesClientJSON(t *testing.T) {
 	require.Contains(t, seen, reflect.TypeFor[Submission]())
 }
 
-// Everywhere the API accepts JSON of clients, it passes numbers on as they were written.
+// Wherever the API accepts JSON of clients, it passes numbers on unchanged.
 func TestNumbers_AreUnchanged(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {

@@ -14,31 +14,31 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 )
 
-// Operation is an operation of the API. In holds its parameters and its body, in the form that huma reads, and
-// Out is the body of its answer. The API registers the same value by which the console and the command line call
-// the operation, so that code with the old name of a renamed field does not compile.
+// Operation is an operation of the API. In has its parameters and its body, in the form that huma reads. Out is the
+// body of its answer. The API registers an operation by the same value with which the console and the command line call
+// it. So code that uses a former name of a field does not compile.
 //
-// Its methods call functions without type parameters: the compiler copies generic code for each operation, a hundred
-// times.
+// The methods of Operation call functions without type parameters, because the compiler would copy generic code for
+// each of about a hundred operations.
 type Operation[In, Out any] struct{ ID, Method, Path string }
 
 // None is the input of an operation without parameters and body.
 type None = struct{}
 
-// Request is a request for an operation, without the address of the API and the caller's credentials.
+// Request is a request for an operation. It has neither the address of the API nor the caller's credentials.
 type Request struct {
 	Method string
 	Path   string // with the query
 	Body   []byte // JSON; nil for no body
 }
 
-// Request returns the request for an operation. Parameters with their zero value are omitted, so the API's
-// defaults apply.
+// Request returns the request for an operation. It omits parameters with their zero value, so the API's defaults apply
+// to them.
 func (o Operation[In, Out]) Request(in *In) (*Request, error) {
 	return newRequest(o.Method, o.Path, in)
 }
 
-// newRequest returns a request whose parameters and body are those of in, a pointer to the input of an operation.
+// newRequest returns a request with the parameters and the body of in, which is a pointer to the input of an operation.
 func newRequest(method, path string, in any) (*Request, error) {
 	r := &Request{Method: method, Path: path}
 	query, input := url.Values{}, reflect.ValueOf(in).Elem()
@@ -73,7 +73,7 @@ func newRequest(method, path string, in any) (*Request, error) {
 	return r, nil
 }
 
-// parameterText returns a parameter as huma parses it.
+// parameterText returns the text of a parameter in the form that huma parses.
 func parameterText(value reflect.Value) string {
 	if list, ok := reflect.TypeAssert[[]string](value); ok {
 		return strings.Join(list, ",")
@@ -81,8 +81,8 @@ func parameterText(value reflect.Value) string {
 	return fmt.Sprint(value.Interface())
 }
 
-// encodeBody returns a body as JSON. The payload of a replay stays as it was typed: encoding/json would
-// reformat it, and queues with exact payloads deliver the text.
+// encodeBody returns a body as JSON. It keeps the payload of a replay as the user typed it. encoding/json would
+// reformat the payload, and queues with exact payloads deliver its text.
 func encodeBody(body any) ([]byte, error) {
 	action, ok := body.(*ReplayAction)
 	if !ok || action.Payload == nil {
@@ -93,7 +93,7 @@ func encodeBody(body any) ([]byte, error) {
 	return withPayload(rest, action.Payload)
 }
 
-// Encode returns a message as JSON, with its payload as it was typed.
+// Encode returns a message as JSON, with the payload as the user typed it.
 func (s *Submission) Encode() ([]byte, error) {
 	return withPayload(struct {
 		Submission
@@ -102,7 +102,7 @@ func (s *Submission) Encode() ([]byte, error) {
 	}{Submission: *s}, s.Payload)
 }
 
-// withPayload encodes an object without a payload, and adds the payload unchanged.
+// withPayload encodes an object without a payload, and then adds the unchanged payload.
 func withPayload(object any, payload json.RawMessage) ([]byte, error) {
 	raw, err := json.Marshal(object)
 	if err != nil || payload == nil {
@@ -123,7 +123,7 @@ type Problem struct { //nolint:errname // the RFC's word
 	Errors []ProblemCause `json:"errors"`
 }
 
-// ProblemCause is one cause of a problem: what is wrong with a part of the request.
+// ProblemCause is one cause of a problem. It says which part of the request is wrong, and why.
 type ProblemCause struct {
 	Location string          `json:"location"`
 	Message  string          `json:"message"`
@@ -140,8 +140,8 @@ func (p *Problem) Error() string {
 	return text
 }
 
-// Answer returns the answer of an operation. An error answer becomes a [*Problem], and a request for approval
-// an [*ApprovalRequestedError]: then the operation was not carried out.
+// Answer returns the answer of an operation. For an error answer it returns a [*Problem]. If approval is required, it
+// returns an [*ApprovalRequestedError]; the operation was then not carried out.
 func (o Operation[In, Out]) Answer(status int, header http.Header, body []byte) (*Out, error) {
 	out := new(Out)
 	if err := decodeAnswer(status, header, body, out); err != nil {
@@ -150,7 +150,7 @@ func (o Operation[In, Out]) Answer(status int, header http.Header, body []byte) 
 	return out, nil
 }
 
-// decodeAnswer decodes the body of an answer into out, a pointer.
+// decodeAnswer decodes the body of an answer into out, which is a pointer.
 func decodeAnswer(status int, header http.Header, body []byte, out any) error {
 	if status >= http.StatusBadRequest {
 		problem := &Problem{}
@@ -158,8 +158,7 @@ func decodeAnswer(status int, header http.Header, body []byte, out any) error {
 			problem.Status = status
 			return problem
 		}
-		// get-health answers 503 with its usual body. A 503 for another operation may come from a proxy,
-		// with other JSON.
+		// A 503 of get-health has the usual body. A 503 for another operation may come from a proxy and have other JSON.
 		_, isHealth := out.(*Health)
 		if !isHealth || status != http.StatusServiceUnavailable || json.Unmarshal(body, out) != nil {
 			return fmt.Errorf("the API answered %d %s", status, http.StatusText(status))
@@ -188,7 +187,7 @@ type output[Out any] struct {
 	Body   Out
 }
 
-// withStatus is a body whose content decides the status of the answer.
+// withStatus is a body whose content determines the status of the answer.
 type withStatus interface{ status() int }
 
 // register registers the function that carries out an operation.
@@ -212,7 +211,7 @@ func register[In, Out any](s *service, api huma.API, o Operation[In, Out], descr
 	})
 }
 
-// describe adds the operation's name and address to its description.
+// describe adds the id, method and path of the operation to its description.
 func (o Operation[In, Out]) describe(described huma.Operation) huma.Operation {
 	described.OperationID, described.Method, described.Path = o.ID, o.Method, o.Path
 	return described

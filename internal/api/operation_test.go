@@ -17,7 +17,7 @@ import (
 	"github.com/dlqd/dlqd/internal/approval"
 )
 
-// EchoName is the part of echoInput that several inputs would share.
+// EchoName is embedded in echoInput, as a part that several inputs share.
 type EchoName struct {
 	Name string `path:"name"`
 }
@@ -32,7 +32,7 @@ type echoInput struct {
 	Body  *api.Action
 }
 
-// An operation gets the input that its caller put into the request.
+// The API receives exactly the input from which the request was made.
 func TestOperation_SendsItsInput(t *testing.T) {
 	t.Parallel()
 	echo := api.Operation[echoInput, echoInput]{ID: "echo", Method: http.MethodPost, Path: "/echo/{name}"}
@@ -68,7 +68,7 @@ func TestOperation_SendsItsInput(t *testing.T) {
 		require.Less(t, answer.Code, 300, answer.Body)
 		require.Equal(t, c.arrives, <-got)
 	}
-	for _, name := range []string{"", ".", ".."} { // would name another operation
+	for _, name := range []string{"", ".", ".."} { // with such a name, the path would name another operation
 		_, err := echo.Request(&echoInput{EchoName: EchoName{name}})
 		require.ErrorContains(t, err, "a name must not be empty")
 	}

@@ -13,7 +13,7 @@ import (
 type Health struct {
 	OK    bool   `json:"ok" doc:"Whether every component works."`
 	Parts []Part `json:"parts" doc:"Health of each component."`
-	// Queues does not affect OK: a queue over its limits does not mean that dlqd fails.
+	// Queues does not affect OK: a queue that exceeds its limits is not a failure of dlqd.
 	Queues []QueueHealth `json:"queues" doc:"Health of each queue of the policy, and of other queues with open dead letters. A queue that is down does not make ok false, because dlqd itself works. Empty while the database does not answer."`
 }
 
@@ -24,7 +24,7 @@ func (h *Health) status() int {
 	return http.StatusServiceUnavailable
 }
 
-// Examination is the result of doctor's checks.
+// Examination has the results of the checks of "dlqd doctor".
 type Examination struct {
 	OK       bool             `json:"ok" doc:"Whether all checks passed."`
 	Findings []doctor.Finding `json:"findings" doc:"Results of the checks."`

@@ -76,7 +76,7 @@ func TestPanic_AnswersProblemAndIsCounted(t *testing.T) { //nolint:paralleltest 
 	require.Contains(t, log.String(), `error="a part"`)
 	require.Contains(t, log.String(), "panics_test.go", "with its stack")
 
-	// If the response has begun, the client must not take its part for the whole.
+	// If part of the response was sent, the client must see that the response is incomplete.
 	response, err := http.Get(server.URL + "/begun")
 	if err == nil {
 		_, err = io.ReadAll(response.Body)

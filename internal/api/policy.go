@@ -48,7 +48,7 @@ type PolicySetting struct {
 	From  string `json:"from" doc:"File and line, or \"built in\"."`
 }
 
-// SampleError is an error to try the rules on.
+// SampleError is an error on which the caller tries the rules.
 type SampleError struct {
 	Type    string          `json:"type,omitempty" maxLength:"255" doc:"Type of the error." example:"TIMEOUT_ERROR"`
 	Code    string          `json:"code,omitempty" maxLength:"255" doc:"Its code."`
@@ -92,13 +92,13 @@ type PolicyPreview struct {
 const (
 	// maxTimes is the maximum number of times in a decision.
 	maxTimes = 10
-	// maxSampled is how many open dead letters a draft is tried on, and sampleBudget the maximum
-	// time for it.
+	// maxSampled is the maximum number of open dead letters on which a draft is tried, and sampleBudget is the maximum
+	// time for that.
 	maxSampled   = 1000
 	samplePage   = 100
 	sampleBudget = 2 * time.Second
-	// maxDraftSettings is the maximum number of a draft's values. The time and memory to compare a
-	// draft with the policy in force grow with it.
+	// maxDraftSettings is the maximum number of values of a draft. The time and memory of the comparison with the policy
+	// in force grow with that number.
 	maxDraftSettings = 10_000
 )
 
@@ -200,8 +200,8 @@ func (s *service) previewPolicy(ctx context.Context, in *DraftInput) (*PolicyPre
 	return out, nil
 }
 
-// compareOnOpen compares the decisions of two policies on the newest open dead letters. It evaluates the
-// rules on the data that the caller may see, because a rule that matched a masked value would reveal it.
+// compareOnOpen compares the decisions of two policies on the newest open dead letters. It evaluates the rules on the
+// data that the caller may see: a rule that matched a masked value would reveal that value.
 func (s *service) compareOnOpen(ctx context.Context, inForce, next *strategy.Planner, out *PolicyPreview) error {
 	changes := map[[2]worker.Judgement]*worker.Rejudged{}
 	until := time.Now().Add(sampleBudget)
@@ -234,13 +234,13 @@ func (s *service) compareOnOpen(ctx context.Context, inForce, next *strategy.Pla
 				break
 			}
 			e := &entries[i]
-			if e.ParkedBy != nil || !e.Status.Open() { // parked by an operator or a worker, or closed since
+			if e.ParkedBy != nil || !e.Status.Open() { // parked by an operator or a worker, or closed meanwhile
 				continue
 			}
 			out.Looked++
 			facts := factsOf(e)
 			rescues := 0
-			// An entry with the rule worker-lost keeps it: no rule of a policy overrides that one.
+			// An entry with the rule worker-lost keeps that rule, which no rule of a policy overrides.
 			if text(e.Rule) == policy.RuleWorkerLost {
 				rescues = strategy.ManyRescues
 			}
@@ -274,7 +274,7 @@ func (s *service) compareOnOpen(ctx context.Context, inForce, next *strategy.Pla
 	return nil
 }
 
-// factsOf returns an entry's facts for rules, as far as the caller sees them.
+// factsOf returns the facts about an entry that rules evaluate, limited to data that the caller may see.
 func factsOf(e *deadletter.Entry) strategy.Facts {
 	event := e.OriginalEvent
 	if e.EditedEvent != nil {
@@ -304,7 +304,7 @@ func text(s *string) string {
 	return *s
 }
 
-// policyInForce returns the parts of a policy that a caller with this scope may see.
+// policyInForce returns the parts of a policy that a caller with the given scope may see.
 func policyInForce(p *policy.Policy, scope access.Scope) *PolicyInForce {
 	queues := slices.Concat(p.QueueNames(), slices.Collect(maps.Keys(p.Routing.Queues)),
 		slices.Collect(maps.Keys(p.Workers.Queues)), slices.Collect(maps.Keys(p.Monitoring.Queues)),
@@ -351,8 +351,8 @@ func policyInForce(p *policy.Policy, scope access.Scope) *PolicyInForce {
 	return out
 }
 
-// concerns reports whether a caller who is limited to the scope may see a setting. That is so if the setting
-// applies to all queues, or only to queues of the scope.
+// concerns reports whether a caller with a limited scope may see a setting: the setting applies to all queues, or only
+// to queues of the scope.
 func concerns(p *policy.Policy, scope access.Scope, queues []string, s *policy.Setting) bool {
 	part, rest, _ := strings.Cut(s.Path, ".")
 	switch s.File + " " + part {
@@ -371,8 +371,8 @@ func concerns(p *policy.Policy, scope access.Scope, queues []string, s *policy.S
 	return false
 }
 
-// ofNames reports whether a path begins with one of the names, and all names that it begins with may be shown.
-// It may begin with several, because a name may contain dots.
+// ofNames reports whether a path begins with one of the names, and shown returns true for all names with which it
+// begins. A path may begin with several names, because names may contain dots.
 func ofNames(path string, names []string, shown func(name string) bool) bool {
 	found := false
 	for _, name := range names {
@@ -386,8 +386,8 @@ func ofNames(path string, names []string, shown func(name string) bool) bool {
 	return found
 }
 
-// classify returns a planner's decision on an error that occurs now, and the times of its redeliveries if each
-// of them fails with the same error.
+// classify returns a planner's decision on an error that occurs now. It also returns the times of the redeliveries, if
+// each of them fails with the same error.
 func classify(planner *strategy.Planner, in *SampleError, now time.Time) *SampleJudgement {
 	facts := strategy.Facts{
 		Type: in.Type, Code: in.Code, Message: in.Message, Panic: in.Panic, Class: riverdlq.Class(in.Class),
@@ -404,7 +404,7 @@ func classify(planner *strategy.Planner, in *SampleError, now time.Time) *Sample
 	}
 	most := d.MaxRetries
 	if most == 0 {
-		most = 5 // the default of an entry
+		most = 5 // the default maxRetries of an entry
 	}
 	for ; !d.Next.IsZero() && len(out.Times) < min(most, maxTimes); d = planner.Decide(e, e.LastFailedAt) {
 		out.Times = append(out.Times, d.Next)

@@ -35,13 +35,13 @@ type Queue struct {
 	Pending     int64      `json:"pending" doc:"Jobs in River's state pending, which a client of River has to release."`
 	Held        int64      `json:"held" doc:"Messages that wait for a circuit breaker, or for another message with their ordering key."`
 	DeadLetters int64      `json:"deadLetters" doc:"Open dead letters."`
-	// OldestReady and the rates are read from the newest jobs of ranges of River's indexes.
+	// OldestReady and the rates are computed from the newest jobs in ranges of River's indexes.
 	OldestReady        *time.Time `json:"oldestReady,omitempty" doc:"When the job that has been ready longest became ready; absent if none is ready."`
 	CompletedPerMinute float64    `json:"completedPerMinute" doc:"Completed jobs per minute: those that were due within the last ten minutes, or the last 300."`
 	InsertedPerMinute  float64    `json:"insertedPerMinute" doc:"Inserted jobs per minute: of the last ten minutes, or among the last 3,000 jobs of all queues."`
 }
 
-// QueuesInput selects what is read of queues.
+// QueuesInput selects which data of queues is read.
 type QueuesInput struct {
 	WithoutJobs bool `query:"withoutJobs" doc:"Leave the jobs out: their numbers are 0, and queues that only jobs name are absent. Counting takes time with the number of live jobs."`
 }
@@ -115,7 +115,7 @@ func (s *service) registerQueues(api huma.API) {
 				return nil, unknown
 			}
 			err := s.Store.Record(ctx, "queue "+in.Name, verb.done, in.Body.act(ctx), func(tx pgx.Tx) error {
-				// River takes "*" for all queues, so the name must be that of an existing queue.
+				// River takes "*" as all queues, so require a queue with that name.
 				if _, err := s.River.QueueGetTx(ctx, tx, in.Name); err != nil {
 					return err
 				}
@@ -140,8 +140,8 @@ func (s *service) registerQueues(api huma.API) {
 	}
 }
 
-// queues returns the queues of River, of the policy, of dead letters and, with jobs, of live jobs. It omits queues of
-// which the caller may not see all kinds.
+// queues returns the queues of River, of the policy and of dead letters. If jobs is true, it adds the queues of live
+// jobs. It omits queues of which the caller may not see all kinds.
 func (s *service) queues(ctx context.Context, jobs bool) ([]Queue, error) {
 	found := map[string]*Queue{}
 	of := func(name string) *Queue {
@@ -189,7 +189,7 @@ func (s *service) queues(ctx context.Context, jobs bool) ([]Queue, error) {
 	return list, nil
 }
 
-// countJobs adds the numbers of live jobs to their queues.
+// countJobs adds the numbers of live jobs to the queues.
 func (s *service) countJobs(ctx context.Context, of func(name string) *Queue) error {
 	jobs, err := delivery.CountLiveJobs(ctx, s.Store.DB())
 	if err != nil {
@@ -215,13 +215,13 @@ func (s *service) countJobs(ctx context.Context, of func(name string) *Queue) er
 	return nil
 }
 
-// perMinute returns the rate of a number of jobs within a time, of at least a second, rounded to a tenth.
+// perMinute returns the rate of jobs per minute, rounded to a tenth. A duration below a second counts as a second.
 func perMinute(jobs int64, within time.Duration) float64 {
 	return math.Round(float64(jobs)/max(within, time.Second).Minutes()*10) / 10
 }
 
-// readFlow sets when the oldest ready job of each queue became ready, and how many jobs are inserted and complete per
-// minute.
+// readFlow sets, for each queue, when the oldest ready job became ready, and how many jobs are inserted and completed
+// per minute.
 func (s *service) readFlow(ctx context.Context, queues map[string]*Queue) error {
 	flow, err := delivery.FlowOf(ctx, s.Store.DB(), slices.Collect(maps.Keys(queues)))
 	if err != nil {

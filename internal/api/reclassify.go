@@ -9,7 +9,7 @@ import (
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
-// ReclassifyAction asks to classify open entries again.
+// ReclassifyAction is a request to classify open entries again.
 type ReclassifyAction struct {
 	Action
 

@@ -19,12 +19,12 @@ import (
 // progressInterval is the time between two events of a progress stream.
 const progressInterval = time.Second
 
-// readTimeout limits the time to read a run for its stream. After that time, the stream sends the last state again.
-// With this limit and the check of the caller, a stream sends an event at least every 15 s. Proxies close streams that
-// are silent for longer (nginx: 60 s).
+// readTimeout bounds the time to read a run for a progress stream. After that time, the stream sends the last state
+// again. With this limit and the limit of the caller's check, a stream sends an event at least every 15 s. Proxies
+// close streams that are silent for longer (nginx: 60 s).
 const readTimeout = 10 * time.Second
 
-// ReplayRequest asks for a replay run.
+// ReplayRequest is a request for a replay run.
 type ReplayRequest struct {
 	Action
 
@@ -68,7 +68,7 @@ type RunInput struct {
 	ID string `path:"id" format:"uuid" doc:"The replay run." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
 }
 
-// EndedRun is the last event of a progress stream: the report.
+// EndedRun is the last event of a progress stream: the report of the run.
 type EndedRun struct{ replay.Run }
 
 // RateAction changes the rate of a run.
@@ -115,14 +115,14 @@ type RunActionInput struct {
 	Body *Action
 }
 
-// RunGroupsAction names groups of a progressive run.
+// RunGroupsAction names failure groups of a progressive run.
 type RunGroupsAction struct {
 	Action
 
 	Groups []int32 `json:"groups,omitempty" maxItems:"21" doc:"Numbers of the groups; all that are held or stopped if absent."`
 }
 
-// RunGroupsInput is a decision about groups of a progressive run: to continue or to end them.
+// RunGroupsInput continues or ends failure groups of a progressive run.
 type RunGroupsInput struct {
 	RunInput
 
@@ -164,8 +164,8 @@ func ControlReplay(verb string) Operation[RunActionInput, replay.Run] {
 	return Operation[RunActionInput, replay.Run]{verb + "-replay", http.MethodPost, "/api/dlq/replays/{id}/" + verb}
 }
 
-// SteerReplay returns the operation that continues groups of a progressive run (go-on), continues them
-// with a smaller step (back), or ends them (end).
+// SteerReplay returns the operation that continues groups of a progressive run (go-on), continues them with a smaller
+// step (back), or ends them (end).
 func SteerReplay(verb string) Operation[RunGroupsInput, replay.Run] {
 	return Operation[RunGroupsInput, replay.Run]{verb + "-replay", http.MethodPost, "/api/dlq/replays/{id}/" + verb}
 }
@@ -388,8 +388,8 @@ func (s *service) startReplay(ctx context.Context, in *StartReplayInput) (*Repla
 	return &ReplayAnswer{Run: run}, nil
 }
 
-// checkSendTo refuses redeliveries to a queue outside the caller's scope. A destination belongs to no
-// queue, so it is refused for any limited caller.
+// checkSendTo refuses redeliveries to a queue outside the caller's scope. A destination belongs to no queue, so callers
+// with a limited scope may not choose one.
 func checkSendTo(ctx context.Context, queue, destination string) error {
 	scope := access.ScopeOf(ctx)
 	if queue != "" && !scope.HasQueue(queue) {
@@ -432,7 +432,7 @@ func (s *service) runEntries(ctx context.Context, in *RunEntriesInput) (*RunEntr
 	return page, nil
 }
 
-// run applies a change, if any, and returns the run.
+// run applies change, unless it is nil, and returns the run.
 func (s *service) run(ctx context.Context, text string, change func(uuid.UUID) error) (*replay.Run, error) {
 	id := uuid.MustParse(text) // huma has checked the format
 	if change != nil {
@@ -447,11 +447,10 @@ func (s *service) run(ctx context.Context, text string, change func(uuid.UUID) e
 	return run, nil
 }
 
-// refuseUnknownRun answers 404 for an unknown run before the stream begins: from then on the status is
-// 200.
+// refuseUnknownRun answers 404 for an unknown run before the stream begins. Afterwards the status is already 200.
 func (s *service) refuseUnknownRun(api huma.API) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
-		if id, err := uuid.Parse(ctx.Param("id")); err == nil { // else huma refuses the format
+		if id, err := uuid.Parse(ctx.Param("id")); err == nil { // otherwise huma refuses the format
 			if _, err := s.Replayer.Get(ctx.Context(), id); err != nil {
 				err := s.problem(ctx.Context(), err)
 				status := http.StatusInternalServerError
@@ -466,7 +465,7 @@ func (s *service) refuseUnknownRun(api huma.API) func(huma.Context, func(huma.Co
 	}
 }
 
-// unbuffered lets nginx pass on each event of a stream at once. By default it waits until its buffer is full.
+// unbuffered makes nginx pass on each event of a stream at once. By default nginx waits until its buffer is full.
 func unbuffered(ctx huma.Context, next func(huma.Context)) {
 	ctx.SetHeader("X-Accel-Buffering", "no")
 	next(ctx)
@@ -477,7 +476,7 @@ func (s *service) followReplay(ctx context.Context, in *RunInput, send sse.Sende
 	ticker := time.NewTicker(progressInterval)
 	defer ticker.Stop()
 	var run *replay.Run
-	var unchecked error // why the caller could not be checked; then the last state is sent again
+	var unchecked error // the error of the check of the caller; after an error, the last state is sent again
 	for {
 		if unchecked == nil {
 			timed, cancel := context.WithTimeout(ctx, readTimeout)
@@ -487,7 +486,7 @@ func (s *service) followReplay(ctx context.Context, in *RunInput, send sse.Sende
 			switch {
 			case err == nil:
 				run = latest
-			case run == nil || !late: // late: the database does not answer, and the last state is sent again
+			case run == nil || !late: // late: the database does not answer, so the last state is sent again
 				return
 			}
 		}
@@ -506,7 +505,7 @@ func (s *service) followReplay(ctx context.Context, in *RunInput, send sse.Sende
 		}
 		var still bool
 		still, unchecked = access.StillAuthenticated(ctx)
-		if s.Ready() != nil || unchecked == nil && !still { // an open stream must not delay the stop of the process
+		if s.Ready() != nil || unchecked == nil && !still { // an open stream must not delay the end of the process
 			return
 		}
 	}

@@ -12,10 +12,10 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 )
 
-// readsReplica lists the operations that read from the replica, if there is one. All others use the primary: they
-// change something or precede a decision, their answers must be current (approvals, sessions, tokens, health), the
-// viewers of a process share them (get-stats and list-replays, which are in the navigation), or they read what a
-// replica does not have (metrics).
+// readsReplica lists the operations that read from the replica, if there is one. All other operations use the primary,
+// for one of these reasons: they change something or precede a decision; their answers must be current (approvals,
+// sessions, tokens, health); all viewers of a process share the answer (get-stats and list-replays, which are in the
+// navigation); or the replica does not have the data (metrics).
 var readsReplica = []string{
 	"list-entries", "complete-filter", "export",
 	"list-groups", "get-group", "list-jobs", "list-replay-entries", "search-audit", "get-operation",
@@ -24,8 +24,8 @@ var readsReplica = []string{
 	"get-analytics-retry-cost", "get-analytics-sources", "get-analytics-policies", "get-analytics-rules",
 }
 
-// AsOfHeader is the header of an answer from the replica: the time of its data (RFC 3339, UTC). Everything that was
-// committed before is in the answer. Answers from the primary do not have the header.
+// AsOfHeader is the header of an answer from the replica. Its value is a time (RFC 3339, UTC): the answer includes
+// everything that was committed before. Answers from the primary do not have the header.
 const AsOfHeader = "Dlqd-As-Of"
 
 // describeReads adds the header AsOfHeader to the OpenAPI document.
@@ -49,13 +49,13 @@ func describeReads(api huma.API) {
 
 type viewersKey struct{}
 
-// WithViewers returns a context for requests whose answers several callers see. names are those of the callers: an
-// answer has the last changes of each of them.
+// WithViewers returns a context for requests whose answers several callers see. names are the names of these callers.
+// An answer includes the last changes of each of them.
 func WithViewers(ctx context.Context, names []string) context.Context {
 	return context.WithValue(ctx, viewersKey{}, names)
 }
 
-// viewers returns the names of those who see an answer.
+// viewers returns the names of the callers who see an answer.
 func viewers(ctx context.Context) []string {
 	if names, ok := ctx.Value(viewersKey{}).([]string); ok {
 		return names
@@ -65,12 +65,12 @@ func viewers(ctx context.Context) []string {
 
 type exchangeKey struct{}
 
-// exchange is a request to an operation, and its answer.
+// exchange is a request for an operation, with data about its answer.
 type exchange struct {
 	operation string
-	// changes says that the request may change data that pages show.
+	// changes means that the request may change data that pages show.
 	changes bool
-	// actedFor are the persons for whom the caller acts.
+	// actedFor are the persons on whose behalf the caller acts.
 	actedFor  []string
 	setHeader func(name, value string)
 }
@@ -83,12 +83,12 @@ func exchangeOf(ctx context.Context) *exchange {
 	return x
 }
 
-// markUnchanged notes that the request of ctx changes nothing although it is no GET: it is a dry run or
-// a preview. Open pages of the console are not rendered again for it.
+// markUnchanged records that the request of ctx changes nothing although its method is not GET, because it is a dry run
+// or a preview. The console then does not render its open pages again.
 func markUnchanged(ctx context.Context) { exchangeOf(ctx).changes = false }
 
-// carryOut carries out the operation of ctx. If readsReplica lists the operation, run may read from the replica, and
-// is called again for the primary if it fails.
+// carryOut carries out the operation of ctx by calling run. If readsReplica lists the operation, run may read from the
+// replica. If that fails, carryOut calls run again, for the primary.
 func (s *service) carryOut(ctx context.Context, run func(context.Context) error) error {
 	if s.Replica == nil {
 		return run(ctx)
@@ -106,8 +106,8 @@ func (s *service) carryOut(ctx context.Context, run func(context.Context) error)
 	return err
 }
 
-// acted records, before a request is answered, that the caller has changed something. A request that failed may have
-// changed a part; one that was refused has not.
+// acted records, before a request is answered, that the caller has changed something. A request that failed counts,
+// because it may have changed a part. A refused request does not count.
 func (s *service) acted(ctx context.Context, err error) {
 	if s.Replica == nil || !exchangeOf(ctx).changes {
 		return
@@ -124,7 +124,8 @@ func (s *service) acted(ctx context.Context, err error) {
 	s.Replica.Acted(ctx, actors...)
 }
 
-// actsFor records the persons on whose behalf the request of ctx acts. Like the caller, they see its changes at once.
+// actsFor records the persons on whose behalf the request of ctx acts. Like the caller, they see the changes of the
+// request at once.
 func actsFor(ctx context.Context, names ...*string) {
 	x := exchangeOf(ctx)
 	for _, name := range names {

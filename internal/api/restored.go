@@ -13,14 +13,13 @@ import (
 	"github.com/dlqd/dlqd/internal/restored"
 )
 
-// Restored is the state of a database that was restored: the hold, and the work that may be done a
-// second time.
+// Restored describes a database that was restored: the hold on deliveries, and the work that may be done a second time.
 type Restored struct {
 	Hold      *automatic.Stop   `json:"hold,omitempty" doc:"Since when, and why, dlqd holds deliveries because of a restore; absent if it holds none."`
 	MayRepeat []restored.Repeat `json:"mayRepeat" doc:"Work that may be done a second time after resuming; empty if nothing is held."`
 }
 
-// RestoredResumed is the effect of resuming.
+// RestoredResumed is the answer to resuming.
 type RestoredResumed struct {
 	Restored
 

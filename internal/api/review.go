@@ -14,8 +14,8 @@ import (
 // reviewTag is the tag of the operation that hands out dead letters.
 const reviewTag = "review"
 
-// reviewCandidates is the number of dead letters from which one is handed out. Each of the other operators
-// may have one of them in review.
+// reviewCandidates is the number of dead letters from which one is handed out. The other operators may each have one of
+// them in review.
 const reviewCandidates = 50
 
 // ReviewRequest selects the dead letter that is handed out.

@@ -8,11 +8,11 @@ import (
 	"github.com/dlqd/dlqd/runbooks"
 )
 
-// runbooksPath is the path of the runbooks. They need no authentication, so that links in alerts
-// work; they contain no secrets.
+// runbooksPath is the path of the runbooks. They require no authentication, so that links in alerts work. They contain
+// no secrets.
 const runbooksPath = "/runbooks/"
 
-// runbook serves a runbook as plain text; README lists them.
+// runbook serves a runbook as plain text. The runbook README lists all runbooks.
 func runbook(w http.ResponseWriter, r *http.Request) {
 	text, err := runbooks.Files.ReadFile(strings.TrimSuffix(r.PathValue("name"), ".md") + ".md")
 	if err != nil {

@@ -81,12 +81,12 @@ type FeedRewindInput struct {
 	Body FeedRewindAction
 }
 
-// FeedRewound is what a feed publishes again.
+// FeedRewound is the number of records that a feed publishes again.
 type FeedRewound struct {
 	Records int64 `json:"records" doc:"Records that are published again."`
 }
 
-// OffsetAt finds the offset of the first record of a partition at or after a time, as source.Broker does.
+// OffsetAt returns the offset of the first record of a partition at or after a time, as source.Broker does.
 type OffsetAt func(ctx context.Context, of *policy.TopicSource, topic string, partition int32, at time.Time) (
 	int64, error)
 

@@ -120,7 +120,7 @@ func (s *service) registerViews(api huma.API) {
 				return nil, err
 			}
 		}
-		// Refuse a query that no list accepts.
+		// Refuse a query that the list of entries would refuse.
 		if _, err := mergeText(ctx, filter.Filter{}, "body.query", in.Body.Query); err != nil {
 			return nil, err
 		}

@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// DefaultWriteTimeout is how long a client may leave part of a response unread.
+// DefaultWriteTimeout is how long a client may leave a part of a response unread.
 const DefaultWriteTimeout = 30 * time.Second
 
-// withWriteTimeout disconnects clients that do not read. Otherwise an export or a progress stream
-// would wait for them forever.
+// withWriteTimeout disconnects clients that do not read their response. Otherwise an export or a progress stream would
+// wait for such a client forever.
 func withWriteTimeout(next http.Handler, timeout time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		timed := &timedWriter{ResponseWriter: w, control: http.NewResponseController(w), timeout: timeout}
 		timed.extend()
 		next.ServeHTTP(timed, r)
-		timed.extend() // net/http writes the rest of its buffer after this
+		timed.extend() // after this call, net/http writes the rest of its buffer
 	})
 }
 
-// timedWriter moves the deadline with the writes, so that the whole response may take any time.
+// timedWriter moves the write deadline with each write, so that a whole response may take any time.
 type timedWriter struct {
 	http.ResponseWriter
 
@@ -29,8 +29,8 @@ type timedWriter struct {
 	begun    bool      // part of the response was written
 }
 
-// extend sets the deadline of the next write, unless the present one is nearly as late: a short response would set it
-// four times. It ignores the error, because recorders of tests have no deadline.
+// extend sets the deadline of the next write. It keeps a deadline that was set very recently, because otherwise a short
+// response would set it four times. extend ignores the error: response recorders of tests have no deadline.
 func (w *timedWriter) extend() {
 	if now := time.Now(); now.Sub(w.extended) > w.timeout/16 {
 		w.extended = now

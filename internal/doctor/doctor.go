@@ -1,6 +1,6 @@
-// Package doctor checks for problems that develop slowly: missing triggers, missing partitions,
-// transactions that hold back vacuum, a River without a leader. It gives a remedy for each. Before
-// dlqd is attached, it surveys the jobs of an application's River. It changes nothing.
+// Package doctor checks for problems that develop slowly: missing triggers, missing partitions, transactions that hold
+// back vacuum, a River without a leader. It gives a remedy for each. Before dlqd is attached, it surveys the jobs of an
+// application's River. The package changes no data.
 package doctor
 
 import (
@@ -18,7 +18,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Limits of the checks. Beyond most of them, a check reports a problem.
+// Limits of the checks. Beyond a limit, a check reports a problem, except for minDeadRows, minDaysAhead (below which it
+// reports one) and maxDrift.
 const (
 	maxClockSkew      = 2 * time.Second
 	maxTransactionAge = 10 * time.Minute
@@ -30,7 +31,7 @@ const (
 	maxUnfiledAge     = time.Minute
 	minDaysAhead      = 2 // of partitions of the audit trail and of closed entries
 	maxRollupLag      = 5 * time.Minute
-	maxDrift          = 20 // differences that are listed
+	maxDrift          = 20 // listed differences
 )
 
 // Finding is the result of one check.
@@ -48,7 +49,7 @@ const (
 	checkDatabase = "check that the database is available"
 )
 
-// check is one query with its interpretation.
+// check is one query, with the interpretation of its result.
 type check struct {
 	name string
 	// sql returns one row: a number and a text about it.
@@ -58,8 +59,8 @@ type check struct {
 	ok, found, do string
 }
 
-// oldestTransaction selects the age and the process of the oldest transaction that is older than a
-// number of seconds: of the programs other than dlqd (<>), or of dlqd (=).
+// oldestTransaction selects the age and the process of the oldest transaction that is older than a number of seconds.
+// The operator = selects transactions of dlqd, and <> those of other programs.
 const oldestTransaction = `SELECT coalesce(extract(epoch FROM max(now() - xact_start)), 0)::float8,
 	coalesce((array_agg('pid ' || pid || ', ' || coalesce(application_name, '') ORDER BY xact_start))[1], '')
 	FROM pg_stat_activity WHERE coalesce(application_name,
@@ -266,7 +267,7 @@ var checks = []check{
 	},
 }
 
-// sourceChecks check the sources of records.
+// sourceChecks check the sources, which read records of topics.
 var sourceChecks = []check{
 	{
 		"sources", `SELECT count(*)::float8, coalesce(string_agg(f.source || CASE
@@ -319,8 +320,8 @@ var sourceChecks = []check{
 	},
 }
 
-// Examine runs all checks: first the ones that every other check depends on, then, if the schema is
-// current, the others.
+// Examine runs all checks. It first runs the checks on which all others depend. It runs the others only if dlqd works
+// on the schema.
 func Examine(ctx context.Context, m *postgres.Migrator) []Finding {
 	findings := []Finding{database(ctx, m), rights(ctx, m), rowSecurity(ctx, m)}
 	fit, err := m.Fit(ctx)
@@ -340,8 +341,8 @@ func Examine(ctx context.Context, m *postgres.Migrator) []Finding {
 // replicaTimeout bounds the check of the read replica.
 const replicaTimeout = 5 * time.Second
 
-// Replica checks the read replica at url: that it is a standby of the pool's database, and how much it lags. It returns
-// no finding for an empty url.
+// Replica checks the read replica at url: it must be a standby of the pool's database, and its lag must be small.
+// Replica returns no finding for an empty url.
 func Replica(ctx context.Context, pool *pgxpool.Pool, url string) []Finding {
 	if url == "" {
 		return nil
@@ -366,7 +367,7 @@ func Replica(ctx context.Context, pool *pgxpool.Pool, url string) []Finding {
 	return []Finding{f}
 }
 
-// replicaLag returns how many bytes of WAL the replica at url is behind the primary.
+// replicaLag returns the lag of the replica at url, in bytes of WAL.
 func replicaLag(ctx context.Context, pool *pgxpool.Pool, url string) (int64, error) {
 	primary, err := postgres.ServerOf(ctx, pool)
 	if err != nil {
@@ -383,7 +384,7 @@ func replicaLag(ctx context.Context, pool *pgxpool.Pool, url string) (int64, err
 		return 0, err
 	}
 	defer standby.Pool.Close()
-	// Read the standby's position first, so that the primary's is not behind it.
+	// Read the standby's position before the primary's. Otherwise the primary's position could be the older one.
 	replayed, err := standby.Position(ctx)
 	if err != nil {
 		return 0, err
@@ -407,7 +408,7 @@ func (c *check) run(ctx context.Context, m *postgres.Migrator) Finding {
 	return Finding{Name: c.name, OK: true, Detail: detail(m.Schemas.Render(c.ok), n, text)}
 }
 
-// objects compares all objects in dlqd's schema with those that this program creates.
+// objects compares all objects in dlqd's schema with the objects that this program would create.
 func objects(ctx context.Context, m *postgres.Migrator) Finding {
 	const name = "tables and functions"
 	drift, err := m.Drift(ctx)
@@ -440,12 +441,12 @@ func objects(ctx context.Context, m *postgres.Migrator) Finding {
 	return Finding{Name: name, OK: true, Detail: "match those of this dlqd"}
 }
 
-// detail formats number and text. The extra argument allows formats that use neither.
+// detail formats a number and a text. The extra argument permits formats that use neither.
 func detail(format string, n float64, text string) string {
 	return fmt.Sprintf(format+"%[3]s", n, text, "")
 }
 
-// clock compares the database's clock with this machine's: both decide what is due.
+// clock compares the database's clock with this machine's clock, because both decide which entries are due.
 func clock(ctx context.Context, m *postgres.Migrator) Finding {
 	var there time.Time
 	start := time.Now()
@@ -506,7 +507,7 @@ func rights(ctx context.Context, m *postgres.Migrator) Finding {
 	return Finding{Name: "rights", OK: true, Detail: strings.Join(held, "; ")}
 }
 
-// rowSecurity checks for row level security that hides jobs from dlqd.
+// rowSecurity reports tables in which row level security hides jobs from dlqd.
 func rowSecurity(ctx context.Context, m *postgres.Migrator) Finding {
 	tables, err := m.Hidden(ctx)
 	if err != nil {

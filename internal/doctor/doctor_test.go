@@ -43,7 +43,7 @@ func TestExamine_FindsEachProblem(t *testing.T) {
 	exec("SELECT dlq.reconcile()")
 	exec(postgrestest.RefreshRollups)
 	for name, f := range examine(t, pool) {
-		if name != "transactions" && name != "replication slots" { // these cover the whole server
+		if name != "transactions" && name != "replication slots" { // these checks cover the whole server
 			require.True(t, f.OK, "%s: %s", name, f.Detail)
 		}
 	}
@@ -135,7 +135,7 @@ func TestExamine_FindsEachProblem(t *testing.T) {
 			"CALL dlq.ensure_partitions()", "of dlq.dead_letter_resolved exist only 0.0 days ahead",
 		},
 	}, {
-		// The next problem causes this one, too.
+		// The next problem also causes this one.
 		{"tables and functions", "SELECT 1", "SELECT 1", "trigger dlq_follow on river_job is for replicas only"},
 		{
 			"triggers", "ALTER TABLE river_job ENABLE REPLICA TRIGGER dlq_follow",
@@ -167,8 +167,8 @@ func TestExamine_FindsEachProblem(t *testing.T) {
 	require.Contains(t, examine(t, postgrestest.Open(t, postgrestest.Empty(t)))["schema"].Detail, "dlqd migrate up")
 }
 
-// In an application's database dlqd has a plain role; each missing right comes with the statement
-// that grants it.
+// In an application's database, dlqd's role is no superuser. Each missing right comes with the statement that grants
+// it.
 func TestExamine_NamesMissingPrivileges(t *testing.T) {
 	t.Parallel()
 	g := postgrestest.NewGuest(t)
@@ -197,7 +197,7 @@ func TestExamine_NamesMissingPrivileges(t *testing.T) {
 	require.Contains(t, found["row level security"].Detail, "hides rows of river_job")
 }
 
-// Findings name the schemas that were checked.
+// A finding names the schemas that were checked.
 func TestExamine_NamesTheSchemasThatItChecked(t *testing.T) {
 	t.Parallel()
 	m := &postgres.Migrator{
@@ -222,13 +222,12 @@ func TestExamine_NamesTheSchemasThatItChecked(t *testing.T) {
 	require.Zero(t, left, "the schema for the comparison is dropped")
 }
 
-// A dump contains views as pg_get_viewdef prints them; Postgres prints them differently after a
-// restore.
+// A dump contains views as pg_get_viewdef prints them. After a restore, Postgres prints them differently.
 func TestExamine_AcceptsARestoredDump(t *testing.T) {
 	t.Parallel()
 	from, to := postgrestest.URL(t), postgrestest.Empty(t)
 	dump := filepath.Join(t.TempDir(), "dump")
-	for range 2 { // the second time from the restored database
+	for range 2 { // the second dump is of the restored database
 		command(t, "pg_dump", "--format=custom", "--file", dump, postgrestest.Superuser(t, from))
 		command(t, "pg_restore", "--exit-on-error", "--no-comments", "--dbname", postgrestest.Superuser(t, to), dump)
 		found := examine(t, postgrestest.Open(t, to))["tables and functions"]
@@ -237,8 +236,8 @@ func TestExamine_AcceptsARestoredDump(t *testing.T) {
 	}
 }
 
-// TestExamine_AcceptsRecreatedViews is for machines without pg_dump: it recreates views and functions as a
-// restored dump does.
+// TestExamine_AcceptsRecreatedViews recreates views and functions as a restored dump does. Unlike a real restore, it
+// works on machines without pg_dump.
 func TestExamine_AcceptsRecreatedViews(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -276,7 +275,7 @@ func TestExamine_AcceptsRecreatedViews(t *testing.T) {
 	require.Regexp(t, `function known_failure\([^;]*\) is different`, detail)
 }
 
-// changed returns a definition with one text replaced by another.
+// changed returns the definition that query selects, with the text was replaced by is.
 func changed(t *testing.T, pool *pgxpool.Pool, query, was, is string) (definition string) {
 	t.Helper()
 	require.NoError(t, pool.QueryRow(t.Context(), query).Scan(&definition))

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// maxKinds is how many lines of jobs are printed.
+	// maxKinds is the maximum number of printed lines about jobs.
 	maxKinds   = 30
 	timeLayout = "2006-01-02 15:04 MST"
 )
@@ -89,15 +89,15 @@ func (all *Failures) count() string {
 	return count(all.Count, "failure")
 }
 
-// Next describes what follows after dlqd is attached.
+// Next says what follows after dlqd is attached.
 type Next struct {
 	Schemas postgres.Schemas
-	// Observes means that River belongs to an application: dlqd redelivers nothing automatically
-	// until an operator enables it.
+	// Observes means that River belongs to an application. dlqd then redelivers nothing automatically until an operator
+	// enables it.
 	Observes bool
-	// Found is the survey from before the attach; nil if unknown.
+	// Found is the survey from before the attach, or nil if there was none.
 	Found *Survey
-	// Backfilled is how many failures were filed; nil if no backfill was requested.
+	// Backfilled is the number of failures that the backfill recorded, or nil if no backfill was requested.
 	Backfilled *int
 }
 
@@ -145,7 +145,7 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// printer writes until an error occurs.
+// printer writes until the first error and keeps that error.
 type printer struct {
 	w   io.Writer
 	err error
@@ -157,7 +157,7 @@ func (p *printer) linef(format string, args ...any) {
 	}
 }
 
-// table prints rows in columns. It cuts texts of the application to one short line of printable characters, so that
+// table prints rows in columns. It shortens texts of the application to one short line of printable characters, so that
 // they cannot control the terminal.
 func (p *printer) table(rows [][]any) {
 	if p.err != nil {

@@ -18,17 +18,17 @@ import (
 )
 
 const (
-	// maxJobs is how many of the latest jobs are counted (measured: 0.5 s).
+	// maxJobs is the maximum number of jobs that are counted, latest first (measured: 0.5 s).
 	maxJobs = 200_000
-	// maxFailures is how many of the latest discarded jobs, and of the latest cancelled jobs, are
-	// examined.
+	// maxFailures is the maximum number of discarded jobs that are examined, latest first. The same limit applies to
+	// cancelled jobs.
 	maxFailures = 10_000
 	// topGroups is how many groups of similar failures are listed.
 	topGroups = 10
-	// timeout bounds each statement, and lockTimeout its wait for a lock.
+	// timeout bounds each statement. lockTimeout bounds the statement's wait for a lock.
 	timeout     = 10 * time.Second
 	lockTimeout = 2 * time.Second
-	// maxMessage is the number of characters of an error that are shown.
+	// maxMessage is the maximum number of characters of an error that are shown.
 	maxMessage = 100
 )
 
@@ -47,22 +47,22 @@ type Jobs struct {
 	States      map[string]int
 }
 
-// Failures are jobs in River's tables that ended as a failure and have no dead letter.
+// Failures describes the jobs in River's tables that ended as failures and have no dead letter.
 type Failures struct {
 	Count         int
-	SingleAttempt int // jobs of Count that were allowed one attempt
+	SingleAttempt int // jobs among Count that were allowed only one attempt
 	Since, Until  time.Time
 	More          bool    // older jobs were not examined
 	Groups        []Group // groups of similar failures, largest first
 }
 
-// Group is a set of similar failures: of one queue, kind and fingerprint.
+// Group is a set of similar failures: they have the same queue, kind and fingerprint.
 type Group struct {
 	Queue, Kind, Fingerprint string
 	Count                    int
 	Last                     time.Time
 	Class                    riverdlq.Class // by the built-in policy
-	Strategy                 string         // for new failures like these, by the built-in policy
+	Strategy                 string         // for new failures of this kind, by the built-in policy
 	Message                  string         // of the latest failure
 }
 
@@ -72,8 +72,8 @@ var states = []string{
 	"cancelled", "discarded",
 }
 
-// TakeSurvey surveys the jobs of a River. It only reads, its queries are bounded in time and rows, and it does not
-// require dlqd to be installed.
+// TakeSurvey surveys the jobs of a River. It only reads, and its queries are bounded in time and rows. It does not
+// require an installed dlqd.
 func TakeSurvey(ctx context.Context, pool *pgxpool.Pool, schemas postgres.Schemas) (*Survey, error) {
 	s := &Survey{Schema: schemas.River}
 	for _, query := range []func(context.Context, postgres.DB) error{s.countJobs, s.groupFailures} {
@@ -118,9 +118,8 @@ func (s *Survey) countJobs(ctx context.Context, db postgres.DB) error {
 	return err
 }
 
-// failures selects the jobs that dlq.backfill would file. dlqd's functions may not be installed, so
-// this query repeats the definition of a failure (dlq.look_for_failures) and its description
-// (dlq.describe_failure).
+// failures selects the jobs that dlq.backfill would record. dlqd's functions may not be installed, so the query repeats
+// the definition of a failure (dlq.look_for_failures) and its description (dlq.describe_failure).
 const failures = `
 	WITH latest AS (
 		(SELECT id, created_at, queue, kind, args, state, attempt, max_attempts, finalized_at, errors, metadata
@@ -151,8 +150,8 @@ const failures = `
 	       CASE WHEN pg_column_size(d.reported -> 'context') <= 60000 THEN d.reported -> 'context' END
 	FROM described d`
 
-// excludeKnown excludes failures that dlqd knows. excludeFiled does the same if dlqd's tables exist and
-// its functions are missing or older.
+// excludeKnown excludes failures that dlqd knows. excludeFiled does so without dlqd's functions. It is used if dlqd's
+// tables exist and its functions are missing or older.
 const (
 	excludeKnown = `
 	WHERE (SELECT k.known FROM dlq.known_failure(d.id, d.created_at, dlq.entry_id(d.id, d.finalized_at),
@@ -161,7 +160,7 @@ const (
 		AND e.job_created_at = d.created_at)`
 )
 
-// hasOlder reports whether there are more jobs than failures examines.
+// hasOlder reports whether River has more ended jobs than the query failures examines.
 const hasOlder = `
 	SELECT EXISTS (SELECT FROM river.river_job WHERE state = 'discarded' AND finalized_at IS NOT NULL OFFSET $1)
 	    OR EXISTS (SELECT FROM river.river_job WHERE state = 'cancelled' AND finalized_at IS NOT NULL OFFSET $1)`

@@ -23,7 +23,7 @@ type bundle struct {
 	pool *pgxpool.Pool
 }
 
-// setup creates a database with an application's River and without dlqd.
+// setup creates a database with an application's River, without dlqd.
 func setup(t *testing.T) *bundle {
 	t.Helper()
 	b := &bundle{T: t, pool: postgrestest.Open(t, postgrestest.Empty(t))}
@@ -48,7 +48,7 @@ func (b *bundle) migrator() *postgres.Migrator {
 	return &postgres.Migrator{Pool: b.pool, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler)}
 }
 
-// insertFailures inserts jobs with every kind of end, and jobs that have not ended.
+// insertFailures inserts jobs that ended in every possible way, and jobs that have not ended.
 func (b *bundle) insertFailures() {
 	b.Helper()
 	b.exec(`INSERT INTO river_job (queue, kind, args, attempt, max_attempts, state, finalized_at, errors, metadata)
@@ -72,7 +72,7 @@ func (b *bundle) insertFailures() {
 		('odd', 'odd', '{}', 1, 9, 'discarded', '2026-11-15 09:00Z', NULL, '[]')`)
 }
 
-// The survey finds the failures that a backfill files, with the classes that dlqd then gives them.
+// The survey finds the same failures as a backfill, with the classes that dlqd then gives them.
 func TestSurvey_FindsFailuresThatBackfillFiles(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -176,7 +176,7 @@ func TestNext_PrintsNextSteps(t *testing.T) {
 	require.NotContains(t, printed(doctor.Next{Schemas: postgres.DefaultSchemas(), Found: &doctor.Survey{}}), "iled: ")
 }
 
-// The survey does not wait long for a lock, so it does not delay an application's migration.
+// The survey waits only briefly for a lock, so it does not delay a migration of the application.
 func TestSurvey_WaitsOnlyBrieflyForALock(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -1,5 +1,5 @@
-// Package group reads and changes failure groups: the entries of a queue that failed for the same
-// reason, with an owner, a note, a mark as fixed, and a mute.
+// Package group reads and changes failure groups. A group has the entries of one queue that failed for the same reason.
+// It may have an owner, a note, a mark as fixed, and a mute.
 package group
 
 import (
@@ -22,7 +22,7 @@ import (
 // Statuses of a [Group].
 const (
 	Open      = "open"      // not marked as fixed
-	Fixed     = "fixed"     // marked as fixed, and has not failed since
+	Fixed     = "fixed"     // marked as fixed, and no failure since
 	Regressed = "regressed" // failed after it was marked as fixed
 	Muted     = "muted"     // no notifications for now
 )
@@ -56,7 +56,7 @@ type Group struct {
 	Place       int64      `json:"-" db:"place"`
 }
 
-// Share is the share of one source, host or version among a group's last entries.
+// Share is the share of one source, host or version in a group's last entries.
 type Share struct {
 	By      string  `json:"by" enum:"source,host,version" doc:"Kind of share."`
 	Name    string  `json:"name" doc:"Name of the source, host or version."`
@@ -64,7 +64,7 @@ type Share struct {
 	Share   float64 `json:"share" doc:"Share of those entries, 0 to 1."`
 }
 
-// Fix says in which version a group is fixed, and whether it runs.
+// Fix says in which version a group is fixed, and whether a version with the fix was deployed.
 type Fix struct {
 	FixedIn    string     `json:"fixedIn" doc:"Version in which the group is fixed." example:"4.2.0"`
 	Deployed   string     `json:"deployed,omitempty" doc:"Version that works the queue, as reported last; absent if none was reported."`
@@ -82,7 +82,7 @@ type Store struct {
 
 func (s *Store) queries() *dbsqlc.Queries { return dbsqlc.New(s.Store.DB()) }
 
-// Filter selects groups. Empty fields select all.
+// Filter selects groups. An empty field selects all groups.
 type Filter struct {
 	Queue       string
 	Fingerprint string
@@ -91,12 +91,12 @@ type Filter struct {
 	Owner       *string // "" for groups without an owner
 	HasOpen     *bool
 	Order       string        // latest, open, failures, newest, status or owner
-	Over        time.Duration // the window of counts
+	Over        time.Duration // window of the counts
 	Cursor      string
 	Limit       int
 }
 
-// List returns a page of groups and the cursor of the next page; "" if there is none.
+// List returns a page of groups, and the cursor of the next page, or "" if there is no next page.
 func (s *Store) List(ctx context.Context, f Filter) (groups []Group, next string, err error) {
 	filter := map[string]any{}
 	for key, value := range map[string]string{"queue": f.Queue, "fingerprint": f.Fingerprint, "errorClass": f.ErrorClass} {
@@ -152,8 +152,8 @@ func readCursor(cursor string) (json.RawMessage, error) {
 	return json.Marshal([]any{place, queue, fingerprint, owner})
 }
 
-// Get returns a group of a queue by its fingerprint or a prefix of it, with the failures in a time
-// window.
+// Get returns a group of a queue, by its fingerprint or a prefix of the fingerprint. The group's counts cover the time
+// over before now.
 func (s *Store) Get(ctx context.Context, queue, fingerprint string, over time.Duration) (*Group, error) {
 	whole, err := s.queries().OneGroup(ctx, dbsqlc.OneGroupParams{Queue: queue, Fingerprint: fingerprint})
 	if err != nil {
@@ -172,18 +172,17 @@ func (s *Store) Get(ctx context.Context, queue, fingerprint string, over time.Du
 	return &found[0], nil
 }
 
-// Former returns the fingerprints under which a group was known in earlier grouping methods: the
-// last 100.
+// Former returns the fingerprints that a group had in earlier grouping methods, at most the last 100.
 func (s *Store) Former(ctx context.Context, g *Group) ([]string, error) {
 	names, err := s.queries().GroupNames(ctx, dbsqlc.GroupNamesParams{Queue: g.Queue, Fingerprint: g.Fingerprint})
 	return slices.DeleteFunc(names, func(name string) bool { return name == g.Fingerprint }), deadletter.AsMoveError(err)
 }
 
-// sharedEntries is the number of a group's last entries from which its shares are computed.
+// sharedEntries is the number of latest entries of a group from which its shares are computed.
 const sharedEntries = 200
 
-// Latest returns a group's last entries that are open, or were closed within 30 days, and the sources, hosts and
-// versions of the last 200 of them.
+// Latest returns a group's last entries, at most most, that are open or were closed within 30 days. It also returns the
+// shares of sources, hosts and versions in the last 200 of these entries.
 func (s *Store) Latest(ctx context.Context, g *Group, most int) (
 	entries []deadletter.Summary, shares []Share, err error,
 ) {
@@ -209,7 +208,7 @@ func (s *Store) Latest(ctx context.Context, g *Group, most int) (
 	return entries, shares, err
 }
 
-// Fix returns in which version a group is fixed; nil if no version was named.
+// Fix returns the version in which a group is fixed, or nil if no version was named.
 func (s *Store) Fix(ctx context.Context, g *Group) (*Fix, error) {
 	rows, err := s.queries().GroupFix(ctx, dbsqlc.GroupFixParams{Queue: g.Queue, Fingerprint: g.Fingerprint})
 	if err != nil || len(rows) == 0 {
@@ -217,13 +216,13 @@ func (s *Store) Fix(ctx context.Context, g *Group) (*Fix, error) {
 	}
 	r := &rows[0]
 	f := &Fix{FixedIn: r.FixedIn, Deployed: r.DeployedVersion, DeployedAt: r.FixDeployedAt}
-	if f.DeployedAt != nil { // after a rollback, the run was for a version that no longer runs
+	if f.DeployedAt != nil { // after a rollback, the run belongs to a version that no longer runs
 		f.Run, f.Request = r.FixRun, r.FixRequest
 	}
 	return f, nil
 }
 
-// RecordDeploy records that a version works queues from now on; nil for all queues.
+// RecordDeploy records that a version works queues from now on. If queues is nil, it works all queues.
 func (s *Store) RecordDeploy(ctx context.Context, version string, queues []string, act deadletter.Act) error {
 	return deadletter.AsMoveError(s.Store.InTx(ctx, func(tx postgres.DB) error {
 		return dbsqlc.New(tx).RecordDeploy(ctx, dbsqlc.RecordDeployParams{
@@ -232,7 +231,8 @@ func (s *Store) RecordDeploy(ctx context.Context, version string, queues []strin
 	}))
 }
 
-// Change is a change of a group; nil fields stay unchanged.
+// Change is a change of a group. Fields that are nil or "" stay unchanged, except that a pointer to "" removes the
+// value.
 type Change struct {
 	Owner        *string    `json:"owner,omitempty"` // "" removes the owner
 	Note         *string    `json:"note,omitempty"`  // "" removes the note
@@ -242,9 +242,9 @@ type Change struct {
 	MuteFailures *int64     `json:"muteFailures,omitempty"`
 }
 
-// Set changes a group. If it sets or removes the owner, it makes the owner the assignee of the group's open entries, in
-// batches, or removes their assignee. Later entries are assigned as they are filed. Set returns the number of open
-// entries whose assignee it changed.
+// Set changes a group. If it sets the owner, it assigns the group's open entries to the owner, in batches. If it
+// removes the owner, it removes the assignee of the open entries. Entries that are filed later are assigned when they
+// are filed. Set returns the number of open entries whose assignee it changed.
 func (s *Store) Set(ctx context.Context, queue, fingerprint string, change Change,
 	act deadletter.Act,
 ) (assigned int, err error) {
@@ -278,11 +278,11 @@ func (s *Store) MutedEntries(ctx context.Context) (int64, error) {
 	return s.queries().MutedEntries(ctx)
 }
 
-// Mark is what operators have set on a group.
+// Mark has the settings of operators for a group.
 type Mark struct {
 	Owner string
 	Muted bool
-	Fixed bool // marked as fixed: another failure makes it regressed
+	Fixed bool // marked as fixed: a later failure makes the group regressed
 }
 
 // Key identifies a group.

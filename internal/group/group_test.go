@@ -44,8 +44,7 @@ func (b *bundle) text(sql string, args ...any) (text string) {
 	return text
 }
 
-// fail makes a job of a queue fail at the given time, and files its dead letter into a group as a
-// DLQ worker does.
+// fail makes a job of a queue fail at the given time, and files the dead letter into a group, as a DLQ worker does.
 func (b *bundle) fail(queue, fingerprint string, at time.Time, metadata, attemptedBy string) (id string) {
 	b.Helper()
 	b.jobs++
@@ -109,14 +108,14 @@ func TestGroup_StatusFollowsMarks(t *testing.T) {
 	b.fail("payments", "aaaa1111", time.Now(), "{}", "a")
 	status(group.Regressed, true)
 
-	// Muted until a time.
+	// A mute until a time.
 	b.set("payments", "aaaa1111", group.Change{Status: group.Muted, MuteUntil: new(time.Now().Add(time.Hour))})
 	g = status(group.Muted, true)
 	require.Equal(t, "kim", *g.MutedBy)
 	b.exec("UPDATE dlq.group_marks SET mute_until = now() - interval '1 second'")
 	require.Nil(t, status(group.Regressed, true).MutedAt, "the mute ended automatically")
 
-	// Muted until a number of failures, or a time.
+	// A mute until a number of failures or a time.
 	b.set("payments", "aaaa1111", group.Change{MuteFailures: new(int64(2)), MuteUntil: new(time.Now().Add(time.Hour))})
 	require.EqualValues(t, 2, *status(group.Muted, true).MuteLeft)
 	muted, err := b.store.MutedEntries(t.Context())
@@ -169,8 +168,8 @@ func TestGroup_StatusFollowsMarks(t *testing.T) {
 	}
 }
 
-// The owner of a group becomes the assignee of its open entries, and of each entry that joins the group later, however
-// it joins. A later assignment of a single entry stays.
+// The owner of a group becomes the assignee of its open entries, and of each entry that joins the group later by any
+// path. If an operator assigns a single entry later, that assignment stays.
 func TestGroup_AssignsEntriesToOwner(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -250,7 +249,7 @@ func TestGroup_ListPagesAndFilters(t *testing.T) {
 		_, _, err := b.store.List(t.Context(), group.Filter{Order: "latest", Over: time.Hour, Limit: 3, Cursor: cursor})
 		require.ErrorIs(t, err, deadletter.ErrInvalid)
 	}
-	// A scope shows groups of whole queues only; a scope of kinds is rejected.
+	// A scope limited to queues shows the groups of these queues. A scope limited to kinds is rejected.
 	ctx := postgres.WithScope(t.Context(), `[{"queues": ["mail*"]}]`)
 	page, _, err := b.store.List(ctx, group.Filter{Order: "latest", Over: time.Hour, Limit: 10})
 	require.NoError(t, err)
@@ -264,7 +263,7 @@ func TestGroup_ListPagesAndFilters(t *testing.T) {
 	require.ErrorIs(t, err, deadletter.ErrForbidden)
 }
 
-// Shares come from what the application reported, or else from River's data.
+// Shares use the data that the application reported or, if there is none, River's data.
 func TestGroup_SharesByHostAndVersion(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -297,7 +296,7 @@ func TestGroup_SharesByHostAndVersion(t *testing.T) {
 	require.Equal(t, "5", b.text("SELECT count(*) FROM dlq.group_shares('payments', 'aaaa1111')"), "through psql")
 }
 
-// A message was delivered by a process of dlqd, whose River client has the id of the process.
+// A process of dlqd delivered the message. The process's River client has the id of the process.
 func TestGroup_SharesByHostOfProcesses(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -312,7 +311,7 @@ func TestGroup_SharesByHostOfProcesses(t *testing.T) {
 	require.Equal(t, "app-9", rows[0].Name)
 }
 
-// A failed lookup returns an error, for example when the request was cancelled; it must not panic.
+// Get returns the error of a failed query, for example if the request was cancelled. It must not panic.
 func TestGet_ReturnsErrors(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

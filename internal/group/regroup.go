@@ -14,36 +14,36 @@ import (
 )
 
 const (
-	// regroupInterval is the pause between two searches for entries in groups of an earlier grouping method. Such
-	// entries can appear at any time, because processes of an earlier version may still file some.
+	// regroupInterval is the pause between two searches for entries in groups of an earlier grouping method. Such entries
+	// can appear at any time, because processes of an earlier version may still file entries.
 	regroupInterval = 5 * time.Second
-	// regroupTimeout bounds one turn: one batch, or recording the aliases of all groups.
+	// regroupTimeout bounds one turn, which moves one batch or records the aliases of all groups.
 	regroupTimeout = time.Minute
-	// regroupBatch is the number of entries that one statement moves at most. The pause after a full batch is as
-	// long as the batch took.
+	// regroupBatch is the maximum number of entries that one statement moves. The pause after a full batch is as long as
+	// the batch took.
 	regroupBatch = 500
-	// aliasInterval is the pause between two searches for groups of an earlier method without an alias. An alias is
-	// the fingerprint of the group that replaces such a group. A group without entries never gets one.
+	// aliasInterval is the pause between two searches for groups of an earlier method that have no alias. An alias is the
+	// fingerprint of the group that replaces such a group. A group without entries never gets an alias.
 	aliasInterval = time.Minute
 	// aliasPage is the number of groups that one statement reads.
 	aliasPage = 100
-	// aliasEntries is how many of the last entries of a muted or fixed group are read; of other groups,
-	// one entry is read.
+	// aliasEntries is the number of last entries that are read of a muted or fixed group. Of other groups, one entry is
+	// read.
 	aliasEntries = 20
 	// markedTimeout bounds how long the first filing waits for [Regrouper.AliasMarked].
 	markedTimeout = 5 * time.Second
 )
 
-// Regrouper moves open entries from groups of an earlier grouping method to groups of [strategy.GroupingMethod], which
-// take over their counts, owners and notes. It keeps no record of its progress: an entry's fingerprint shows which
-// method made it.
+// Regrouper moves open entries from groups of an earlier grouping method to groups of [strategy.GroupingMethod]. The
+// new groups inherit the counts, owners and notes. Regrouper does not store its progress: an entry's fingerprint shows
+// which method computed it.
 type Regrouper struct {
 	Store  *Store
 	Logger *slog.Logger
 	Actor  string // in the audit trail
 
 	aliased    time.Time // when the aliases of all groups were last recorded
-	afterGroup string    // the last entry that a batch read
+	afterGroup string    // the group and the id of the last entry that a batch read
 	afterID    uuid.UUID
 }
 
@@ -57,7 +57,7 @@ func (r *Regrouper) Loop() *background.Loop {
 }
 
 // Once moves one batch of entries. If aliasInterval has passed, it first records the aliases of former groups. It
-// returns how long to wait until the next turn; 0 for the interval.
+// returns the time until the next turn, or 0 for the loop's interval.
 func (r *Regrouper) Once(ctx context.Context) (time.Duration, error) {
 	if time.Since(r.aliased) >= aliasInterval {
 		if err := r.recordAliases(ctx, false); err != nil {
@@ -77,7 +77,7 @@ func (r *Regrouper) Once(ctx context.Context) (time.Duration, error) {
 		}
 	}
 	if len(rows) < regroupBatch {
-		r.afterGroup, r.afterID = "", uuid.Nil // the next turn finds entries that another session held
+		r.afterGroup, r.afterID = "", uuid.Nil // the next turn finds entries that another session had locked
 		return 0, nil
 	}
 	last := &rows[len(rows)-1]
@@ -85,17 +85,16 @@ func (r *Regrouper) Once(ctx context.Context) (time.Duration, error) {
 	return time.Since(start), nil
 }
 
-// AliasMarked records the aliases of the former groups that have an owner, a note, a mute or a mark
-// as fixed. DLQ workers call it before they file their first entry, so that an entry of a muted
-// group joins a muted one.
+// AliasMarked records aliases of former groups with an owner, a note, a mute or a mark as fixed. DLQ workers call it
+// before they file their first entry, so that an entry of a muted former group joins a muted group.
 func (r *Regrouper) AliasMarked(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, markedTimeout)
 	defer cancel()
 	return r.recordAliases(ctx, true)
 }
 
-// recordAliases records aliases for the groups of earlier methods that have none: the fingerprints that the current
-// method gives the last entries of each group.
+// recordAliases records aliases for groups of earlier methods that have none. The aliases are the fingerprints that the
+// current method computes for the last entries of a group.
 func (r *Regrouper) recordAliases(ctx context.Context, onlyMarked bool) error {
 	page := dbsqlc.FormerGroupsParams{OnlyMarked: onlyMarked, Most: aliasPage}
 	for {
@@ -133,7 +132,7 @@ func (r *Regrouper) recordAliases(ctx context.Context, onlyMarked bool) error {
 	}
 }
 
-// fingerprints returns the fingerprints of entries by the current method.
+// fingerprints returns the fingerprints of entries, computed with the current method.
 func fingerprints(rows []dbsqlc.FormerEntriesRow) []string {
 	now := make([]string, len(rows))
 	for i := range rows {
@@ -149,8 +148,8 @@ func failure(row *dbsqlc.FormerEntriesRow) *strategy.Failure {
 	}
 }
 
-// recordPairs records the current groups of entries as aliases of their former ones. It commits
-// before the entries move, so that a new group has its owner, note and mute before its first entry.
+// recordPairs records the current groups of entries as aliases of their former groups. It commits before the entries
+// move, so that a new group has its owner, note and mute before its first entry.
 func (r *Regrouper) recordPairs(ctx context.Context, rows []dbsqlc.FormerEntriesRow, now []string) error {
 	type pair struct{ queue, former, now string }
 	seen := map[pair]bool{}

@@ -20,16 +20,16 @@ import (
 // find counts the entries that a filter for a failure group selects.
 const find = "SELECT count(*) FROM dlq.find_ids(jsonb_build_object('fingerprint', $1::text), 100)"
 
-// formerFingerprint returns the fingerprint of a group of method 1.
+// formerFingerprint returns the fingerprint of a group that method 1 formed.
 func formerFingerprint(n int) string { return fmt.Sprintf("%016x", 0xf000+n) }
 
-// currentFingerprint returns the fingerprint of an error message of an application's job, by the
-// current method.
+// currentFingerprint returns the fingerprint that the current method computes for an error message of an application's
+// job.
 func currentFingerprint(message string) string {
 	return strategy.Fingerprint(&strategy.Failure{Message: message})
 }
 
-// failAs makes a job of a queue fail with a message, and files it into a group.
+// failAs makes a job of a queue fail with a message, and files it into the group with a fingerprint.
 func (b *bundle) failAs(queue, fingerprint, message string, at time.Time) (id string) {
 	b.Helper()
 	b.jobs++
@@ -47,7 +47,7 @@ func (b *bundle) regrouper() *group.Regrouper {
 	return &group.Regrouper{Store: b.store, Logger: slog.New(slog.DiscardHandler), Actor: "worker:1"}
 }
 
-// regroup moves all entries that can be moved.
+// regroup moves entries until none can be moved.
 func (b *bundle) regroup() {
 	b.Helper()
 	b.refresh()
@@ -62,7 +62,8 @@ func (b *bundle) regroup() {
 	b.refresh()
 }
 
-// requireConsistent compares the rollups of groups with the entries, and with a rebuild from the audit trail.
+// requireConsistent compares the rollups of groups with the entries, and then with rollups rebuilt from the audit
+// trail.
 func (b *bundle) requireConsistent() {
 	b.Helper()
 	require.Empty(b, b.text(`SELECT string_agg(d::text, ', ') FROM (
@@ -91,7 +92,7 @@ func (b *bundle) groups() []group.Group {
 	return all
 }
 
-// A former group corresponds to exactly one new group, which takes over everything known of it.
+// A former group corresponds to exactly one new group, which inherits everything that is known of the former one.
 func TestRegroup_KeepsStateOfFormerGroup(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -163,8 +164,8 @@ func TestRegroup_KeepsStateOfFormerGroup(t *testing.T) {
 	require.Equal(t, "goes on with a former group", b.text(
 		"SELECT act FROM dlq.acts WHERE subject = $1 AND origin IS NULL", "group payments "+currentFingerprint("lost muted")))
 
-	// A change under the old name applies to the new group, also for a process that knows only the old
-	// name.
+	// A change under a former fingerprint applies to the new group. A process that knows only the former fingerprint also
+	// sees the change.
 	b.set("payments", formerFingerprint(3), group.Change{Status: group.Open, Owner: new("bert")})
 	require.Equal(t, group.Open, b.get("payments", currentFingerprint("lost muted")).Status)
 	marks, err = b.store.Marks(t.Context(), []group.Key{{Queue: "payments", Fingerprint: formerFingerprint(3)}})
@@ -175,7 +176,7 @@ func TestRegroup_KeepsStateOfFormerGroup(t *testing.T) {
 	require.Equal(t, group.Fixed, b.get("payments", formerFingerprint(1)).Status)
 }
 
-// Both ends of a long trace are read, as in filing: Python's failing frame is the last one.
+// Regrouping, like filing, reads both ends of a long trace: Python prints the failing frame last.
 func TestRegroup_ReadsBothEndsOfTrace(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -189,8 +190,8 @@ func TestRegroup_ReadsBothEndsOfTrace(t *testing.T) {
 	require.Equal(t, filed, b.text("SELECT fingerprint FROM dlq.dead_letter_open"))
 }
 
-// Owner and note are always inherited. A mute and a mark as fixed are not inherited if a group is
-// split or joined.
+// A new group always inherits owner and note. If groups are split or joined, it does not inherit a mute or a mark as
+// fixed.
 func TestRegroup_SplitsAndJoins(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -239,8 +240,8 @@ func TestRegroup_SplitsAndJoins(t *testing.T) {
 	require.Equal(t, "0", b.text("SELECT dlq.muted_entries()"))
 	b.requireConsistent()
 
-	// A group found later joins a group that inherited a mute. The mute ends, unless an operator set it
-	// again.
+	// A group that is found later joins a group that inherited a mute. The mute ends, unless an operator has muted the
+	// new group since.
 	for i, message := range []string{"slow", "gone"} {
 		b.failAs("mails", formerFingerprint(10+i), message, at)
 		b.refresh()
@@ -260,8 +261,8 @@ func TestRegroup_SplitsAndJoins(t *testing.T) {
 	b.requireConsistent()
 }
 
-// A group without open entries takes the fingerprint of its last entries. A group whose entries are
-// deleted stays unchanged.
+// A group without open entries gets the fingerprint of its last entries. A group whose entries are deleted stays
+// unchanged.
 func TestRegroup_KeepsStateOfClosedGroups(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -288,8 +289,8 @@ func TestRegroup_KeepsStateOfClosedGroups(t *testing.T) {
 	b.requireConsistent()
 }
 
-// A process of an earlier version files and judges entries beside a new one. Lists show a single
-// group with a stable state.
+// A process of an earlier version files and decides entries while a new one runs. Lists show a single group with a
+// stable state.
 func TestRegroup_WorksBesideEarlierVersion(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -319,8 +320,8 @@ func TestRegroup_WorksBesideEarlierVersion(t *testing.T) {
 			b.regroup()
 		}
 	}
-	// A reclassification by the earlier version resets fingerprints. The entries are moved again, and
-	// the group stays unchanged.
+	// A reclassification by the earlier version sets the former fingerprints again. The entries are moved again, and the
+	// group stays unchanged.
 	b.exec(`UPDATE dlq.dead_letter_queue SET fingerprint = $1, move = '{"actor": "worker:1", "reason": "reclassified"}'
 		WHERE status = 'dlq_manual' AND length(fingerprint) = 20`, formerFingerprint(1))
 	b.refresh()
@@ -332,8 +333,7 @@ func TestRegroup_WorksBesideEarlierVersion(t *testing.T) {
 	b.requireConsistent()
 }
 
-// Entries in the group "other", which collects entries beyond the limit of groups, move to their
-// new group.
+// Entries of the group "other", which collects entries beyond the maximum number of groups, move to their new groups.
 func TestRegroup_MovesEntriesFromOther(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -355,7 +355,7 @@ func TestRegroup_MovesEntriesFromOther(t *testing.T) {
 	require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.group_aliases"))
 }
 
-// An entry that failed again after it was read is not moved by its earlier error.
+// An entry that failed again after it was read is not moved to the group of its earlier error.
 func TestRegroup_SkipsEntriesThatFailedAgain(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -372,7 +372,7 @@ func TestRegroup_SkipsEntriesThatFailedAgain(t *testing.T) {
 	require.Equal(t, "1", regroup("0"))
 }
 
-// An entry that another session holds is left for the next turn; the batch does not wait for it.
+// If another session holds an entry, the batch does not wait for the entry. The next turn moves it.
 func TestRegroup_SkipsLockedEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -395,9 +395,9 @@ func TestRegroup_SkipsLockedEntries(t *testing.T) {
 	b.requireConsistent()
 }
 
-// Processes of both methods file, judge, close and reopen entries at random, some in transactions
-// that stay open, while aliases are recorded, entries moved and rollups refreshed. In the end, the
-// rollups match the entries.
+// Processes of both methods file, decide, close and reopen entries at random, some in transactions that stay open.
+// Meanwhile aliases are recorded, entries are moved and rollups are refreshed. In the end, the rollups match the
+// entries.
 func TestRegroup_KeepsCountsConsistent(t *testing.T) {
 	t.Parallel()
 	steps := strings.Fields("fail fail fail close reopen judge commit regroup regroup refresh refresh")
@@ -465,7 +465,7 @@ func TestRegroup_KeepsCountsConsistent(t *testing.T) {
 			require.Equal(t, "0", b.text("SELECT count(*) FROM dlq.dead_letter_open WHERE length(fingerprint) = 16"))
 			b.requireConsistent()
 			for _, g := range b.groups() {
-				// The group has no entry from which to derive its new fingerprint.
+				// No entry of the group exists from which its new fingerprint could be derived.
 				if strategy.MethodOf(g.Fingerprint) != strategy.GroupingMethod {
 					const entries = "SELECT count(*) FROM dlq.dead_letter_queue WHERE fingerprint = $1"
 					require.Equal(t, "0", b.text(entries, g.Fingerprint), g)

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHost_DocumentsFunctionsThatLockJobs checks that docs/host.md lists the functions by the role that may call
-// them.
+// TestHost_DocumentsFunctionsThatLockJobs checks that docs/host.md lists the functions that lock jobs, under the role
+// that may call them.
 func TestHost_DocumentsFunctionsThatLockJobs(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)

@@ -1,5 +1,5 @@
-// Package host_test checks the promise of docs/host.md: no fault of dlqd delays the application's
-// statements or makes them fail.
+// Package host_test checks the promise of docs/host.md: no fault of dlqd delays the application's statements or makes
+// them fail.
 package host_test
 
 import (
@@ -26,15 +26,15 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// limit is the longest time for a statement of the application that waits for no lock, even on a busy machine. The
-// locks in these tests are held until the statement has ended; lockTimeout ends a statement that waits, so that the
-// test continues.
+// limit is the longest duration, even on a busy machine, of an application's statement that waits for no lock. These
+// tests hold locks until the statement has ended. If the statement waits for them, lockTimeout ends the wait, so that
+// the test can continue.
 const (
 	limit       = time.Minute
 	lockTimeout = "2min"
 )
 
-// host is a database where an application runs River, with dlqd attached as a plain role.
+// host is a database where an application runs River, with dlqd attached. dlqd's role is no superuser.
 type host struct {
 	*postgrestest.Guest
 	*testing.T
@@ -48,7 +48,7 @@ func newHost(t *testing.T) *host {
 	return openHost(t, postgrestest.AttachedGuest(t))
 }
 
-// newHostWithRoles returns a host with roles of its own, which the test may change.
+// newHostWithRoles returns a host with separate roles, which the test may change.
 func newHostWithRoles(t *testing.T) *host {
 	t.Helper()
 	g := postgrestest.NewGuest(t)
@@ -90,8 +90,7 @@ func (h *host) strings(sql string, args ...any) []string {
 	return list
 }
 
-// application is a session of the application with its plain role. Each call of River's driver is
-// one statement in its own transaction.
+// application is a session of the application. Each call of River's driver is one statement in its own transaction.
 type application struct {
 	*pgxpool.Pool
 
@@ -137,8 +136,8 @@ func (app *application) takeWarnings() []string {
 	return warnings
 }
 
-// jobs is a batch of jobs of the application: one running job for each kind of end, and one
-// discarded job to retry.
+// jobs is a batch of jobs of the application. It has one running job for each kind of end, and one discarded job to
+// retry.
 type jobs struct {
 	ids   map[string]int64
 	batch int64
@@ -155,7 +154,7 @@ const (
 	retried         = "retried"          // discarded, and retried outside dlqd
 )
 
-// prepare creates n batches.
+// prepare creates n batches of jobs.
 func (h *host) prepare(n int) []jobs {
 	h.Helper()
 	rows, err := h.admin.Query(h.Context(), `
@@ -232,8 +231,8 @@ func retry(ctx context.Context, river riverdriver.Executor, j jobs) error {
 	return err
 }
 
-// run runs the statements of a batch and checks that they succeed within limit. It returns the
-// warnings.
+// run runs the statements of a batch and checks that they succeed within limit. It returns the warnings that the
+// statements raised.
 func (app *application) run(j jobs, when string) []string {
 	h := app.host
 	h.Helper()
@@ -261,8 +260,8 @@ func (j jobs) list() []int64 {
 	return list
 }
 
-// captured reports whether capture recorded, in the application's transactions, all that dlqd needs
-// to know of the batch, and nothing else.
+// captured reports whether capture recorded exactly the failures and facts of the batch in the application's
+// transactions.
 func (h *host) captured(j jobs) bool {
 	h.Helper()
 	return h.count(`SELECT count(*) FROM river_job j WHERE j.id = ANY ($1) AND CASE
@@ -276,8 +275,8 @@ func (h *host) captured(j jobs) bool {
 		END`, j.list()) == 8
 }
 
-// while runs a function while a transaction of the administrator that has run sql is open. It
-// returns false if sql fails.
+// while runs sql in a transaction of the administrator, and calls run while that transaction is open. It returns false
+// if sql fails.
 func (h *host) while(sql string, run func()) bool {
 	h.Helper()
 	tx, err := h.admin.Begin(h.Context())
@@ -292,7 +291,7 @@ func (h *host) while(sql string, run func()) bool {
 	return true
 }
 
-// reconcile runs a whole scan of River's jobs and files what it finds.
+// reconcile runs a whole scan of River's jobs and files the failures that it finds.
 func (h *host) reconcile() {
 	h.Helper()
 	var begun time.Time

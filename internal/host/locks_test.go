@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHost_SurvivesLocks takes every lock mode on every relation of schema dlq. It runs the application's
-// statements in a session that has captured before and in a new one.
+// TestHost_SurvivesLocks takes every lock mode on every relation of schema dlq. Meanwhile it runs the application's
+// statements in two sessions: one in which capture has run before, and a new one.
 func TestHost_SurvivesLocks(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -46,8 +46,8 @@ func TestHost_SurvivesLocks(t *testing.T) {
 		"SHARE ROW EXCLUSIVE", "EXCLUSIVE", "ACCESS EXCLUSIVE",
 	} {
 		for _, table := range touched {
-			// Capture skips only where it cannot proceed: one mode conflicts with its reads, four with its
-			// appends.
+			// Capture skips a job only if a lock conflicts with capture's own: one mode conflicts with its reads, four modes
+			// with its appends.
 			skipped := 0
 			if mode == "ACCESS EXCLUSIVE" ||
 				(appended[table] && slices.Contains([]string{"SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE"}, mode)) {
@@ -67,12 +67,12 @@ func TestHost_SurvivesLocks(t *testing.T) {
 	for _, index := range h.strings(`SELECT c.oid::regclass::text FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid
 		WHERE c.relnamespace = 'dlq'::regnamespace AND c.relkind IN ('i', 'I') AND NOT i.indrelid::regclass::text = ANY ($1)
 		ORDER BY 1`, touched) {
-		// This takes ACCESS EXCLUSIVE on the index only.
+		// This statement takes ACCESS EXCLUSIVE on the index only.
 		indexes = append(indexes, fmt.Sprintf("ALTER INDEX %s SET TABLESPACE pg_default", index))
 	}
 	require.Zero(t, holds(strings.Join(indexes, "; ")))
 
-	// The reconciler finds the skipped failures.
+	// The reconciler finds the failures that capture skipped.
 	h.reconcile()
 	h.requireExact()
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// TestHost_SurvivesChangedObjects drops, renames or changes each object of schema dlq under a session that has
-// captured before. The change, and then the application's statements, run in one transaction of the
+// TestHost_SurvivesChangedObjects drops, renames or changes each object of schema dlq while a session is open in which
+// capture has run before. The change, and then the application's statements, run in one transaction of the
 // administrator, which is rolled back.
 func TestHost_SurvivesChangedObjects(t *testing.T) {
 	t.Parallel()
@@ -56,7 +56,7 @@ func TestHost_SurvivesChangedObjects(t *testing.T) {
 	h.tryChanges(statements)
 }
 
-// tryChanges runs each statement, then ends and retries jobs as the application, and rolls back.
+// tryChanges runs each statement in a transaction, then ends and retries jobs as the application, and rolls back.
 func (h *host) tryChanges(statements []string) {
 	h.Helper()
 	batches := h.prepare(2)
@@ -73,7 +73,7 @@ func (h *host) tryChanges(statements []string) {
 		defer func() { require.NoError(h, tx.Rollback(h.Context())) }()
 		if statement != "" {
 			if _, err := tx.Exec(h.Context(), statement); err != nil {
-				refused++ // the object is part of another one, which has a statement of its own
+				refused++ // the object belongs to another one, which has its own statement
 				return
 			}
 		}
@@ -98,8 +98,8 @@ func (h *host) tryChanges(statements []string) {
 	require.Less(h, refused, len(statements)/10)
 }
 
-// TestHost_SurvivesChangedRiverColumns changes River's columns, in a session that has captured before and in a
-// new one. A session with plans for the old type skips capture until it ends.
+// TestHost_SurvivesChangedRiverColumns changes River's columns. It then runs statements in a session in which capture
+// has run before, and in a new one. A session whose plans have the old type skips capture until the session ends.
 func TestHost_SurvivesChangedRiverColumns(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -148,10 +148,10 @@ func TestHost_SurvivesChangedRiverColumns(t *testing.T) {
 	}
 }
 
-// TestHost_SurvivesMixedPlans changes a column of River's table in a session whose plans for the first job of a
-// statement are void, while those for the further jobs are valid: the first job is captured with the new type,
-// and the plans for the further jobs have the old one. A new schema voids all plans of a session, and statements of
-// one message count as one statement of the application.
+// TestHost_SurvivesMixedPlans changes a column of River's table in a session in which the plans for the first job of a
+// statement are invalid and those for further jobs are valid. So the first job is captured with the new type, and the
+// plans for further jobs have the old type. A new schema invalidates all plans of a session. Statements of one message
+// count as one statement of the application.
 func TestHost_SurvivesMixedPlans(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -193,7 +193,7 @@ func TestHost_SurvivesMixedPlans(t *testing.T) {
 	}
 }
 
-// TestHost_RecordsEndsOfRedeliveries ends a redelivery while a column that only a new entry needs is unreadable.
+// TestHost_RecordsEndsOfRedeliveries ends a redelivery while a column that only a new entry needs cannot be read.
 func TestHost_RecordsEndsOfRedeliveries(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)

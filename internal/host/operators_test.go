@@ -15,7 +15,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// failedJobs are jobs with dead letters in different states.
+// failedJobs are failed jobs of which dlqd parked one, is redelivering one, and has not filed one.
 type failedJobs struct {
 	parked, processing, unfiled int64 // ids of the failed jobs
 	redelivery                  int64 // id of the running redelivery of processing
@@ -43,8 +43,8 @@ func (h *host) fail(app *application) failedJobs {
 	return d
 }
 
-// TestHost_SurvivesOpenTransactions checks the application while an open transaction of an operator, a
-// worker or a program has changed the same entries.
+// TestHost_SurvivesOpenTransactions runs the application's statements while an operator, a worker or a program has
+// changed the same entries in a transaction that is still open.
 func TestHost_SurvivesOpenTransactions(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -57,8 +57,8 @@ func TestHost_SurvivesOpenTransactions(t *testing.T) {
 	)
 	statements := []struct {
 		sql string
-		// locksEnded is set if the statement locks the original jobs, which have ended: retries and
-		// deletions of these wait for it.
+		// locksEnded is set if the statement locks the original jobs, which have ended. Retries and deletions of these jobs
+		// wait for the statement's transaction.
 		locksEnded bool
 	}{
 		{sql: "SELECT dlq.note(" + parked + ", 'x'), dlq.note(" + processing + ", 'x'), dlq.note(" + unfiled + ", 'x')"},
@@ -126,7 +126,7 @@ func TestHost_SurvivesOpenTransactions(t *testing.T) {
 					require.NoError(t, app.QueryRow(t.Context(), "SELECT finalized_at FROM river_job WHERE id = $1",
 						id).Scan(&failedAt))
 					run("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", sql, id)
-					// the same failure, again
+					// the same failure once more
 					run("UPDATE river_job SET state = 'discarded', finalized_at = $2 WHERE id = $1", sql, id, failedAt)
 					run("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = $1", sql, id)
 					run("UPDATE river_job SET state = 'discarded', finalized_at = clock_timestamp() WHERE id = $1", sql, id)
@@ -140,9 +140,9 @@ func TestHost_SurvivesOpenTransactions(t *testing.T) {
 	}
 }
 
-// TestHost_LiveJobsEndDespiteOpenTransactions checks jobs that run or wait while an operator's open transaction acts on
-// their entries. The end of a job does not wait for it, and River's scheduler, which waits for
-// locked jobs, finds none of them locked.
+// TestHost_LiveJobsEndDespiteOpenTransactions checks jobs that run or wait while an open transaction of an operator
+// acts on their entries. The end of a job does not wait for that transaction. River's scheduler would wait for locked
+// jobs, and none of these is locked.
 func TestHost_LiveJobsEndDespiteOpenTransactions(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -151,7 +151,7 @@ func TestHost_LiveJobsEndDespiteOpenTransactions(t *testing.T) {
 		for _, function := range []string{"dlq.replay", "dlq.resolve", "dlq.discard"} {
 			d := h.fail(app)
 			id := h.strings("SELECT id::text FROM dlq.dead_letter_queue WHERE river_job_id = $1", d.parked)[0]
-			h.exec(h.dlqd, "SELECT dlq.set_capture('off')") // dlqd does not learn that the job is live
+			h.exec(h.dlqd, "SELECT dlq.set_capture('off')") // so that dlqd does not learn that the job is live
 			h.exec(app, `UPDATE river_job SET state = $2, finalized_at = NULL, scheduled_at = now() - interval '1 minute'
 				WHERE id = $1`, d.parked, state)
 			h.exec(h.dlqd, "SELECT dlq.set_capture('on')")
@@ -171,8 +171,8 @@ func TestHost_LiveJobsEndDespiteOpenTransactions(t *testing.T) {
 	}
 }
 
-// TestHost_JobsCanBeRetriedWhileDLQDWaits checks that dlqd, while it waits for a table of its own, does not lock
-// jobs of the application for long: they can be retried.
+// TestHost_JobsCanBeRetriedWhileDLQDWaits checks that dlqd holds locks on an application's jobs only briefly while it
+// waits for one of its own tables. So the application can retry these jobs.
 func TestHost_JobsCanBeRetriedWhileDLQDWaits(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -207,7 +207,7 @@ func TestHost_JobsCanBeRetriedWhileDLQDWaits(t *testing.T) {
 					})
 				})
 			}
-			require.Eventually(t, func() bool { // each waits for the table or has failed
+			require.Eventually(t, func() bool { // each statement waits for the table or has failed
 				const waiting = `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
 					AND wait_event_type = 'Lock'`
 				return over.Load()+int64(h.count(waiting)) == 3

@@ -10,15 +10,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHost_CapturesUnderAnySetting checks that failures are captured under any setting of the application's
-// session.
+// TestHost_CapturesUnderAnySetting checks that capture works under any setting of the application's session.
 func TestHost_CapturesUnderAnySetting(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	h.exec(h.admin, `CREATE SCHEMA hostile; GRANT ALL ON SCHEMA hostile TO PUBLIC`)
 	for _, sql := range []string{
-		// Objects that hide the names used in dlqd's functions, if those were looked up in the
-		// application's search_path.
+		// Objects with the names that dlqd's functions use. They would hide dlqd's own objects if the functions looked
+		// names up in the application's search_path.
 		`CREATE FUNCTION %s.no(text, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
 		`CREATE FUNCTION %s.no(jsonb, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'hostile'; END $$`,
 		`CREATE FUNCTION %s.no(bigint,
@@ -99,7 +98,7 @@ func TestHost_CapturesUnderAnySetting(t *testing.T) {
 	}
 }
 
-// TestHost_CapturesInAnyTransaction checks that capture's rows commit, are prepared and roll back with the
+// TestHost_CapturesInAnyTransaction checks that the rows of capture commit, are prepared and roll back with the
 // application's transaction.
 func TestHost_CapturesInAnyTransaction(t *testing.T) {
 	t.Parallel()
@@ -177,8 +176,8 @@ func TestHost_CausesNoSerializationFailure(t *testing.T) {
 	}
 }
 
-// TestHost_LimitsTheTimeOfCapture checks that capture stops at its limit and at half of the session's
-// statement_timeout. The reconciler finds the rest.
+// TestHost_LimitsTheTimeOfCapture checks that capture stops at its time limit, and at half of the session's
+// statement_timeout. The reconciler finds the remaining failures.
 func TestHost_LimitsTheTimeOfCapture(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -203,8 +202,8 @@ func TestHost_LimitsTheTimeOfCapture(t *testing.T) {
 	require.NotZero(t, left(app, 2000, 1))
 	require.Len(t, app.takeWarnings(), 1)
 
-	// Half of the session's statement_timeout applies if it is less. A setting of the transaction has
-	// the start of the statement and the time until which capture may work on it.
+	// If half of the session's statement_timeout is less than the limit, it applies instead. Capture stores in a setting
+	// of the transaction when the statement began and until when it may work on the statement.
 	h.exec(h.admin, "SELECT dlq.set_capture('on', '1 min')")
 	h.exec(h.admin, "INSERT INTO river_job (kind, args, max_attempts, state) VALUES ('timed', '{}', 1, 'running')")
 	h.exec(app, "SET statement_timeout = '40s'")
@@ -218,10 +217,10 @@ func TestHost_LimitsTheTimeOfCapture(t *testing.T) {
 	require.NoError(t, tx.Commit(t.Context()))
 	h.exec(app, "RESET statement_timeout")
 
-	// A single job that is too large.
+	// One job alone is too large.
 	require.Equal(t, 1, left(app, 1, 12<<20))
 	require.Contains(t, app.takeWarnings()[0], "too large")
-	// The stored value is small because it is compressed, but it is too large when decompressed.
+	// The value is small when stored, because it is compressed, and too large when it is decompressed.
 	h.exec(app, `INSERT INTO river_job (kind, args, max_attempts, state, errors)
 		VALUES ('log', '{}', 1, 'running', ARRAY[jsonb_build_object('attempt', 1, 'error', repeat('x y', 5000000))])`)
 	require.Less(t, h.count("SELECT pg_column_size(errors) FROM river_job WHERE kind = 'log'"), 1<<20)

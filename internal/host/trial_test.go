@@ -15,10 +15,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHost_SurvivesRandomFaults runs the application while everything around it is switched, locked, restored and
-// purged at random. Afterwards there is exactly one dead letter for each failure. DLQD_TRIAL is the
-// duration ("10m"; default 5 s). DLQD_TRIAL_SEED repeats the choices of an earlier run, though not
-// its timing.
+// TestHost_SurvivesRandomFaults runs the application while random faults happen: capture is switched, tables are
+// locked, River's table is restored, entries are purged. Afterwards there is exactly one dead letter for each failure.
+// DLQD_TRIAL is the duration ("10m"; default 5 s). DLQD_TRIAL_SEED repeats the choices of an earlier run, but not its
+// timing.
 func TestHost_SurvivesRandomFaults(t *testing.T) {
 	t.Parallel()
 	length := 5 * time.Second
@@ -31,8 +31,8 @@ func TestHost_SurvivesRandomFaults(t *testing.T) {
 	}
 	t.Logf("DLQD_TRIAL_SEED=%d", seed)
 	h := newHostWithRoles(t)
-	// failures records all failures, because jobs are retried, restored and purged. captured says whether
-	// capture recorded the failure: then it ends up in an entry, even if the job is deleted.
+	// The table failures records all failures, because jobs are retried, restored and purged. The column captured says
+	// whether capture recorded the failure; such a failure ends up in an entry, even if the job is deleted.
 	h.exec(h.admin, `CREATE TABLE failures (job_id bigint, job_created_at timestamptz, at timestamptz, attempt integer,
 		captured boolean);
 		CREATE FUNCTION record_failure() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
@@ -122,7 +122,7 @@ func TestHost_SurvivesRandomFaults(t *testing.T) {
 	}
 
 	// The actors of dlqd, and operators.
-	try := func(pool *pgxpool.Pool, sql string) { // may fail by a lock, a move that is not allowed or a concurrent change
+	try := func(pool *pgxpool.Pool, sql string) { // may fail by a lock, a forbidden move or a concurrent change
 		if _, err := pool.Exec(t.Context(), sql); err != nil && os.Getenv("DLQD_TRIAL_VERBOSE") != "" {
 			t.Logf("%s: %v", sql, err)
 		}
@@ -135,8 +135,7 @@ func TestHost_SurvivesRandomFaults(t *testing.T) {
 		try(h.dlqd, fmt.Sprintf("SELECT dlq.reconcile(p_whole => %t)", random.IntN(5) == 0))
 		time.Sleep(50 * time.Millisecond)
 	})
-	// Eight operators, and the worker's automatic redelivery. Each acts on any entry, so that they
-	// collide.
+	// Eight operators, and the worker's automatic redelivery. Each acts on any entry, so that their actions collide.
 	choose := func(statuses string, n int) string {
 		return fmt.Sprintf(`ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage <> 'inbox' AND status IN (%s)
 			ORDER BY random() LIMIT %d)`, statuses, n)
@@ -231,7 +230,7 @@ func TestHost_SurvivesRandomFaults(t *testing.T) {
 		case 2:
 			lock(random, "ONLY dlq."+pick("dead_letter_queue", "dead_letter_inbox", "job_facts", "entry_jobs"),
 				pick("SHARE", "EXCLUSIVE", "ACCESS EXCLUSIVE"))
-		case 3: // a session with session_replication_role = replica, in which triggers do not fire
+		case 3: // in a session with session_replication_role = replica, triggers do not fire
 			conn, err := pgx.Connect(t.Context(), h.Admin)
 			if err != nil {
 				return
@@ -243,7 +242,7 @@ func TestHost_SurvivesRandomFaults(t *testing.T) {
 					AND kind LIKE 'app%' LIMIT 3 FOR UPDATE SKIP LOCKED)`)
 			restoring.RUnlock()
 			_ = conn.Close(t.Context())
-		case 4: // a restore without the latest jobs, whose ids are used again
+		case 4: // a restore loses the latest jobs, and their ids are used again
 			restoring.Lock()
 			try(h.admin, `BEGIN; LOCK TABLE river_job; SET LOCAL session_replication_role = replica;
 				CREATE TEMP TABLE backup ON COMMIT DROP AS SELECT * FROM river_job
@@ -293,7 +292,7 @@ func TestHost_SurvivesRandomFaults(t *testing.T) {
 		WHERE NOT EXISTS (SELECT FROM failures f WHERE f.job_id = e.river_job_id AND f.job_created_at = e.job_created_at
 			AND dlq.entry_id(f.job_id, f.at) = e.id)`), "dead letters without a failure")
 
-	// All entries are discarded: the reconciler finds none of them again.
+	// All entries are discarded. The reconciler must not file any of their failures again.
 	h.exec(h.dlqd, `SELECT dlq.act_on('discard', ARRAY(SELECT id FROM dlq.dead_letter_queue
 		WHERE status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')), 'kim')`)
 	before := h.count("SELECT count(*) FROM dlq.dead_letter_queue")
@@ -301,9 +300,9 @@ func TestHost_SurvivesRandomFaults(t *testing.T) {
 	require.Equal(t, before, h.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 }
 
-// requireFiledOnce compares the audit trail, which outlives entries and jobs, with table failures. Each
-// failure that capture recorded is in exactly one entry. An entry that was closed by an operator is
-// not redelivered before an operator or a newer failure reopens it.
+// requireFiledOnce compares the audit trail, which outlives entries and jobs, with the table failures. Each failure
+// that capture recorded must be in exactly one entry. An entry that an operator closed must not be redelivered before
+// an operator or a newer failure reopens it.
 func (h *host) requireFiledOnce() {
 	h.Helper()
 	h.exec(h.admin, `CREATE TABLE filed AS

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHost_SurvivesPartitionChanges removes or detaches partitions, or gives them unexpected rows.
+// TestHost_SurvivesPartitionChanges removes or detaches partitions, or inserts unexpected rows into them.
 func TestHost_SurvivesPartitionChanges(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -27,15 +27,15 @@ func TestHost_SurvivesPartitionChanges(t *testing.T) {
 			"dlq.dead_letter_queue FOR VALUES IN ('inbox')",
 		"ALTER TABLE dlq.dead_letter_queue DETACH PARTITION dlq.dead_letter_inbox; ALTER TABLE dlq.dead_letter_queue "+
 			"ATTACH PARTITION dlq.dead_letter_inbox DEFAULT",
-		// The default partition of the audit trail has rows of months for which partitions are to be created.
+		// The default partition of the audit trail has rows of months whose partitions are then to be created.
 		`INSERT INTO dlq.dead_letter_transitions (at, entry_id, to_status, actor, queue, kind)
 			SELECT now() + m * interval '1 month', gen_random_uuid(), 'dlq_pending', 'x', 'x', 'x'
 			FROM generate_series(1, 100) m`,
 	))
 }
 
-// TestHost_SurvivesChangedRights changes privileges and row level security of dlqd's role and the application's,
-// on both schemas.
+// TestHost_SurvivesChangedRights changes privileges and row level security on both schemas, for dlqd's role and for the
+// application's.
 func TestHost_SurvivesChangedRights(t *testing.T) {
 	t.Parallel()
 	h := newHostWithRoles(t)
@@ -69,7 +69,7 @@ func TestHost_SurvivesChangedRights(t *testing.T) {
 	})
 }
 
-// TestHost_SurvivesShortTimeouts sets timeouts in the application's session while another session locks the
+// TestHost_SurvivesShortTimeouts sets short timeouts in the application's session while another session locks the
 // tables that capture needs.
 func TestHost_SurvivesShortTimeouts(t *testing.T) {
 	t.Parallel()
@@ -102,8 +102,8 @@ func TestHost_SurvivesShortTimeouts(t *testing.T) {
 	h.requireExact()
 }
 
-// TestHost_CapturesEachStatementOnItsOwn checks that a skip in one statement of a
-// transaction does not affect the next one.
+// TestHost_CapturesEachStatementOnItsOwn checks that a skip in one statement of a transaction does not affect the next
+// statement.
 func TestHost_CapturesEachStatementOnItsOwn(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -131,8 +131,8 @@ func TestHost_CapturesEachStatementOnItsOwn(t *testing.T) {
 	h.requireExact()
 }
 
-// TestHost_ReconcilesBesidePreparedTransactions checks that the reconciler does not wait for a prepared
-// transaction with failures, and that each failure is filed once after its commit.
+// TestHost_ReconcilesBesidePreparedTransactions checks that the reconciler does not wait for a prepared transaction
+// with failures, and that each of these failures is filed once after the commit.
 func TestHost_ReconcilesBesidePreparedTransactions(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -161,14 +161,14 @@ func TestHost_ReconcilesBesidePreparedTransactions(t *testing.T) {
 
 const (
 	alterRoot, alterInbox = "ALTER TABLE dlq.dead_letter_queue ", "ALTER TABLE dlq.dead_letter_inbox "
-	// apply_facts puts facts without an entry into the inbox. file is a separate statement, because its
-	// snapshot must include them.
+	// apply_facts appends facts without an entry to the inbox. file is a separate statement, because its snapshot must
+	// include these rows.
 	empty = `SELECT dlq.apply_facts(); SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_inbox)); DELETE
 		FROM dlq.job_facts; `
 	refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$; "
 )
 
-// TestHost_SurvivesConstraintsAndTriggers adds constraints, triggers and rules that reject capture's rows.
+// TestHost_SurvivesConstraintsAndTriggers adds constraints, triggers and rules that reject the rows of capture.
 func TestHost_SurvivesConstraintsAndTriggers(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -182,16 +182,16 @@ func TestHost_SurvivesConstraintsAndTriggers(t *testing.T) {
 		refuse + "CREATE TRIGGER refused AFTER INSERT ON dlq.job_facts FOR EACH ROW EXECUTE FUNCTION refuse()",
 		refuse + "CREATE TRIGGER refused BEFORE INSERT ON dlq.dead_letter_inbox FOR EACH STATEMENT EXECUTE FUNCTION refuse()",
 		"CREATE RULE refused AS ON INSERT TO dlq.dead_letter_inbox DO ALSO SELECT 1 / 0",
-		// The inbox with other partition bounds.
+		// The inbox gets other partition bounds.
 		empty + alterRoot + "DETACH PARTITION dlq.dead_letter_archived; " + alterRoot +
 			"DETACH PARTITION dlq.dead_letter_inbox; " + alterRoot + "ATTACH PARTITION dlq.dead_letter_inbox FOR VALUES IN " +
 			"('archived')",
 	})
 }
 
-// TestHost_UncaughtErrorsEndWithCaptureOff covers a constraint that accepts the first row of a statement and
-// refuses a later one (docs/host.md, "What is not caught"). The application's statement fails with that error
-// until capture is switched off.
+// TestHost_UncaughtErrorsEndWithCaptureOff covers a constraint that accepts the first row of a statement and rejects a
+// later one (docs/host.md, "What is not caught"). The application's statement fails with the constraint's error until
+// capture is switched off.
 func TestHost_UncaughtErrorsEndWithCaptureOff(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)

@@ -19,20 +19,20 @@ import (
 )
 
 const (
-	// readTimeout is how long a scrape waits for the database before it serves the last sample.
+	// readTimeout is how long a scrape waits for the database. After that time it serves the last sample.
 	readTimeout = 3 * time.Second
-	// maxSampleAge is the age up to which the last sample is served while the database does not answer,
-	// so that alerts continue. Without a limit, a process that alone lost the database would keep
-	// alerts that are over.
+	// maxSampleAge is the age up to which the last sample is served while the database does not answer, so that alerts
+	// continue. Without this limit, a single process that lost its connection to the database would keep alerts whose
+	// cause is gone.
 	maxSampleAge = time.Hour
-	// otherQueue is the label under which the queues without series of their own are added up.
+	// otherQueue is the label for the sum of all queues that have no series of their own.
 	otherQueue = "other"
-	// maxQueues is the number of queues that have series of their own. If that many have, a further queue gets none.
-	// The policy's queues and those in dlq.counters always have series.
+	// maxQueues is the number of queues with series of their own. When so many queues have series, a further queue gets
+	// none. Queues of the policy and queues in dlq.counters always have series.
 	maxQueues = 100
 )
 
-// Figures of the database. Every process serves the same.
+// Descriptions of the database's metrics. Every process serves the same values.
 var (
 	described []*prometheus.Desc
 
@@ -162,13 +162,13 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 	return d
 }
 
-// database publishes the sample of the database. A scrape reads one row, and the sample in it only
-// if it has changed.
+// database publishes the database's sample. A scrape reads one row. It reads the sample in that row only if the sample
+// has changed.
 type database struct {
 	queries *dbsqlc.Queries
 	policy  func() *policy.Policy
 	logger  *slog.Logger
-	down    atomic.Bool // the database did not answer the last scrape
+	down    atomic.Bool // whether the database did not answer the last scrape
 	last    atomic.Pointer[Sample]
 }
 
@@ -200,7 +200,7 @@ func (d *database) Collect(ch chan<- prometheus.Metric) {
 	(&publisher{Sample: s, ch: ch, policy: d.policy()}).publish()
 }
 
-// Sample is the database's figures and their time.
+// Sample has the database's figures and their time.
 type Sample struct {
 	counted
 	sample
@@ -209,8 +209,8 @@ type Sample struct {
 	read    time.Time // when now was read, by this process's clock
 }
 
-// atPresent returns the sample with its clock advanced to the present; a nil sample gives an empty one.
-// It does not query the database.
+// atPresent returns the sample with its clock advanced to the present. For a nil sample it returns an empty one. It
+// does not query the database.
 func (s *Sample) atPresent() *Sample {
 	if s == nil {
 		return &Sample{}
@@ -225,7 +225,8 @@ func ReadSample(ctx context.Context, db postgres.DB) (*Sample, error) {
 	return readSample(ctx, dbsqlc.New(db), nil)
 }
 
-// readSample reads the current sample. It reuses known (nil: none) if that is still the last one.
+// readSample reads the current sample. If known is not nil and is still the current sample, readSample reuses its
+// content.
 func readSample(ctx context.Context, queries *dbsqlc.Queries, known *Sample) (*Sample, error) {
 	if known == nil {
 		known = &Sample{}
@@ -245,15 +246,14 @@ func readSample(ctx context.Context, queries *dbsqlc.Queries, known *Sample) (*S
 	return s, json.Unmarshal(row.Sample, &s.sample) //nolint:musttag // likewise
 }
 
-// Queue is the fill level of a queue.
+// Queue is the number and the age of a queue's open entries.
 type Queue struct {
 	Open   int64
-	Oldest time.Duration // age of the oldest open entry; 0 if there is none
+	Oldest time.Duration // age of the oldest open entry; 0 if no entry is open
 }
 
-// asOf returns now, but at most maxPause after the sample. It is the time for ages of states that
-// pass within seconds: a failure that was unfiled when the sample was taken has probably been filed
-// since.
+// asOf returns the present time, but at most maxPause after the sample. Ages of states that pass within seconds are
+// computed until asOf: a failure that was unfiled when the sample was taken has probably been filed since.
 func (s *Sample) asOf() time.Time {
 	if until := s.at.Add(maxPause); s.now.After(until) {
 		return until
@@ -261,13 +261,13 @@ func (s *Sample) asOf() time.Time {
 	return s.now
 }
 
-// Ages returns the ages of the sample and of the rollups; 0 if there are none yet.
+// Ages returns the ages of the sample and of the rollups. An age is 0 if there is no sample or no rollup yet.
 func Ages(ctx context.Context, db postgres.DB) (sample, rollups time.Duration, err error) {
 	row, err := dbsqlc.New(db).Ages(ctx)
 	return row.Sample, row.Rollups, err
 }
 
-// QueueSizes returns the fill level of each queue by name; empty queues may be missing.
+// QueueSizes returns a Queue for each queue, by name. Queues without open entries may be missing.
 func (s *Sample) QueueSizes() map[string]Queue {
 	sizes := map[string]Queue{}
 	add := func(name string, entries int64, since time.Time) {
@@ -299,8 +299,8 @@ type publisher struct {
 	shown  map[string]bool // queues with series
 }
 
-// queue returns the label of a queue: its name if the queue has series or maxQueues leaves room for
-// it, else otherQueue.
+// queue returns the label of a queue. It is the queue's name if the queue has series, or if maxQueues leaves room for
+// one more. Otherwise it is otherQueue.
 func (p *publisher) queue(name string) string {
 	if p.shown[name] {
 		return name
@@ -323,7 +323,7 @@ func (p *publisher) publish() {
 	for _, name := range p.policy.QueueNames() {
 		p.shown[name] = true
 	}
-	for _, q := range p.Queues { // so that rate() sees a queue's first burst grow from 0
+	for _, q := range p.Queues { // so that rate() sees the first burst of a queue as an increase from 0
 		p.queue(q.Name)
 	}
 	p.publishCounters()
@@ -334,8 +334,8 @@ func (p *publisher) publish() {
 	p.publishFeeds()
 }
 
-// publishCounters publishes the monotonic values. Each queue of the policy has series from the start. River's other
-// queues have them too, up to maxQueues.
+// publishCounters publishes the values that only increase. Queues of the policy have series from the start. So do
+// River's other queues, up to maxQueues.
 func (p *publisher) publishCounters() {
 	for name, queues := range p.Kinds {
 		for queue, labels := range queues {
@@ -366,7 +366,7 @@ func (p *publisher) publishCounters() {
 	}
 }
 
-// publishKind publishes the counters of one name and queue, by label.
+// publishKind publishes the counters of one name and queue, with a series for each label.
 func (p *publisher) publishKind(name, queue string, labels map[string]float64) {
 	var d *prometheus.Desc
 	var more []string
@@ -387,7 +387,7 @@ func (p *publisher) publishKind(name, queue string, labels map[string]float64) {
 		d = parkedDesc
 	case "error_type":
 		d = typesDesc
-		// Applications choose error types: one may be "none", the label of errors without a type.
+		// Applications choose error types. A type may be "none", which is the label of errors without a type.
 		if n, has := labels[""]; has {
 			labels = maps.Clone(labels)
 			delete(labels, "")
@@ -404,7 +404,7 @@ func (p *publisher) publishKind(name, queue string, labels map[string]float64) {
 }
 
 // publishBacklog publishes the numbers and ages of open entries, the alert thresholds of queues, and the numbers of
-// entries that wait for an operator, are observed or returned.
+// entries that wait for an operator, are observed, or were returned.
 func (p *publisher) publishBacklog() {
 	type group struct{ status, queue, class string }
 	open := map[group]int64{}
@@ -484,7 +484,7 @@ func (p *publisher) publishInstallation() {
 		{unfiledDesc, waitingDesc, p.Capture.Unfiled, p.Capture.UnfiledSince},
 		{factsDesc, factsAgeDesc, p.Capture.Facts, p.Capture.FactsSince},
 	} {
-		if backlog.n == nil { // another session had locked the table
+		if backlog.n == nil { // another session had locked the table of this backlog
 			continue
 		}
 		age := 0.0
@@ -595,7 +595,7 @@ func (p *publisher) publishFeeds() {
 	}
 }
 
-// age returns the time from since, by the database's clock, until asOf.
+// age returns the time from since until asOf, both by the database's clock.
 func (p *publisher) age(since time.Time) float64 { return max(0, p.asOf().Sub(since).Seconds()) }
 
 func gauge(ch chan<- prometheus.Metric, d *prometheus.Desc, value float64, labels ...string) {
@@ -606,8 +606,8 @@ func counter(ch chan<- prometheus.Metric, d *prometheus.Desc, value float64, lab
 	ch <- constant(d, prometheus.CounterValue, value, labels)
 }
 
-// constant returns a metric of this scrape. Applications choose names of queues and error types; a
-// name that is not valid UTF-8 gives an invalid metric, which is left out alone.
+// constant returns a metric of this scrape. Applications choose names of queues and error types. A name that is not
+// valid UTF-8 gives an invalid metric, which alone is missing from the scrape.
 func constant(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels []string) prometheus.Metric {
 	m, err := prometheus.NewConstMetric(d, kind, value, labels...)
 	if err != nil {

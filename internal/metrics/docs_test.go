@@ -19,9 +19,8 @@ var (
 	histogramOf = regexp.MustCompile(`_(bucket|sum|count)$`)
 )
 
-// TestDocs_ListEveryMetric compares the tables of docs/metrics.md with the metrics that a process
-// serves: the tables list exactly these metrics with their labels and help, and queries use no
-// other names.
+// TestDocs_ListEveryMetric compares the tables of docs/metrics.md with the metrics that a process serves. The tables
+// must list exactly these metrics, with their labels and help. The queries in docs/metrics.md must use no other names.
 func TestDocs_ListEveryMetric(t *testing.T) {
 	t.Parallel()
 	served, names := map[string]bool{}, map[string]bool{}

@@ -12,21 +12,21 @@ import (
 )
 
 const (
-	// nativeSchema sets the width of the bins of times in dlq.counters: each bin is 2^(1/8) times as
-	// wide as the one before.
+	// nativeSchema sets the width of the bins of dlq.counters. Each bin is 2^(1/8) times as wide as the previous one.
 	nativeSchema  = 3
 	binsPerDouble = 1 << nativeSchema
-	// Powers of two of a second that bound the classic buckets: from one second to 48 days, and
-	// from 16 ms for times that are normally short. Every bin lies within one classic bucket.
+	// Powers of two, in seconds, that bound the classic buckets. The buckets begin at one second (firstBucket), or at 16
+	// ms for times that are normally short (firstShortBucket), and end at 48 days (lastBucket). Every bin lies within one
+	// classic bucket.
 	firstBucket, firstShortBucket, lastBucket = 0, -6, 22
-	// maxBin is beyond every time: 2^50 seconds.
+	// maxBin is above the bin of every time: 2^50 seconds.
 	maxBin = 50 * binsPerDouble
 	// zeroThreshold is the upper bound of the native histogram's zero bucket, as in client_golang.
 	zeroThreshold = prometheus.DefNativeHistogramZeroThreshold
 )
 
-// binned are the times of a row in dlq.counters: bin n counts times above 2^((n-1)/8) and up to
-// 2^(n/8) seconds; sum is their sum in seconds.
+// binned are times of dlq.counters for one name and queue. Bin n counts the times above 2^((n-1)/8) and up to 2^(n/8)
+// seconds. sum is the sum of all times in seconds.
 type binned struct {
 	bins map[int]float64
 	sum  float64
@@ -49,8 +49,8 @@ func newBinned(labels []string, values []float64) binned {
 	return of
 }
 
-// MarshalJSON implements json.Marshaler. It writes a list: the sum, the lowest n, and the count of
-// each bin from there on.
+// MarshalJSON implements json.Marshaler. It writes a list: the sum, the lowest n, and the counts of all bins from that
+// n on.
 func (b binned) MarshalJSON() ([]byte, error) {
 	list := []float64{b.sum}
 	if len(b.bins) > 0 {
@@ -86,7 +86,7 @@ func (b *binned) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// histogram is a Prometheus metric of binned times. It has classic and native buckets; the counts of both are exact.
+// histogram is a Prometheus metric of binned times. It has classic and native buckets. The counts of both are exact.
 type histogram struct {
 	desc   *prometheus.Desc
 	labels []*dto.LabelPair
@@ -139,7 +139,7 @@ func (h histogram) Write(out *dto.Metric) error {
 		made.PositiveDelta = append(made.PositiveDelta, entries-before)
 		before = entries
 	}
-	if len(numbers) == 0 { // without a span it would count as a classic histogram
+	if len(numbers) == 0 { // without a span, it would count as a classic histogram
 		made.PositiveSpan = []*dto.BucketSpan{{Offset: proto.Int32(0), Length: proto.Uint32(0)}}
 	}
 	out.Label, out.Histogram = h.labels, made

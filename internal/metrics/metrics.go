@@ -1,9 +1,9 @@
-// Package metrics exposes metrics to Prometheus: rate, errors and duration of each stage of a
-// message's path, and the database's figures on dead letters.
+// Package metrics exposes metrics to Prometheus: rate, errors and duration of each stage of a message's path, and the
+// database's figures on dead letters.
 //
-// There are two kinds. Each process counts its own work: sum these metrics over the processes. All
-// processes serve the same figures of the database, from one row that one of them writes: take
-// their maximum.
+// There are two kinds of metrics. Each process counts its own work: sum these metrics over the processes. All processes
+// serve the same figures of the database, from one row that one of the processes writes: take the maximum of these
+// metrics.
 package metrics
 
 import (
@@ -32,14 +32,14 @@ import (
 
 const (
 	namespace = "dlqd"
-	// Native buckets, in addition to the classic ones: each is at most 1.1 times as wide as the one
-	// before, and a histogram has at most 160.
+	// Native buckets, in addition to the classic ones. Each is at most 1.1 times as wide as the previous one, and a
+	// histogram has at most 160.
 	nativeFactor     = 1.1
 	maxNativeBuckets = 160
 	nativeReset      = time.Hour
-	// maxBreakers bounds the circuit breakers with series.
+	// maxBreakers is the maximum number of circuit breakers with series.
 	maxBreakers = 200
-	// stageApproval is the stage that executes approved requests.
+	// stageApproval names the stage that executes approved requests.
 	stageApproval = "approval"
 )
 
@@ -213,8 +213,8 @@ func (m *Metrics) ObserveDelivery(d delivery.Delivered) {
 	}
 }
 
-// ObserveWorker counts the entries of a worker's action and, if took is not 0, records the duration of
-// its transaction; it is a worker.Observer.
+// ObserveWorker counts the entries of a worker's action. If took is not 0, it records took as the duration of the
+// action's transaction. It is a worker.Observer.
 func (m *Metrics) ObserveWorker(action string, entries int, took time.Duration) {
 	m.moves.WithLabelValues(action).Add(float64(entries))
 	if took > 0 {
@@ -222,7 +222,7 @@ func (m *Metrics) ObserveWorker(action string, entries int, took time.Duration) 
 	}
 }
 
-// ObserveStage records a step of a stage, for worker.Config.ObserveStage.
+// ObserveStage records the duration and outcome of a stage, for worker.Config.ObserveStage.
 func (m *Metrics) ObserveStage(stage string, took time.Duration, err error) {
 	outcome := "ok"
 	if err != nil {
@@ -236,7 +236,7 @@ func (m *Metrics) ObserveApproval(took time.Duration, err error) {
 	m.ObserveStage(stageApproval, took, err)
 }
 
-// ObserveRetention counts results of a retention round.
+// ObserveRetention counts the results of a retention round.
 func (m *Metrics) ObserveRetention(what string, n int) {
 	m.retention.WithLabelValues(what).Add(float64(n))
 }
@@ -310,11 +310,11 @@ func (m *Metrics) WatchDatabase(db postgres.DB, current func() *policy.Policy, l
 // WatchPool publishes the usage of a connection pool.
 func (m *Metrics) WatchPool(pool *pgxpool.Pool) { m.registry.MustRegister(poolState{pool}) }
 
-// ObserveReplica counts a read that the read replica may answer, for replica.Config.Observe.
+// ObserveReplica counts the outcome of a read for which the read replica was considered, for replica.Config.Observe.
 func (m *Metrics) ObserveReplica(outcome string) { m.replicaReads.WithLabelValues(outcome).Inc() }
 
 // WatchReplica publishes whether the read replica may answer reads, and the age of its data. asOf returns the time of
-// the data.
+// that data.
 func (m *Metrics) WatchReplica(up func() bool, asOf func() time.Time) {
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: namespace, Name: "replica_up",
@@ -337,7 +337,7 @@ func (m *Metrics) WatchReplica(up func() bool, asOf func() time.Time) {
 	}))
 }
 
-// WatchPolicy publishes which policy is active, and whether it matches the files.
+// WatchPolicy publishes which policy is in force, and whether it matches the files.
 func (m *Metrics) WatchPolicy(current func() *policy.Policy, upToDate func() bool) {
 	m.registry.MustRegister(&policyState{current: current, upToDate: upToDate, submitted: m.Submitted})
 }
@@ -349,7 +349,7 @@ func (m *Metrics) WatchBreakers(breakers *breaker.Breakers) {
 
 // WatchLoops publishes the health of the loops.
 func (m *Metrics) WatchLoops(statuses func() []background.Status) {
-	for _, status := range statuses() { // rate() of errors needs a 0 before the first
+	for _, status := range statuses() { // rate() of errors needs a 0 before the first error
 		m.turns.WithLabelValues(status.Name, "ok")
 		m.turns.WithLabelValues(status.Name, "error")
 	}
@@ -359,8 +359,8 @@ func (m *Metrics) WatchLoops(statuses func() []background.Status) {
 // Gatherer returns the source of the metrics.
 func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
 
-// Handler serves the metrics. A metric that cannot be collected is left out of the scrape and
-// counted in promhttp_metric_handler_errors_total.
+// Handler serves the metrics. If a metric cannot be collected, the scrape omits it and
+// promhttp_metric_handler_errors_total counts it.
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry,
 		promhttp.HandlerOpts{Registry: m.registry, ErrorHandling: promhttp.ContinueOnError})

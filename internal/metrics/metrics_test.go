@@ -32,7 +32,7 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// bundle is a database and a process that serves its metrics.
+// bundle has a database and a process that serves the database's metrics.
 type bundle struct {
 	*testing.T
 
@@ -56,7 +56,7 @@ func setup(t *testing.T) *bundle {
 	return b
 }
 
-// process returns the metrics of another process.
+// process returns the metrics of a further process.
 func (b *bundle) process(pool *pgxpool.Pool) *metrics.Metrics {
 	b.Helper()
 	m := metrics.New()
@@ -77,7 +77,7 @@ func (b *bundle) exec(sql string, args ...any) {
 	require.NoError(b, err, sql)
 }
 
-// fail creates n filed dead letters of a queue that failed the given time ago.
+// fail creates n filed dead letters of a queue, whose failures happened the given time ago.
 func (b *bundle) fail(n int, queue, errorType string, ago time.Duration) {
 	b.Helper()
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) SELECT 'app', '{}', $1, 5, 5, 'running'
@@ -89,8 +89,8 @@ func (b *bundle) fail(n int, queue, errorType string, ago time.Duration) {
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'))")
 }
 
-// takeSample refreshes the rollups, takes a sample, and returns the series that the process serves, by
-// name and labels.
+// takeSample refreshes the rollups, takes a sample, and returns the series that the process then serves, by name and
+// labels.
 func (b *bundle) takeSample() map[string]*dto.Metric {
 	b.Helper()
 	b.exec(postgrestest.RefreshRollups)
@@ -126,7 +126,7 @@ func value(m *dto.Metric) float64 {
 	return m.GetGauge().GetValue()
 }
 
-// requireSeries requires that the series in want exist and have these values.
+// requireSeries requires that the series in want exist with the given values.
 func (b *bundle) requireSeries(series map[string]*dto.Metric, want map[string]float64) {
 	b.Helper()
 	got := map[string]float64{}
@@ -167,7 +167,7 @@ func TestDatabase_CountsMoves(t *testing.T) {
 	require.InDelta(t, 5*time.Hour.Seconds(),
 		first["dlq_time_to_retry_seconds{queue=payments}"].GetHistogram().GetSampleSum(), 60)
 
-	// Four succeed, and one has used up its redeliveries.
+	// Four redeliveries succeed, and one entry has used up its redeliveries.
 	b.exec(`WITH one AS (SELECT id FROM dlq.dead_letter_queue WHERE status = 'dlq_processing' LIMIT 1)
 		UPDATE dlq.dead_letter_queue e SET status = 'dlq_failed', last_failed_at = now(),
 			move = '{"actor": "capture", "reason": "job failed"}' FROM one WHERE e.id = one.id`)
@@ -186,7 +186,7 @@ func TestDatabase_CountsMoves(t *testing.T) {
 		"dlqd_time_to_recovery_seconds{queue=payments}":                                         4,
 	}
 	b.requireSeries(b.takeSample(), want)
-	// The entry is closed already.
+	// The entry was already closed, so discarding it does not count.
 	b.exec("SELECT dlq.discard(id) FROM dlq.dead_letter_queue WHERE status = 'dlq_failed'")
 	b.requireSeries(b.takeSample(), want)
 	require.Nil(t, b.takeSample()["dlqd_dead_letters_closed_total{error_class=outage,outcome=archived,queue=payments}"])
@@ -196,15 +196,15 @@ func TestDatabase_CountsMoves(t *testing.T) {
 	b.exec("SELECT dlq.trim_rollups(now() + interval '3000 days')")
 	b.exec("SELECT dlq.trim_counters(now() + interval '3000 days')")
 	b.requireSeries(b.takeSample(), want)
-	// The state of a database that was restored from a dump into another server.
+	// This is the state of a database that was restored from a dump into another server.
 	b.exec("UPDATE dlq.rollup_state SET snapshot = '900000000:900000000:'")
 	b.fail(1, "payments", "TIMEOUT", 0)
 	want["dlq_jobs_total{queue=payments}"], want["dlq_size{queue=payments}"] = 8, 1
 	b.requireSeries(b.takeSample(), want)
 }
 
-// An application may name an error type like the label of errors without a type. A metric that
-// cannot be collected is the only one missing from the scrape.
+// An application may give an error type the name that is the label of errors without a type. If a metric cannot be
+// collected, only that metric is missing from the scrape.
 func TestDatabase_AcceptsNamesOfApplications(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -223,7 +223,7 @@ func TestDatabase_AcceptsNamesOfApplications(t *testing.T) {
 	require.Contains(t, recorder.Body.String(), `dlq_size{queue="q"} 5`)
 }
 
-// A River queue has its series before its first failures, so that rate() sees the counter grow from 0.
+// A River queue has its series before its first failure, so that rate() sees the counter increase from 0.
 func TestDatabase_IncludesQueuesOfRiver(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -243,7 +243,7 @@ func TestDatabase_IncludesQueuesOfRiver(t *testing.T) {
 	require.Equal(t, 100, queues)
 }
 
-// A rebuild counts changes since the last refresh, and counts nothing twice.
+// A rebuild of the rollups counts changes since the last refresh, and counts nothing twice.
 func TestDatabase_RebuildCountsOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -256,7 +256,7 @@ func TestDatabase_RebuildCountsOnce(t *testing.T) {
 	})
 }
 
-// Every process serves the sample that one of them took, and reads one row for it.
+// Every process serves the sample that one of the processes took, and reads one row for it.
 func TestDatabase_EveryProcessServesSameSample(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -299,7 +299,7 @@ func TestDatabase_EveryProcessServesSameSample(t *testing.T) {
 	}
 	require.Greater(t, same, 50)
 
-	// Only one of concurrent samplers works.
+	// If several samplers run at once, only one takes a sample.
 	b.exec("UPDATE dlq.metrics_sample SET at = now() - interval '1 hour'")
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -313,8 +313,8 @@ func TestDatabase_EveryProcessServesSameSample(t *testing.T) {
 	require.NoError(t, sampler.Once(t.Context()))
 	require.Less(t, value(b.gather(b.metrics)["dlqd_sample_age_seconds{}"]), 60.0)
 
-	// A crash of the server empties the table: a process that has read a sample continues with it;
-	// others serve no counters rather than zeros.
+	// After a crash, the server empties the table. A process that has read a sample continues to serve it. Other
+	// processes serve no counters, because zeros would look like a reset.
 	b.exec("TRUNCATE dlq.metrics_sample")
 	age = value(b.gather(other)["dlqd_sample_age_seconds{}"])
 	again = b.gather(other)
@@ -327,8 +327,7 @@ func TestDatabase_EveryProcessServesSameSample(t *testing.T) {
 	b.requireSeries(b.gather(other), map[string]float64{"dlq_jobs_total{queue=q}": 3, "dlq_jobs_total{queue=default}": 0})
 }
 
-// While the database does not answer, the last sample is served for an hour, so that alerts
-// continue.
+// While the database does not answer, a process serves its last sample for an hour, so that alerts continue.
 func TestDatabase_ServesLastSampleDuringOutage(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -374,8 +373,8 @@ func TestDatabase_ServesLastSampleDuringOutage(t *testing.T) {
 	require.NotContains(t, series, "dlq_jobs_total{queue=default}")
 }
 
-// The counters of years, for as many queues as have series, fit into a small row. The row is not written again until
-// the counters change.
+// The counters of years of use, for as many queues as can have series, fit into a small row. The row is not written
+// again until the counters change.
 func TestSampler_WritesSmallRow(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -449,8 +448,8 @@ func (s *statements) take() []string {
 	return taken
 }
 
-// Applications choose names of queues and error types: the number of series is bounded, and no
-// counter decreases when other names take its place.
+// Applications choose names of queues and error types. The number of series is bounded, and no counter decreases when
+// other names get series.
 func TestDatabase_LimitsNames(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -482,8 +481,8 @@ func TestDatabase_LimitsNames(t *testing.T) {
 	require.Len(t, types, 21)
 	require.InDelta(t, 200, all, 0)
 
-	// A type counted under "other" becomes the most frequent one: it gets its own counter, and
-	// "other" does not decrease.
+	// A type that was counted under "other" becomes the most frequent one and gets its own counter. "other" does not
+	// decrease.
 	shown := func(series map[string]*dto.Metric, name string) bool {
 		return series["dlqd_failures_by_type_total{error_type="+name+",queue=q1}"] != nil
 	}
@@ -505,7 +504,7 @@ func TestDatabase_LimitsNames(t *testing.T) {
 	types = slices.DeleteFunc(types, func(name string) bool { return !strings.HasSuffix(name, "queue=q1}") })
 	require.LessOrEqual(t, len(types), 21)
 
-	// Unused queues give their series to others.
+	// Series of unused queues become free for other queues.
 	b.exec("UPDATE dlq.rollup_flow SET bucket = bucket - interval '60 days' WHERE queue <> 'q1'")
 	b.exec("UPDATE dlq.rollup_backlog SET pending = 0 WHERE queue <> 'q1'")
 	b.exec("SELECT dlq.trim_counters()")

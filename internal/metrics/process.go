@@ -9,7 +9,7 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// State of this process, published without a query.
+// Metrics of this process's state, which are published without a query.
 var (
 	breakerDesc = prometheus.NewDesc("dlqd_circuit_breaker_state", "State of a circuit breaker: 1 for the current state.",
 		[]string{"name", "state"}, nil)
@@ -35,7 +35,7 @@ var (
 		nil, nil)
 )
 
-// breakerStates reads the breakers at each scrape.
+// breakerStates publishes the states of the breakers at each scrape.
 type breakerStates struct{ breakers *breaker.Breakers }
 
 func (breakerStates) Describe(ch chan<- *prometheus.Desc) { ch <- breakerDesc }
@@ -51,7 +51,7 @@ func (s breakerStates) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// loopStates reads the loops' status at each scrape.
+// loopStates publishes the status of the loops at each scrape.
 type loopStates struct {
 	statuses func() []background.Status
 }
@@ -72,7 +72,7 @@ func (s loopStates) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// policyState reads the policy at each scrape.
+// policyState publishes the state of the policy at each scrape.
 type policyState struct {
 	current   func() *policy.Policy
 	upToDate  func() bool
@@ -99,7 +99,7 @@ func (s *policyState) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// poolState reads the pool's statistics at each scrape.
+// poolState publishes the pool's statistics at each scrape.
 type poolState struct{ pool *pgxpool.Pool }
 
 func (poolState) Describe(ch chan<- *prometheus.Desc) {

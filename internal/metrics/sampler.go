@@ -20,36 +20,36 @@ import (
 )
 
 const (
-	// sampleInterval is the time between samples. A sample without changes is written only every
-	// unchangedInterval, to save writes.
+	// sampleInterval is the time between samples. To save writes, a sample without changes is written only every
+	// unchangedInterval.
 	sampleInterval    = 2 * time.Second
 	unchangedInterval = 10 * time.Second
 	sampleTimeout     = 30 * time.Second
-	// The pause after a sample is pauseFactor times the median duration of the last five, at most maxPause.
+	// The pause after a sample is pauseFactor times the median duration of the last five samples, at most maxPause.
 	pauseFactor = 20
 	maxPause    = 30 * time.Second
 	// statementTimeout bounds each statement of a sample.
 	statementTimeout = 5 * time.Second
-	// StaleAfter is the age above which a sample is stale: the longest pause plus the longest time that a sample takes.
+	// StaleAfter is the age above which a sample is stale: the longest pause plus the maximum duration of a sample.
 	StaleAfter = time.Minute
-	// maxRiverQueues and maxRiverJobs bound the reads of River's tables: counting 300,000 jobs
-	// takes 52 ms, counting 10,000 of them 2 ms.
+	// maxRiverQueues and maxRiverJobs bound reads of River's tables. Counting 300,000 jobs takes 52 ms, and counting
+	// 10,000 jobs takes 2 ms.
 	maxRiverQueues = 100
 	maxRiverJobs   = 10_000
-	// maxLooked bounds the manual entries, and the failed entries, that dlq.needs_person reads.
+	// maxLooked bounds the number of manual entries that dlq.needs_person reads, and the number of failed entries.
 	maxLooked = 5_000
 )
 
 var errOtherProcess = errors.New("another process has not finished the next one")
 
-// counted is the content of dlq.counters. A hundred queues have 70,000 rows, so bins are JSON
-// lists, not objects.
+// counted is the content of dlq.counters. A hundred queues have 70,000 rows, so bins are JSON lists instead of objects,
+// which would be larger.
 type counted struct {
 	Kinds map[string]map[string]map[string]float64 // by name, queue and label
 	Times map[string]map[string]binned             // by name and queue
 }
 
-// count groups the rows of dlq.counters. Rows with names of a later version are kept, but not published.
+// count groups the rows of dlq.counters. It keeps rows with names of a later version of dlqd; they are not published.
 func count(rows []dbsqlc.CountersRow) *counted {
 	c := &counted{Kinds: map[string]map[string]map[string]float64{}, Times: map[string]map[string]binned{}}
 	for i := range rows {
@@ -74,8 +74,8 @@ func put[V any](into map[string]map[string]V, name, queue string, value V) {
 	into[name][queue] = value
 }
 
-// sample is the rest of the database's figures. It stores times instead of ages, so that it changes
-// only when something happens.
+// sample has the database's other figures. It stores times instead of ages, so that it changes only when something
+// happens.
 type sample struct {
 	Open      []dbsqlc.DlqRollupBacklog
 	Unfiled   []dbsqlc.UnfiledRow
@@ -104,13 +104,13 @@ type sample struct {
 	Feeds     []dbsqlc.FeedsRow
 }
 
-// Sampler writes the database's figures for the scrapes of all processes, so that a scrape reads
-// one row, however large the backlog. Any number of samplers may run; one works at a time.
+// Sampler writes the database's figures for the scrapes of all processes, so that a scrape reads one row, however large
+// the backlog is. Any number of samplers may run; one works at a time.
 type Sampler struct {
 	Store   *deadletter.Store
 	Schemas postgres.Schemas
-	Policy  func() *policy.Policy // provides needsPersonAfter
-	Looked  int                   // entries that dlq.needs_person reads; 0 means maxLooked
+	Policy  func() *policy.Policy // policy in force, for needsPersonAfter
+	Looked  int                   // maximum number of entries that dlq.needs_person reads; 0 means maxLooked
 
 	rest  background.Rest // computes the pause after failed samples
 	until time.Time       // end of the pause after a failed sample
@@ -125,15 +125,15 @@ func (s *Sampler) Loop() *background.Loop {
 	})
 }
 
-// Once takes a sample, unless the last one is recent or another process is taking one. In the pause
-// after a failed sample, Once returns the sample's error.
+// Once takes a sample, unless the last sample is recent or another process is taking one. During the pause after a
+// failed sample, Once returns that sample's error.
 func (s *Sampler) Once(ctx context.Context) error {
 	if time.Now().Before(s.until) {
 		return s.err
 	}
 	var began time.Time
 	err := s.Store.InTx(ctx, func(tx postgres.DB) error {
-		began = time.Now() // the duration leaves out the wait for a connection, which costs the database nothing
+		began = time.Now() // the duration excludes the wait for a connection, which costs the database nothing
 		return s.sample(ctx, tx, began)
 	})
 	if s.err = err; err != nil && !began.IsZero() && !errors.Is(err, errOtherProcess) {
@@ -218,7 +218,7 @@ func (s *Sampler) readAll(ctx context.Context, tx postgres.DB) (*sample, error) 
 	return &t, r.err
 }
 
-// needsPersonParams returns the policy's limits after which entries count for dlqd_needs_person.
+// needsPersonParams returns the policy's durations after which an entry counts for dlqd_needs_person.
 func (s *Sampler) needsPersonParams() dbsqlc.NeedsPersonParams {
 	monitoring := s.Policy().Monitoring
 	params := dbsqlc.NeedsPersonParams{
@@ -231,7 +231,7 @@ func (s *Sampler) needsPersonParams() dbsqlc.NeedsPersonParams {
 	return params
 }
 
-// reader keeps the first error of several reads and skips the reads after it.
+// reader keeps the first error of several reads and skips all later reads.
 type reader struct{ err error }
 
 func read[T any](r *reader, into *T, from func() (T, error)) {

@@ -24,7 +24,7 @@ func (b *bundle) sampleTimes() (takes []time.Duration, took time.Duration) {
 	return takes, took
 }
 
-// One slow sample does not delay the next; samples that are all slow are 30 seconds apart.
+// One slow sample does not delay the next one. If all samples are slow, they are 30 seconds apart.
 func TestSampler_OneStallDoesNotDelayNext(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -62,7 +62,7 @@ func TestSampler_OneStallDoesNotDelayNext(t *testing.T) {
 	require.Less(t, took, takes[0])
 	require.LessOrEqual(t, took, slices.Max(before))
 
-	// The pause has an upper bound, however long samples take, and even if the clock was set back.
+	// The pause is bounded, however long samples take, and even if the clock was set back.
 	b.exec(`UPDATE dlq.metrics_sample SET at = now() - interval '31 s', took = '20 s',
 		takes = array_fill('20 s'::interval, ARRAY[5])`)
 	require.NoError(t, sampler.Once(t.Context()))
@@ -72,7 +72,7 @@ func TestSampler_OneStallDoesNotDelayNext(t *testing.T) {
 	require.GreaterOrEqual(t, value(b.gather(b.metrics)["dlqd_sample_age_seconds{}"]), 0.0)
 }
 
-// Waiting for a connection does not count as time of the sample.
+// The wait for a connection does not count towards the duration of a sample.
 func TestSampler_ExcludesWaitForConnection(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -98,8 +98,7 @@ func TestSampler_ExcludesWaitForConnection(t *testing.T) {
 	require.Less(t, takes[0], time.Since(began)-2*time.Second)
 }
 
-// A hanging statement of a sample is cancelled; a pause follows, during which the loop reports the
-// error.
+// A hanging statement of a sample is cancelled. During the pause that follows, the loop reports the statement's error.
 func TestSampler_CancelsHangingStatement(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -112,7 +111,7 @@ func TestSampler_CancelsHangingStatement(t *testing.T) {
 	var pgErr *pgconn.PgError
 	require.ErrorAs(t, err, &pgErr)
 	require.Equal(t, "57014", pgErr.Code, "statement_timeout")
-	b.exec("UPDATE dlq.metrics_sample SET at = now()") // to the database, no sample is due
+	b.exec("UPDATE dlq.metrics_sample SET at = now()") // for the database, no sample is due
 	require.ErrorIs(t, sampler.Once(t.Context()), err)
 
 	other := b.sampler()
@@ -122,7 +121,7 @@ func TestSampler_CancelsHangingStatement(t *testing.T) {
 	require.Less(t, sample, metrics.StaleAfter)
 }
 
-// Entries that have been manual or failed for longer than the policy allows count, however they got there.
+// Entries count if they have been manual or failed for longer than the policy allows, however they got into that state.
 // Entries of muted groups do not count.
 func TestSampler_CountsEntriesThatNeedPerson(t *testing.T) {
 	t.Parallel()
@@ -154,7 +153,7 @@ func TestSampler_CountsEntriesThatNeedPerson(t *testing.T) {
 	fail(6, "other", "outage", "e", "dlq_manual", 6*time.Minute) // 15 minutes
 	fail(7, "other", "business", "f", "dlq_manual", 16*time.Minute)
 	fail(2, "other", "", "g", "dlq_manual", 16*time.Minute)
-	for _, group := range []string{"m", "n"} { // muted groups on both sides of others in the index
+	for _, group := range []string{"m", "n"} { // muted groups, before and after the other groups in the index
 		fail(8, "q", "validation", group, "dlq_manual", time.Hour)
 		fail(8, "q", "outage", group+"f", "dlq_failed", time.Hour)
 	}
@@ -171,28 +170,28 @@ func TestSampler_CountsEntriesThatNeedPerson(t *testing.T) {
 	})
 	require.NotContains(t, series, "dlqd_needs_person{error_class=outage,queue=other}")
 
-	// An entry has no fingerprint, and so no group, until a worker has judged one of its failures.
+	// An entry has no fingerprint, and so no group, until a worker has decided on one of its failures.
 	_, err := super.Exec(t.Context(), `SET session_replication_role = replica;
 		UPDATE dlq.dead_letter_queue SET fingerprint = NULL WHERE fingerprint = 'z';
 		RESET session_replication_role`)
 	require.NoError(t, err)
 	b.requireSeries(b.takeSample(), map[string]float64{"dlqd_needs_person{error_class=outage,queue=q}": 6})
 
-	// If more entries exist than are read, the rollups give a lower bound.
+	// If there are more entries than the query reads, the rollups give a lower bound.
 	sampler := b.sampler()
 	sampler.Looked = 1
-	b.exec("UPDATE dlq.rollup_flow SET parked = 0") // all were parked just now, and the bound would subtract them
+	b.exec("UPDATE dlq.rollup_flow SET parked = 0") // all entries were parked just now, so the bound would subtract them
 	b.exec("DELETE FROM dlq.metrics_sample")
 	require.NoError(t, sampler.Once(t.Context()))
 	series = b.gather(b.metrics)
-	// The entries of the groups a and b count, and none of a muted group.
+	// Entries of the groups a and b count, and entries of muted groups do not.
 	b.requireSeries(series, map[string]float64{
 		"dlqd_needs_person{error_class=validation,queue=q}": 5, "dlqd_needs_person{error_class=business,queue=other}": 7,
 	})
 }
 
-// TestNeedsPerson_ReadsRecentMinutes checks that dlq.needs_person does not read three days of rollups, but only the
-// minutes for which a parked entry does not count yet.
+// TestNeedsPerson_ReadsRecentMinutes checks that dlq.needs_person reads only the minutes of the rollups for which a
+// parked entry does not count yet, not three days of rollups.
 func TestNeedsPerson_ReadsRecentMinutes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -17,7 +17,7 @@ type Access struct {
 	OIDC           OIDC     `json:"oidc"           jsonschema:"description=An OpenID Connect provider that authenticates users."`
 	Grants         []Grant  `json:"grants"         jsonschema:"description=Roles of users. A user has every grant that names them. Tokens have their own roles."`
 	Sessions       Sessions `json:"sessions"       jsonschema:"description=How long users stay signed in with a browser."`
-	// Approvals configures the operations that one person cannot do alone.
+	// Approvals configures the operations that require a second person.
 	Approvals   Approvals `json:"approvals"   jsonschema:"description=Operations that require a second person's approval."`
 	ExpectAbove int64     `json:"expectAbove" jsonschema:"minimum=0,description=Replays\\, bulk operations and erasures of more dead letters than this must state the expected number (expect in the API; the command line asks for it)."`
 }
@@ -28,13 +28,14 @@ type Sessions struct {
 	Absolute time.Duration `json:"absolute" jsonschema:"description=Maximum time since the sign-in; 5m to 30d."`
 }
 
-// Approvals configures what needs a second person who also has the role for the operation.
+// Approvals configures the operations that require approval by a second person, who must also have the role for the
+// operation.
 type Approvals struct {
 	Expire time.Duration  `json:"expire" jsonschema:"description=How long a request waits for approval; 1m to 30d."`
 	Rules  []ApprovalRule `json:"rules"  jsonschema:"description=Operations that require approval. Empty: none."`
 }
 
-// ApprovalRule makes operations need an approval.
+// ApprovalRule says which operations require an approval.
 type ApprovalRule struct {
 	Operations []string `json:"operations" jsonschema:"required,minItems=1,enum=replay,enum=patch,enum=redirect,enum=discard,enum=resolve,enum=purge,enum=erase,enum=export,description=Operations that the rule applies to. replay includes unpark\\, after which dlqd redelivers immediately. discard includes expire. patch is a replay with another payload. redirect is a replay to another queue or destination."`
 	Queues     []string `json:"queues"     jsonschema:"description=Patterns of queue names; * matches any text. Empty: every queue."`
@@ -91,7 +92,7 @@ func (g Grant) Access() access.Grant {
 	return access.Grant{Role: access.Role(g.Role), Queues: g.Queues, Kinds: g.Kinds, Sources: g.Sources}
 }
 
-// Networks returns the addresses of the proxy, and whether it connects by the Unix socket.
+// Networks returns the addresses from which the proxy connects, and whether it connects by the Unix socket.
 func (p Proxy) Networks() (networks []netip.Prefix, socket bool, err error) {
 	for _, from := range p.From {
 		if from == "unix" {
@@ -111,7 +112,7 @@ func (p Proxy) Networks() (networks []netip.Prefix, socket bool, err error) {
 	return networks, socket, nil
 }
 
-// minSession is the shortest session limit: the last use of a session is recorded once a minute.
+// minSession is the shortest permitted session limit. dlqd records the last use of a session only once a minute.
 const minSession = 5 * time.Minute
 
 func (l *loader) checkAccess() {

@@ -18,15 +18,15 @@ import (
 	"github.com/dlqd/dlqd/internal/message"
 )
 
-// Limits that the files' schemas do not express: of durations, rates and names.
+// Limits of durations, rates and names that the JSON Schemas of the files do not express.
 const (
 	maxBackoff = 24 * time.Hour
 	maxTimeout = time.Hour
 	maxDelay   = 30 * 24 * time.Hour
-	// minRetention keeps a typing error from deleting entries that closed a moment ago.
+	// minRetention prevents that a typing error deletes entries that have just been closed.
 	minRetention = time.Hour
 	maxRetention = 100 * 365 * 24 * time.Hour
-	// maxSmartOver is the longest smartRetry.over: River keeps completed jobs for that long by default.
+	// maxSmartOver is the longest smartRetry.over. By default, River deletes completed jobs after that time.
 	maxSmartOver = 24 * time.Hour
 	// minPace is the lowest rate other than 0: about one redelivery in 17 minutes.
 	minPace = 0.001
@@ -36,7 +36,7 @@ const (
 
 var queueName = regexp.MustCompile(`^[a-z0-9]+([_-][a-z0-9]+)*$`)
 
-// check validates what the schema of one file cannot, such as references between names, ranges of durations, and
+// check validates what a schema of one file cannot express, such as references between names, ranges of durations, and
 // secrets.
 func (l *loader) check() {
 	p := l.policy
@@ -93,16 +93,15 @@ func (l *loader) check() {
 			l.addf("worker-pool", "queues."+name, "unknown queue (known: %s)", sortedKeys(p.Queues))
 		}
 	}
-	// The age of a replica's data is known to about two seconds: see replica.Interval.
+	// dlqd knows the age of a replica's data to about two seconds: see replica.Interval.
 	l.checkRange("monitoring", "replica.maxLag", p.Monitoring.Replica.MaxLag, 2*time.Second, time.Hour)
 	l.checkRouting()
 	l.checkAccess()
 	l.checkNames()
 }
 
-// checkNames warns of names of queues in routing, limits and rights that are not names of the policy's queues. Such a
-// name is a mistake unless an application works that queue. If the policy defines no queues, checkNames warns of
-// nothing.
+// checkNames warns of queue names in routing, limits and rights that are not queues of the policy. Such a name is a
+// mistake unless an application works the queue. checkNames does not warn if the policy defines no queues.
 func (l *loader) checkNames() {
 	p := l.policy
 	if p.Where("retry-policies", "queues") == "retry-policies" {
@@ -176,8 +175,7 @@ func (l *loader) checkDestination(name string, d *Destination) {
 	}
 }
 
-// checkTarget checks the URL of a destination, which a field of the destination contains, and reads the descriptors
-// of a gRPC method.
+// checkTarget checks the URL in a field of a destination, and reads the descriptors if the URL is a gRPC method.
 func (l *loader) checkTarget(at, field string, d *Destination) {
 	const file = "retry-policies"
 	if !grpc.IsURL(d.URL) {
@@ -208,11 +206,11 @@ func (l *loader) readSecret(file, at, path string) (secret string) {
 	return strings.TrimSpace(l.readFile(file, at, path))
 }
 
-// readFile reads a file that the policy names. Watch checks that file from then on. For a draft, readFile reads
-// nothing and returns the content in force.
+// readFile reads a file that the policy names, and adds the file to those that Watch checks. For a draft, readFile
+// reads no file and returns the content that the policy in force has.
 func (l *loader) readFile(file, at, path string) (content string) {
 	key := at + " " + path
-	if l.draft != nil { // the author of a draft may lack the right to read it
+	if l.draft != nil { // the author of a draft may lack the right to read the file
 		return l.draft.inForce.secrets[key]
 	}
 	defer func() { l.policy.secrets[key] = content }()
@@ -322,7 +320,7 @@ func (l *loader) checkRange(file, at string, value, least, most time.Duration) {
 	}
 }
 
-// checkPace rejects a rate so low that it means never.
+// checkPace reports a rate that is so low that redeliveries would practically stop.
 func (l *loader) checkPace(file, at string, perSecond float64) {
 	if perSecond > 0 && perSecond < minPace {
 		l.addf(file, at, "is %g; must be 0 (no limit), or %g or more", perSecond, minPace)

@@ -27,8 +27,8 @@ func (c Change) String() string {
 	}
 }
 
-// Diff returns the values in which two policies differ, in order. Secrets in the files do not show
-// up as changes unless they were added or removed; secrets in URLs do, without their text.
+// Diff returns the values in which two policies differ, in order. A changed secret in a file is not a change; an added
+// or a removed secret is. A changed secret in a URL is a change, but the change does not show the secret's text.
 func Diff(old, next *Policy) []Change {
 	type key struct{ file, path string }
 	changes := map[key]*Change{}

@@ -26,7 +26,7 @@ import (
 	"github.com/dlqd/dlqd/internal/redact"
 )
 
-// EnvironmentsDir is the folder of a configuration directory with one folder for each environment.
+// EnvironmentsDir is the directory, within a configuration directory, that has one directory for each environment.
 const EnvironmentsDir = "environments"
 
 // maxFileBytes limits the size of one file of a policy.
@@ -43,7 +43,7 @@ func Files() []string {
 	return []string{"retry-policies", "circuit-breaker", "dlq-routing", "worker-pool", "monitoring", "access", "sources"}
 }
 
-// section returns the field that a file is decoded into.
+// section returns a pointer to the field into which a file is decoded.
 func (p *Policy) section(name string) any {
 	switch name {
 	case "retry-policies":
@@ -63,8 +63,8 @@ func (p *Policy) section(name string) any {
 	}
 }
 
-// inherits lists, for each file, the maps whose items inherit unset values, and the sibling that
-// they inherit from.
+// inherits lists, for each file, the maps whose items inherit values that they do not set, each with the field from
+// which the items inherit.
 var inherits = map[string][][2]string{
 	"retry-policies":  {{"queues", "defaults"}, {"destinations", "destinationDefaults"}},
 	"circuit-breaker": {{"destinations", "defaults"}, {"riverQueues", "defaults"}},
@@ -73,15 +73,15 @@ var inherits = map[string][][2]string{
 	"sources":         {{"sources", "defaults"}},
 }
 
-// Source is where a policy is read from.
+// Source says where a policy is read from.
 type Source struct {
 	Dir string // configuration directory; empty for the built-in defaults alone
 	Env string // folder of Dir/environments, merged over Dir key by key; empty for none
-	// Destination is the URL of the destination "default" if the policy defines no queues.
+	// Destination is the URL of the destination "default". It is used if the policy defines no queues.
 	Destination string
-	// SecretsElsewhere is for commands that check or compare a policy on a machine that may lack its secret files. A
-	// missing file is then a warning. The URLs and secrets of destinations that come from files count as empty, whether
-	// the files exist or not.
+	// SecretsElsewhere is for commands that check or compare a policy on a machine that may lack the secret files. It
+	// makes a missing secret file a warning instead of an error. URLs and secrets of destinations that come from files
+	// then count as empty, even if the files exist.
 	SecretsElsewhere bool
 }
 
@@ -98,10 +98,11 @@ func (s Setting) String() string {
 	return fmt.Sprintf("%s %s = %s", s.File, s.Path, displayValue(s.Value))
 }
 
-// Text returns the value as its file would write it, with secrets hidden.
+// Text returns the value as its file would write it. Secrets in URLs are hidden.
 func (s Setting) Text() string { return displayValue(s.Value) }
 
-// Place returns an origin (file and line) relative to the policy's directory, so that it shows no path of this machine.
+// Place returns an origin (file and line) relative to the policy's directory, so that it does not show a path of this
+// machine.
 func (p *Policy) Place(origin string) string {
 	if p.dir == "" {
 		return origin
@@ -120,7 +121,7 @@ func displayValue(value any) string {
 
 func flow(value any) *yaml.Node {
 	node := &yaml.Node{}
-	_ = node.Encode(value) // the value was decoded from YAML, so it encodes
+	_ = node.Encode(value) // the value was decoded from YAML, so it can be encoded
 	var set func(*yaml.Node)
 	set = func(n *yaml.Node) {
 		n.Style |= yaml.FlowStyle
@@ -133,13 +134,13 @@ func flow(value any) *yaml.Node {
 	return node
 }
 
-// Default returns the policy without a directory: one queue, which delivers to a URL.
+// Default returns the policy of a source without a directory. It has one queue, which delivers to destinationURL.
 func Default(destinationURL string) (*Policy, error) {
 	return Load(Source{Destination: destinationURL})
 }
 
-// Load reads and checks a policy. Its error lists the mistakes with file and line: those of each file or, if each file
-// is valid by itself, those between files.
+// Load reads and checks a policy. Its error lists mistakes with file and line. Load looks for mistakes between files
+// only if each file is valid by itself.
 func Load(source Source) (*Policy, error) {
 	before := source.hash() // before the files are read, so that Watch sees changes during the read
 	p, err := (&loader{source: source}).readAll()
@@ -152,10 +153,9 @@ func Load(source Source) (*Policy, error) {
 	return p, nil
 }
 
-// Draft returns the policy that would be in force if text replaced one of the source's files. The
-// file is named without an ending, and with its folder if it belongs to the environment
-// (environments/prod/dlq-routing). Draft writes nothing and reads no secrets: the draft has the
-// secrets of p.
+// Draft returns the policy that would be in force if text replaced one of the source's files. file is the file's name
+// without extension. For a file of the environment, the name includes the directory (environments/prod/dlq-routing).
+// Draft writes nothing and reads no secrets: it uses the secrets of p.
 func (p *Policy) Draft(source Source, file, text string) (*Policy, error) {
 	if one := p.Destinations[DefaultQueue]; source.Dir == "" && one != nil {
 		source.Destination = one.URL
@@ -191,8 +191,8 @@ func (l *loader) readAll() (*Policy, error) {
 	return l.policy, nil
 }
 
-// Where returns the file and line of a value, for messages. If path has no line itself, it returns
-// the line of the nearest value that contains it.
+// Where returns the file and line of a value, for messages. If the value at path has no line, Where returns the line of
+// the nearest value that contains it.
 func (p *Policy) Where(file, path string) string {
 	for ; path != ""; path = path[:max(strings.LastIndexAny(path, ".["), 0)] {
 		if origin, ok := p.origins[file][path]; ok {
@@ -202,11 +202,11 @@ func (p *Policy) Where(file, path string) string {
 	return file
 }
 
-// Warnings returns probable mistakes, with file and line. A policy with warnings can be in force.
+// Warnings returns probable mistakes, with file and line. They do not keep a policy from coming into force.
 func (p *Policy) Warnings() []string { return p.warnings }
 
-// Settings returns every effective value, in order. A signing secret is hidden. Secrets in URLs are hidden only by
-// [Setting.Text] and [Setting.String].
+// Settings returns every effective value, in order. Signing secrets are hidden. [Setting.Value] may have secrets in
+// URLs; [Setting.Text] and [Setting.String] hide them.
 func (p *Policy) Settings() []Setting { return p.settings }
 
 type loader struct {
@@ -233,8 +233,8 @@ func (l *loader) warnf(file, path, format string, args ...any) {
 	l.policy.warnings = append(l.policy.warnings, l.policy.Where(file, path)+": "+path+": "+fmt.Sprintf(format, args...))
 }
 
-// checkDir rejects what would be ignored silently: a misspelled file name, or a missing
-// environment.
+// checkDir rejects a directory if part of the configuration would be ignored without an error: because a file name is
+// misspelled, or because the environment does not exist.
 func (l *loader) checkDir() error {
 	if l.source.Dir == "" {
 		if l.source.Env != "" {
@@ -257,7 +257,7 @@ func (l *loader) checkDir() error {
 	for _, dir := range dirs {
 		items, err := os.ReadDir(dir)
 		if errors.Is(err, fs.ErrNotExist) && l.source.Committed() {
-			continue // a commit removed its last file, and Git the directory
+			continue // a commit removed the directory's last file, and Git removed the directory
 		}
 		if err != nil {
 			return err
@@ -279,7 +279,7 @@ func (l *loader) checkDir() error {
 type layer struct {
 	content map[string]any
 	lines   map[string]string // file:line by path
-	empty   bool              // no content, not even {}: a write may be in progress
+	empty   bool              // whether the file has no content, not even {}; it may still be being written
 }
 
 func (l *loader) load(name string) {
@@ -287,7 +287,7 @@ func (l *loader) load(name string) {
 	origins := map[string]string{}
 	l.policy.origins[name] = origins
 	add := func(one *layer) {
-		// A list of this layer replaces the earlier list, so the origins of the earlier items are deleted.
+		// A list of this layer replaces the list of an earlier layer, so delete the origins of the earlier list's items.
 		for old := range origins {
 			if list, _, inside := strings.Cut(old, "["); inside && one.lines[list] != "" {
 				delete(origins, old)
@@ -325,7 +325,7 @@ func (l *loader) load(name string) {
 		inherit(merged, origins, pair[0], pair[1])
 	}
 	if len(l.problems) > 0 {
-		return // with problems in the files, the values would not be what the files mean
+		return // because of the problems, the values would not be those that the files intend
 	}
 	if err := merged.UnmarshalWithConf("", l.policy.section(name),
 		koanf.UnmarshalConf{DecoderConfig: &mapstructure.DecoderConfig{
@@ -354,8 +354,8 @@ func (l *loader) load(name string) {
 	}
 }
 
-// read reads and checks one file with any of the extensions. It returns nil if there is none, or if it cannot be read,
-// which it records as a problem.
+// read reads and checks a file with any of the extensions. It returns nil if no such file exists. If it cannot read the
+// file, it records a problem and returns nil.
 func (l *loader) read(dir, name string) *layer {
 	if l.draft != nil && filepath.Join(dir, name) == filepath.Join(l.source.Dir, filepath.FromSlash(l.draft.file)) {
 		return l.parsed(name, l.draft.file+extensions[0], []byte(l.draft.text))
@@ -412,8 +412,8 @@ func (l *loader) parsed(name, found string, raw []byte) *layer {
 	return one
 }
 
-// unreadable returns the mistakes that keep a file from being valid YAML, each with its line first:
-// "7: did not find expected key".
+// unreadable returns the mistakes that make a file invalid YAML. Each begins with its line: "7: did not find expected
+// key".
 func unreadable(err error) []string {
 	texts := []string{strings.TrimPrefix(err.Error(), "yaml: ")}
 	if several, ok := errors.AsType[*yaml.TypeError](err); ok {
@@ -456,7 +456,7 @@ func parse(raw []byte, origin func(line int) string) (*layer, error) {
 	if err := document.Decode(&one.content); err != nil {
 		return nil, err
 	}
-	delete(one.content, "$schema") // for editors
+	delete(one.content, "$schema") // editors use the key $schema
 	if origin != nil {
 		recordLines(document.Content[0], "", one.lines, origin)
 	}
@@ -464,7 +464,7 @@ func parse(raw []byte, origin func(line int) string) (*layer, error) {
 	return one, nil
 }
 
-// checkKeys rejects names that YAML does not decode as strings.
+// checkKeys rejects keys of mappings that YAML does not decode as strings.
 func checkKeys(node *yaml.Node) error {
 	for i, child := range node.Content {
 		if name := child.ShortTag(); node.Kind == yaml.MappingNode && i%2 == 0 && name != "!!str" && name != "!!merge" {
@@ -514,7 +514,7 @@ func recordLines(node *yaml.Node, path string, lines map[string]string, origin f
 	}
 }
 
-// dropNulls gives "orders:" without a value the meaning of "orders: {}".
+// dropNulls replaces null by an empty map: "orders:" without a value then means "orders: {}".
 func dropNulls(m map[string]any) {
 	for key, value := range m {
 		switch value := value.(type) {
@@ -531,8 +531,7 @@ func items(k *koanf.Koanf, key string) map[string]any {
 	return m
 }
 
-// inherit adds the values of the map at from to each item of the map at into that does not set
-// them.
+// inherit adds the values of the map at from to each item of the map at into, unless the item sets them.
 func inherit(k *koanf.Koanf, origins map[string]string, into, from string) {
 	base, added := k.Cut(from).All(), map[string]any{}
 	for name := range items(k, into) {
@@ -548,10 +547,10 @@ func inherit(k *koanf.Koanf, origins map[string]string, into, from string) {
 			}
 		}
 	}
-	_ = k.Load(confmap.Provider(added, separator), nil) // a single load, because each one walks all of k
+	_ = k.Load(confmap.Provider(added, separator), nil) // one call of Load, because each call walks all of k
 }
 
-// durationHook decodes durations, including days.
+// durationHook decodes durations, in which days are allowed.
 func durationHook(from, to reflect.Type, data any) (any, error) {
 	if to != reflect.TypeFor[time.Duration]() || from.Kind() != reflect.String {
 		return data, nil
@@ -559,7 +558,7 @@ func durationHook(from, to reflect.Type, data any) (any, error) {
 	return ParseDuration(data.(string)) //nolint:forcetypeassert // its kind is string
 }
 
-// ParseDuration is time.ParseDuration with days: 30d, 1d12h.
+// ParseDuration is time.ParseDuration and also accepts days first: 30d, 1d12h.
 func ParseDuration(text string) (time.Duration, error) {
 	days, rest, ok := strings.Cut(text, "d")
 	if !ok {
@@ -577,7 +576,7 @@ func ParseDuration(text string) (time.Duration, error) {
 	return d + more, err
 }
 
-// wordsHook decodes a text or a list of texts. Numbers become texts.
+// wordsHook decodes a text or a list of texts. It converts numbers to texts.
 func wordsHook(_, to reflect.Type, data any) (any, error) {
 	if to != reflect.TypeFor[Words]() {
 		return data, nil

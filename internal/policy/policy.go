@@ -1,6 +1,6 @@
-// Package policy reads and checks the configuration that teams keep in Git: the queues, where their
-// messages go, how they are retried, what errors mean, what happens to dead letters, and who may do what. A policy is
-// a directory of seven optional files, with overlays for each environment; see docs/policy.md.
+// Package policy reads and checks the configuration that teams keep in Git: queues and the destinations of their
+// messages, retries, classes of errors, the handling of dead letters, and access rights. A policy is a directory of
+// seven optional files, with overlays for each environment; see docs/policy.md.
 package policy
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/dlqd/dlqd/internal/redact"
 )
 
-// DefaultQueue is the name of the queue of a policy that defines none.
+// DefaultQueue is the name of the only queue of a policy that defines no queues.
 const DefaultQueue = "default"
 
 // Policy is the whole configuration: the seven files on top of the built-in defaults.
@@ -33,11 +33,11 @@ type Policy struct {
 	settings    []Setting
 	origins     map[string]map[string]string // file:line, by file and path
 	version     string
-	unanswered  bool // whether Git did not answer in time when the version was asked for
+	unanswered  bool // whether Git did not answer in time when the version was read
 	dir         string
 	files       []string // the files that were read, without their endings
 	secretFiles []string
-	secrets     map[string]string // by the path of the field and the file that it names
+	secrets     map[string]string // by the path of the field and the name of the file in it
 	filesHash   string            // hash of the files when they were read, for Watch
 	warnings    []string
 }
@@ -52,7 +52,7 @@ type RetryPolicies struct {
 	Data                Data                    `json:"data"         jsonschema:"description=Retention of the audit trail\\, and sensitive data."`
 }
 
-// Data configures how long the audit trail is kept and who sees which data.
+// Data configures how long the audit trail is kept and which data is masked.
 type Data struct { //nolint:recvcheck // Masked is also called on values without an address
 	AuditRetention    time.Duration `json:"auditRetention"   jsonschema:"description=Retention of the audit trail\\, in whole months."`
 	SensitiveColumns  []string      `json:"sensitiveColumns" jsonschema:"enum=original_event,enum=edited_event,enum=error_message,enum=error_stack_trace,enum=error_context,enum=retry_history,enum=replay_attempts,enum=metadata,enum=subscriber_id,enum=tags,enum=notes,description=Columns of dead letters that dlq_reader cannot read. edited_event also hides the changes of edits in the audit trail."`
@@ -71,8 +71,8 @@ type Queue struct {
 	WhenOpen    string        `json:"whenOpen"    jsonschema:"enum=reject,enum=accept,description=New messages while the destination's breaker is open: rejected with 503 (reject)\\, or accepted and held (accept)."`
 	Ordering    bool          `json:"ordering"    jsonschema:"description=Messages with the same orderingKey are delivered in order; later ones wait behind an open dead letter."`
 	Payload     string        `json:"payload"     jsonschema:"enum=parsed,enum=exact,description=Form of the delivered payload: as the database formats it (parsed)\\, or byte for byte as submitted (exact)\\, for receivers that sign or hash bodies."`
-	// DeadLetterLogicalFailures files a dead letter for a message whose receiver answers with a status 2xx and
-	// {"success": false}.
+	// DeadLetterLogicalFailures makes a message a dead letter if the receiver answers with a 2xx status and {"success":
+	// false}.
 	DeadLetterLogicalFailures bool      `json:"deadLetterLogicalFailures" jsonschema:"description=A 200 response with success: false becomes a dead letter."`
 	Retention                 Retention `json:"retention"                 jsonschema:"description=Retention of closed dead letters."`
 }
@@ -89,8 +89,7 @@ const (
 	BackoffFixed       = "fixed"
 )
 
-// The values of Queue.WhenOpen: what happens to new messages while the destination's breaker is
-// open.
+// The values of Queue.WhenOpen, which says whether new messages are accepted while the destination's breaker is open.
 const (
 	WhenOpenReject = "reject"
 	WhenOpenAccept = "accept"
@@ -116,13 +115,14 @@ type Destination struct {
 	URLFile    string `json:"urlFile"    jsonschema:"description=File with the URL: an absolute path\\, or relative to the policy's directory. dlqd then shows only the URL's host."`
 	Secret     Secret `json:"secret"     jsonschema:"description=Standard Webhooks secret (whsec_…) that signs deliveries. During a rotation\\, two lines: the new secret\\, then the former one. Prefer secretFile."`
 	SecretFile string `json:"secretFile" jsonschema:"description=File with the secret: an absolute path\\, or relative to the policy's directory."`
-	// DescriptorFile is a FileDescriptorSet with imports, and Method is the method that it describes.
+	// DescriptorFile is the path of a FileDescriptorSet with imports. Method is the gRPC method of URL, as that file
+	// describes it.
 	DescriptorFile string       `json:"descriptorFile" jsonschema:"description=For a gRPC method: file with its descriptors (protoc --include_imports --descriptor_set_out): an absolute path\\, or relative to the policy's directory. Empty: dlqd asks the server (reflection)."`
 	Method         *grpc.Method `json:"-"`
-	// Source is set for the destination of a source: records are published to its topics.
+	// Source is not nil for the destination of a source. Such a destination publishes records to topics of the source's
+	// cluster.
 	Source *TopicSource `json:"-"`
-	// RedeliveriesPerSecond limits what dlqd sends again: redeliveries of DLQ workers, and messages
-	// that were held.
+	// RedeliveriesPerSecond limits redeliveries by DLQ workers, and the release of messages that were held.
 	RedeliveriesPerSecond float64    `json:"redeliveriesPerSecond" jsonschema:"minimum=0,description=Maximum redeliveries by DLQ workers and releases of held messages per second\\, over all processes; 0 for no limit."`
 	ErrorPaths            ErrorPaths `json:"errorPaths"         jsonschema:"description=Paths in its responses other than 2xx (JSON and XML) that describe the error. They precede the paths that dlqd knows (docs/delivery.md)."`
 	Probe                 Probe      `json:"probe"                 jsonschema:"description=A request that checks whether the destination is available\\, before conditional redeliveries."`
@@ -136,7 +136,7 @@ func (d *Destination) ShownURL() string {
 	return redact.URL(d.URL)
 }
 
-// Hide replaces the destination's secrets in a text, because responses and errors may repeat them.
+// Hide replaces the destination's secrets in a text. Responses and errors may contain them.
 func (d *Destination) Hide(text string) string {
 	secrets := append(redact.Secrets(d.URL, d.URLFile != ""), redact.Secrets(d.Probe.URL, false)...)
 	for _, line := range d.Secret.lines() {
@@ -145,9 +145,9 @@ func (d *Destination) Hide(text string) string {
 	return redact.Hide(text, secrets...)
 }
 
-// ErrorPaths are places in responses: keys joined by dots, such as result.reasonCode. Upper and lower case are the
-// same, _ and - are ignored, and elements of an array have the path of the array. The first place that has a value is
-// used.
+// ErrorPaths are paths of fields in responses: keys joined by dots, such as result.reasonCode. Upper and lower case are
+// the same, and _ and - are ignored. Elements of an array have the path of the array. The first path in a list at which
+// the response has a value is used.
 type ErrorPaths struct {
 	Type    []string `json:"type"    jsonschema:"description=Paths of the error's type."`
 	Code    []string `json:"code"    jsonschema:"description=Paths of the error's code."`
@@ -181,7 +181,7 @@ type Breaker struct {
 	SuccessRate         float64       `json:"successRate"         jsonschema:"minimum=1,maximum=100,description=Percentage of probes that must succeed to close the breaker."`
 }
 
-// Routing is dlq-routing.yaml: the classes of errors, and what happens next.
+// Routing is dlq-routing.yaml: rules for the classes of errors, and plans for the entries of each class.
 type Routing struct {
 	Rules      []Rule                   `json:"rules"      jsonschema:"description=Rules\\, evaluated in order before the built-in table; the first that matches applies."`
 	Strategies Strategies               `json:"strategies" jsonschema:"description=Defaults of each strategy\\, which classes\\, queues\\, kinds and rules override."`
@@ -190,40 +190,40 @@ type Routing struct {
 	Kinds      map[string]*KindRouting  `json:"kinds"      jsonschema:"description=Overrides for kinds of messages or jobs; * matches any text. If several patterns match\\, the longest applies."`
 	Automatic  Automatic                `json:"automatic"  jsonschema:"description=Which dead letters dlqd redelivers automatically. It only observes the others: it classifies and lists them."`
 	SmartRetry SmartRetry               `json:"smartRetry" jsonschema:"description=Retry entries whose cause a deploy has probably fixed."`
-	// RedeliveriesPerSecond limits redeliveries into each queue that has no destination: an
-	// application's queues.
+	// RedeliveriesPerSecond limits redeliveries into each queue without a destination, which is a queue of an
+	// application.
 	RedeliveriesPerSecond float64 `json:"redeliveriesPerSecond" jsonschema:"minimum=0,description=Maximum redeliveries per second into each queue of an application; 0 for no limit."`
 }
 
-// Rule matches errors, and sets their class and what happens to their entries.
+// Rule matches errors. It sets their class, and what happens to their entries.
 type Rule struct {
 	Name     string `json:"name"     jsonschema:"required,minLength=1,maxLength=100,description=Name\\, stored with every entry that the rule matched."`
 	Match    Match  `json:"match"    jsonschema:"required,description=Conditions of the rule; all must match."`
 	Class    string `json:"class"    jsonschema:"enum=transient,enum=rate_limited,enum=outage,enum=validation,enum=malformed,enum=unauthorized,enum=not_found,enum=business,enum=code_bug,enum=unknown,description=Class of the error. Without a class\\, later rules and the built-in table choose it."`
 	Plan     Plan   `json:"plan"     jsonschema:"description=What happens to the entry; overrides the plans of its kind\\, queue and class."`
 	Priority int    `json:"priority" jsonschema:"minimum=0,maximum=4,description=The entry's new priority: 1 is the most urgent; 0 does not change it."`
-	// Tags are added to the entry's tags. Its redeliveries have them too.
+	// Tags are added to the tags of the entry and so of its redeliveries.
 	Tags     []string `json:"tags"     jsonschema:"description=Tags to add to the entry."`
 	Assignee string   `json:"assignee" jsonschema:"description=User to assign the entry to\\, if it has no assignee."`
 }
 
 // Names that stand in place of a rule's name, for entries whose strategy no rule chose.
 const (
-	// RuleBackfilled and RuleSingleAttempt mark entries that wait for an operator although the strategy of their
-	// class would redeliver them: their job failed before capture was installed, or was limited to one attempt.
+	// RuleBackfilled and RuleSingleAttempt mark entries that wait for an operator although the strategy of their class
+	// would redeliver them. RuleBackfilled: the job failed before capture was installed. RuleSingleAttempt: the job was
+	// limited to one attempt.
 	RuleBackfilled    = "backfilled"
 	RuleSingleAttempt = "single-attempt"
 	// RuleUnparked marks entries that an operator unparked. The SQL function dlq.act_on sets it.
 	RuleUnparked = "unparked"
-	// RuleWorkerLost marks an application's entries whose attempts River's rescuer ended twice or
-	// more, because their worker died or they did not end. They need manual handling in every
-	// class.
+	// RuleWorkerLost marks entries of an application's jobs of which River's rescuer ended at least two attempts, because
+	// the worker died or the attempt did not end. Such entries need manual handling in every class.
 	RuleWorkerLost = "worker-lost"
-	// RuleTooSlow marks entries for which the rules exceeded their time.
+	// RuleTooSlow marks entries for which the evaluation of the rules exceeded its time limit.
 	RuleTooSlow = "rules-too-slow"
 )
 
-// ReservedRules returns the names that a policy's rules must not have.
+// ReservedRules returns the names that rules of a policy must not have.
 func ReservedRules() []string {
 	return []string{RuleBackfilled, RuleSingleAttempt, RuleUnparked, RuleWorkerLost, RuleTooSlow}
 }
@@ -249,7 +249,7 @@ func (m *Match) String() string {
 	return string(raw)
 }
 
-// Words is a list of alternatives. In a file, it is one text or a list.
+// Words is a list of alternatives. A file may also give a single text.
 type Words []string
 
 // Match reports whether text matches one of the alternatives.
@@ -260,9 +260,10 @@ func (w Words) Match(text string) bool {
 // Strategies are the defaults of each strategy, by its name.
 type Strategies map[string]*Plan
 
-// Plan is what happens to an entry. A field that is not set here comes from the first of these that sets it: the rule,
-// the kind's plan for the class, the kind's plan, the queue's plan for the class, the queue's plan, the class's plan,
-// the strategy's defaults. MaxRetries can also come from the maxRetries of the kind or the queue, after their plans.
+// Plan says what happens to an entry. A field that a plan does not set comes from the first of these that sets it: the
+// rule, the kind's plan for the class, the kind's plan, the queue's plan for the class, the queue's plan, the class's
+// plan, the strategy's defaults. MaxRetries can also come from the maxRetries of the kind or the queue, which follow
+// their plans.
 type Plan struct {
 	Strategy   string          `json:"strategy,omitempty"`
 	Delays     []time.Duration `json:"delays,omitempty"     jsonschema:"description=Delays from the last failure to each redelivery; the last one repeats."`
@@ -283,19 +284,19 @@ type Conditions struct {
 	Probes           int      `json:"probes,omitempty"           jsonschema:"minimum=1,description=Entries that are redelivered first when the conditions hold again; the others follow if these succeed."`
 }
 
-// QueueRouting is the routing of one queue where it differs from the default.
+// QueueRouting is the routing of one queue, in so far as it differs from the default.
 type QueueRouting struct {
 	Plan       *Plan          `json:"plan"       jsonschema:"description=Plan for every class."`
 	Classes    ByClass[*Plan] `json:"classes"    jsonschema:"description=Plans by class."`
 	MaxRetries int            `json:"maxRetries" jsonschema:"minimum=0,maximum=1000,description=Maximum redeliveries for every class of this queue; 0 keeps the value of the plan."`
 	SmartRetry *bool          `json:"smartRetry" jsonschema:"description=Overrides smartRetry.enabled."`
 	StaleAfter time.Duration  `json:"staleAfter" jsonschema:"description=Age from which the work of a dead letter is out of date. A replay run that skips stale work skips it; 0: never."`
-	// ExpireStale of the queue or of the kind is enough.
+	// ExpireStale is on for an entry if it is on for its queue or its kind.
 	ExpireStale bool `json:"expireStale" jsonschema:"description=dlqd expires dead letters whose work is out of date\\, in place of redelivering them. Default: false."`
 	// SkipStale and SkipSuperseded apply to replay runs whose request does not set them: see [Skips].
 	SkipStale      bool `json:"skipStale"      jsonschema:"description=Replay runs skip work that is out of date\\, unless their request says otherwise. Default: false."`
 	SkipSuperseded bool `json:"skipSuperseded" jsonschema:"description=Replay runs skip work that a later job has done\\, unless their request says otherwise. Default: false."`
-	// ReplayWhenFixed starts replay runs, which [Policy.ReplaysWhenFixed] lists.
+	// ReplayWhenFixed lets dlqd start replay runs; see [Policy.ReplaysWhenFixed].
 	ReplayWhenFixed bool `json:"replayWhenFixed" jsonschema:"description=dlqd starts a progressive replay run of a failure group that is fixed in a version\\, once that version is deployed. It takes no dead letter that an operator has\\, and none that dlqd only observes. Default: false."`
 }
 
@@ -305,15 +306,15 @@ type KindRouting struct {
 	Classes    ByClass[*Plan] `json:"classes"    jsonschema:"description=Plans by class."`
 	MaxRetries int            `json:"maxRetries" jsonschema:"minimum=0,maximum=1000,description=Maximum redeliveries for every class of this kind; 0 keeps the value of the plan."`
 	StaleAfter time.Duration  `json:"staleAfter" jsonschema:"description=Age from which the work of a dead letter is out of date\\, in place of the queue's; 0 keeps the queue's."`
-	// ExpireStale of the queue or of the kind is enough.
+	// ExpireStale is on for an entry if it is on for its queue or its kind.
 	ExpireStale bool  `json:"expireStale" jsonschema:"description=dlqd expires dead letters whose work is out of date\\, in place of redelivering them\\, also if the queue does not say so. Default: false."`
 	SkipStale   *bool `json:"skipStale"      jsonschema:"description=Whether replay runs skip work that is out of date\\, in place of the queue's setting."`
-	// SkipSuperseded is nil to keep the queue's setting, as SkipStale is.
+	// SkipSuperseded and SkipStale override the queue's setting, unless they are nil.
 	SkipSuperseded *bool `json:"skipSuperseded" jsonschema:"description=Whether replay runs skip work that a later job has done\\, in place of the queue's setting."`
 }
 
-// Automatic configures what dlqd redelivers without an operator. If several switches match, one
-// that is off wins. All applies if no other switch matches.
+// Automatic configures what dlqd redelivers without an operator. If several switches match an entry and one of them is
+// off, automatic redelivery is off. All applies if no other switch matches.
 type Automatic struct {
 	All     *Switch            `json:"all"     jsonschema:"description=Applies if no other switch matches. Default: on if dlqd owns River\\, off if an application owns it."`
 	Queues  map[string]*Switch `json:"queues"  jsonschema:"description=Switches by queue."`
@@ -324,12 +325,11 @@ type Automatic struct {
 // Switch turns automatic redelivery on or off.
 type Switch struct {
 	Enabled bool `json:"enabled" jsonschema:"required,description=Whether dlqd redelivers matching dead letters automatically."`
-	// Include lists the groups of entries that are redelivered although they need manual handling
-	// by default.
+	// Include lists groups of entries that are redelivered although they would otherwise need manual handling.
 	Include []string `json:"include,omitempty" jsonschema:"enum=backfilled,enum=single-attempt,description=Dead letters that otherwise wait for an operator: backfilled ones\\, and those of jobs with a single attempt (single-attempt)."`
 }
 
-// SmartRetry configures the retry of parked and failed entries whose cause has probably gone.
+// SmartRetry configures the automatic retry of parked and failed entries whose cause is probably gone.
 type SmartRetry struct {
 	Enabled   bool          `json:"enabled"   jsonschema:"description=Whether smart retry is on; off by default."`
 	ErrorRate float64       `json:"errorRate" jsonschema:"minimum=0,maximum=100,description=Percentage of a queue's jobs that fail with an entry's fingerprint. Below it\\, the cause is probably fixed."`
@@ -356,8 +356,8 @@ type DLQWorkers struct {
 	BatchSize int `json:"batchSize" jsonschema:"minimum=1,maximum=10000,description=Entries per transaction."`
 }
 
-// Monitoring is monitoring.yaml: limits for alerts, which dlqd publishes as metrics for alerting rules to compare
-// with, the limits of the read replica, and how the console shows the environment.
+// Monitoring is monitoring.yaml: limits for alerts, limits of the read replica, and the look of the console. dlqd
+// publishes the limits for alerts as metrics, with which alerting rules compare.
 type Monitoring struct {
 	Defaults Alert             `json:"defaults" jsonschema:"description=Defaults for every queue."`
 	Queues   map[string]*Alert `json:"queues"   jsonschema:"description=Limits by queue."`
@@ -370,23 +370,24 @@ type ConsoleLook struct {
 	Color string `json:"color" jsonschema:"pattern=^(#[0-9a-fA-F]{6})?$,description=Colour of the environment\\, as #rrggbb: a band with the environment's name on each page and on the sign-in page. Its text is black or white\\, whichever has more contrast. If empty\\, there is no band."`
 }
 
-// Replica is the limits of the read replica.
+// Replica has the limits of the read replica.
 type Replica struct {
 	MaxLag time.Duration `json:"maxLag" jsonschema:"description=How old the replica's data may be; beyond that the primary answers its reads. 2s to 1h."`
 }
 
-// Alert is the limits of a queue.
+// Alert has the limits of a queue.
 type Alert struct {
 	MaxOpen int           `json:"maxOpen" jsonschema:"minimum=0,description=Maximum number of open dead letters."`
 	MaxAge  time.Duration `json:"maxAge"  jsonschema:"description=Maximum age of the oldest open dead letter."`
-	// NeedsPersonAfter is for entries that only an operator can move: manual or failed.
+	// NeedsPersonAfter applies to entries that only an operator can move: entries that are manual or failed.
 	NeedsPersonAfter time.Duration `json:"needsPersonAfter" jsonschema:"description=How long a dead letter may wait for an operator (manual or failed) before the alert DLQNeedsPerson fires."`
 }
 
-// warnShare is the share of a limit from which Judge warns.
+// warnShare is the share of a limit at which Judge begins to warn.
 const warnShare = 0.8
 
-// Judge returns the limits that a queue exceeds, and, as warnings, the limits of which it has reached 80 %.
+// Judge returns the limits that a queue exceeds as problems, and the limits of which it has reached 80 % or more as
+// warnings.
 func (a Alert) Judge(open int64, oldest time.Duration) (problems, warnings []string) {
 	switch most := int64(a.MaxOpen); {
 	case open > most:
@@ -405,7 +406,7 @@ func (a Alert) Judge(open int64, oldest time.Duration) (problems, warnings []str
 	return problems, warnings
 }
 
-// Secret is a text that prints as "(hidden)".
+// Secret is a text that is printed as "(hidden)".
 type Secret string
 
 // String hides the secret.
@@ -452,8 +453,8 @@ func (p *Policy) Alert(queue string) Alert {
 	return p.Monitoring.Defaults
 }
 
-// DestinationOf returns the destination of a queue's messages, or nil if the queue belongs to an
-// application.
+// DestinationOf returns the destination of a queue's messages. It returns nil if the policy does not define the queue,
+// as for the queues of an application.
 func (p *Policy) DestinationOf(queue string) *Destination {
 	q := p.Queues[queue]
 	if q == nil {
@@ -473,8 +474,8 @@ func (p *Policy) QueuesOf(destination string) []string {
 	return names
 }
 
-// Pace is a rate limit that redeliveries share: to one destination, or into one queue of an
-// application.
+// Pace is a rate limit that several redeliveries share: all redeliveries to one destination, or all into one queue of
+// an application.
 type Pace struct {
 	Name      string
 	PerSecond float64 // 0 is no limit
@@ -488,10 +489,10 @@ func (p *Policy) PaceOf(queue string) Pace {
 	return Pace{"queue:" + queue, p.Routing.RedeliveriesPerSecond}
 }
 
-// KindRouting returns the routing of the longest pattern that matches a kind, or nil.
+// KindRouting returns the routing of the longest pattern that matches a kind, or nil if no pattern matches.
 func (p *Policy) KindRouting(kind string) *KindRouting { return ofKind(p.Routing.Kinds, kind) }
 
-// ofKind returns the value of the longest pattern that matches a kind, or nil.
+// ofKind returns the value of the longest pattern that matches a kind, or nil if no pattern matches.
 func ofKind[V any](patterns map[string]*V, kind string) *V {
 	longest, found, matches := "", (*V)(nil), false
 	for pattern, v := range patterns {
@@ -503,8 +504,8 @@ func ofKind[V any](patterns map[string]*V, kind string) *V {
 	return found
 }
 
-// StaleAfter returns the age from which the work of a dead letter is out of date, and the setting with that age; 0 if
-// no setting has one.
+// StaleAfter returns the age at which the work of a dead letter becomes out of date, and the name of the setting with
+// that age. The age is 0 if no setting applies.
 func (p *Policy) StaleAfter(queue, kind string) (age time.Duration, setting string) {
 	if k := p.KindRouting(kind); k != nil && k.StaleAfter > 0 {
 		return k.StaleAfter, "kind " + kind
@@ -515,9 +516,9 @@ func (p *Policy) StaleAfter(queue, kind string) (age time.Duration, setting stri
 	return 0, ""
 }
 
-// OutOfDate returns why the work of a dead letter is out of date; empty if it is not. expiresAt is the time that its
-// message or job has set (a text that is not RFC 3339 is ignored: any client can write it). The age of the work counts
-// from dueAt.
+// OutOfDate returns the reason why the work of a dead letter is out of date, or "" if it is not. expiresAt is the
+// expiry time that the message or job has set. A text in another form than RFC 3339 is ignored, because any client can
+// write it. The age of the work counts from dueAt.
 func (p *Policy) OutOfDate(queue, kind, expiresAt string, dueAt, now time.Time) string {
 	if expires, err := time.Parse(time.RFC3339, expiresAt); err == nil && !now.Before(expires) {
 		return "it expired at " + expires.UTC().Format(time.RFC3339)
@@ -534,20 +535,22 @@ func (p *Policy) Expires(queue, kind string) bool {
 	return q != nil && q.ExpireStale || k != nil && k.ExpireStale
 }
 
-// Skips is the work that replay runs skip unless their request says otherwise: work that is out of date, and work that
-// a later job has done. A run keeps the skips that were in force at its start, or at its request for approval.
+// Skips says which work replay runs skip unless their request says otherwise: work that is out of date, and work that a
+// later job has done. A run keeps the skips that were in force at its start or, if it needed an approval, at the
+// request for approval.
 type Skips struct {
 	Stale      *Skip `json:"stale,omitempty"`
 	Superseded *Skip `json:"superseded,omitempty"`
 }
 
-// Skip says for which queues and kinds a replay run skips work. A kind's value comes first; nil stands for the queue's.
+// Skip says for which queues and kinds replay runs skip work. A kind's value overrides the queue's; nil keeps the
+// queue's.
 type Skip struct {
 	Queues []string         `json:"queues,omitempty"`
 	Kinds  map[string]*bool `json:"kinds,omitempty"`
 }
 
-// Of reports whether work of a queue and kind is skipped. A nil Skip skips nothing.
+// Of reports whether work of a queue and kind is skipped. It returns false for a nil Skip.
 func (s *Skip) Of(queue, kind string) bool {
 	if s == nil {
 		return false
@@ -558,7 +561,7 @@ func (s *Skip) Of(queue, kind string) bool {
 	return slices.Contains(s.Queues, queue)
 }
 
-// Text names the queues and kinds.
+// Text returns a text with the queues and kinds of s.
 func (s *Skip) Text() string {
 	var parts, kinds, not []string
 	for _, pattern := range slices.Sorted(maps.Keys(s.Kinds)) {
@@ -588,7 +591,7 @@ func (s *Skip) setKind(pattern string, is *bool) {
 	s.Kinds[pattern] = is
 }
 
-// ifAny returns nil if the skips are on for no queue and no kind.
+// ifAny returns s, or nil if s skips no queue and no kind.
 func (s *Skip) ifAny() *Skip {
 	if len(s.Queues) > 0 {
 		return s
@@ -601,7 +604,7 @@ func (s *Skip) ifAny() *Skip {
 	return nil
 }
 
-// Skips returns what replay runs skip by default. The field of a setting that no queue and no kind switches on is nil.
+// Skips returns the work that replay runs skip by default. A field is nil if no queue and no kind switches the skip on.
 func (p *Policy) Skips() Skips {
 	skip := func(queue func(*QueueRouting) bool, kind func(*KindRouting) *bool) *Skip {
 		s := &Skip{}
@@ -623,7 +626,8 @@ func (p *Policy) Skips() Skips {
 	}
 }
 
-// ReplaysWhenFixed returns the queues with ReplayWhenFixed.
+// ReplaysWhenFixed returns the queues with ReplayWhenFixed: dlqd starts a replay run of a failure group of such a queue
+// when the group is fixed.
 func (p *Policy) ReplaysWhenFixed() []string {
 	var queues []string
 	for _, name := range slices.Sorted(maps.Keys(p.Routing.Queues)) {
@@ -649,8 +653,8 @@ func (p *Policy) ExpiresAny() bool {
 	return false
 }
 
-// MatchPattern reports whether text matches a pattern in which * stands for any text. Queues, kinds
-// and grants share this rule.
+// MatchPattern reports whether text matches a pattern in which * stands for any text. Patterns of queues, kinds and
+// grants all use it.
 func MatchPattern(pattern, text string) bool { return access.MatchPattern(pattern, text) }
 
 // SmartRetryOn reports whether smart retry is on for a queue.
@@ -680,6 +684,7 @@ func (p *Policy) MaxTimeout() time.Duration {
 	return longest
 }
 
-// Version identifies the policy. It is the Git commit of its directory, followed by -dirty- and a
-// hash if files differ from that commit. If Git does not track the directory, it is a hash of the effective values.
+// Version identifies the policy. It is the Git commit of the policy's directory. If files differ from that commit,
+// -dirty- and a hash of the effective values follow. If Git does not track the directory, the version is that hash
+// alone.
 func (p *Policy) Version() string { return p.version }

@@ -161,7 +161,7 @@ func TestLoad_Approvals(t *testing.T) {
 	}, lines)
 }
 
-// Every mistake is reported with file, line, field and the allowed values.
+// Load reports every mistake with file, line, field and the allowed values.
 func TestLoad_ReportsMistakesWithLines(t *testing.T) {
 	t.Parallel()
 	destination := "destinations: {d: {url: 'http://x'}}\n"
@@ -406,7 +406,7 @@ func TestVersion(t *testing.T) {
 	require.True(t, loaded.Committed())
 	require.Equal(t, git("rev-parse", "--short=12", "HEAD"), version())
 
-	// "git status" writes a stale index, under a lock that makes an operator's "git add" fail.
+	// "git status" writes a stale index, under a lock that would make an operator's "git add" fail.
 	index := filepath.Join(dir, ".git", "index")
 	require.NoError(t, os.Chtimes(filepath.Join(dir, "monitoring.yaml"), time.Time{}, time.Now().Add(-time.Hour)))
 	before, err := os.ReadFile(index)
@@ -417,7 +417,7 @@ func TestVersion(t *testing.T) {
 	require.Equal(t, before, after)
 }
 
-// On a busy machine Git may not answer in time: then the version is a hash, until Git answers.
+// On a busy machine, Git may not answer in time. The version is then a hash until Git answers.
 func TestVersion_IsAskedAgain(t *testing.T) {
 	dir := policytest.Dir(t, policytest.Files{"monitoring": "defaults: {maxOpen: 1}"})
 	for _, args := range [][]string{{"init", "--quiet"}, {"add", "."}, {

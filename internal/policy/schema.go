@@ -21,11 +21,11 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy/strategies"
 )
 
-// durationPattern is the pattern of a duration in a file.
+// durationPattern is the regular expression of a duration in a file.
 const durationPattern = `^(\d+d(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))*|(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+)$`
 
-// durationFormat is the JSON Schema format of durations. It rejects durations that overflow a
-// time.Duration, which durationPattern cannot.
+// durationFormat is the JSON Schema format of durations. It rejects durations that overflow a time.Duration, which a
+// regular expression cannot do.
 const durationFormat = "dlqd-duration"
 
 // ByClass maps classes of errors to values.
@@ -39,8 +39,9 @@ func classNames() []string {
 	return names
 }
 
-// Schema returns the JSON Schema of a file, for editors and for validate. "make generate" makes it from the types in
-// this package, so that dlqd does not contain the library that makes schemas. Schema adds the strategies of extensions.
+// Schema returns the JSON Schema of a file, for editors and for validate. "make generate" generates the schema from the
+// types in this package, so dlqd does not contain the library that generates schemas. Schema adds the strategies of
+// extensions.
 func Schema(name string) ([]byte, error) {
 	raw, err := schemas.Files.ReadFile(name + ".schema.json")
 	if err != nil || len(strategies.Added()) == 0 {
@@ -54,7 +55,7 @@ func Schema(name string) ([]byte, error) {
 	return json.MarshalIndent(schema, "", "  ")
 }
 
-// addStrategies adds the strategies of extensions wherever a schema has those that are built in.
+// addStrategies adds the strategies of extensions wherever a schema lists the built-in strategies.
 func addStrategies(schema any) {
 	node, _ := schema.(map[string]any)
 	for _, inner := range node {
@@ -84,7 +85,7 @@ func validate(name string, content map[string]any) []problem {
 	if err != nil {
 		panic(err) // a test compiles every schema
 	}
-	// The validator accepts only the types that JSON decodes to.
+	// The validator accepts only the types that a JSON decoder returns.
 	raw, err := json.Marshal(content)
 	if err != nil {
 		return []problem{{"", "cannot be converted to JSON: " + err.Error()}}
@@ -134,7 +135,7 @@ func newCompiler(name string) (*validator.Compiler, error) {
 	compiler.RegisterFormat(&validator.Format{Name: durationFormat, Validate: func(v any) error {
 		text, ok := v.(string)
 		if !ok || !regexp.MustCompile(durationPattern).MatchString(text) {
-			return nil // type and pattern report it
+			return nil // type and pattern report the error
 		}
 		_, err := ParseDuration(text)
 		return err
@@ -142,7 +143,7 @@ func newCompiler(name string) (*validator.Compiler, error) {
 	return compiler, compiler.AddResource(name, document)
 }
 
-// collect translates the validator's errors into problems, with the allowed values.
+// collect converts the validator's errors into problems, which name the allowed values.
 func collect(name string, content map[string]any, err *validator.ValidationError, into *[]problem) {
 	names, isNames := err.ErrorKind.(*kind.PropertyNames)
 	if len(err.Causes) > 0 && !isNames {
@@ -165,7 +166,7 @@ func collect(name string, content map[string]any, err *validator.ValidationError
 	add := func(format string, args ...any) {
 		*into = append(*into, problem{path, fmt.Sprintf(format, args...)})
 	}
-	if isNames { // err has the location that the validator checked last, not that of the name
+	if isNames { // the location in err is where the validator was last, not the location of the name
 		for _, path = range classPaths(content, names.Property) {
 			add("unknown class (known: %s)", strings.Join(classNames(), ", "))
 		}
@@ -230,7 +231,7 @@ func classPaths(content map[string]any, class string) []string {
 	return paths
 }
 
-// properties returns the fields that the schema at url allows.
+// properties returns the names of the fields that the schema at url allows.
 func properties(name, url string) []string {
 	compiler, err := newCompiler(name)
 	if err != nil {

@@ -64,7 +64,8 @@ func schemaOf(name string) ([]byte, error) {
 	return append(raw, '\n'), err
 }
 
-// The committed schemas, which editors and dlqd use, match the types. DLQD_SCHEMAS=write writes them.
+// The committed schemas, which editors and dlqd use, equal the schemas of the types. With DLQD_SCHEMAS=write the test
+// writes them.
 func TestSchema_MatchesTypes(t *testing.T) {
 	t.Parallel()
 	for _, name := range Files() {
@@ -82,7 +83,7 @@ func TestSchema_MatchesTypes(t *testing.T) {
 			require.Equal(t, 4, strings.Count(string(raw), `"propertyNames"`),
 				"classes of all queues, of a queue, of a kind and of switches have names that editors complete")
 		}
-		if os.Getenv("DLQD_SCHEMAS") != "write" { // dlqd has the files of its build
+		if os.Getenv("DLQD_SCHEMAS") != "write" { // dlqd has the files from the time of its build
 			embedded, err := Schema(name)
 			require.NoError(t, err)
 			require.Equal(t, string(committed), string(embedded))

@@ -15,7 +15,7 @@ import (
 	"github.com/dlqd/dlqd/internal/redact"
 )
 
-// Patterns of values that are sensitive at any place; see dlq.pattern in the database.
+// Patterns of values that are sensitive in every field; see dlq.pattern in the database.
 const (
 	PatternCardNumbers = "cardNumbers"
 	PatternTokens      = "tokens"
@@ -25,7 +25,7 @@ const (
 // pathRoots are the first segments that a sensitive path may have.
 var pathRoots = []string{"payload", "headers", "metadata"}
 
-// Masked returns the masking rules in the form that dlq.mask returns in the database; {} for none.
+// Masked returns the masking rules in the form of dlq.mask in the database, or {} if there are none.
 func (d Data) Masked() json.RawMessage {
 	var mask struct {
 		Paths    []string `json:"paths,omitempty"` // as the policy writes them, for display
@@ -82,10 +82,10 @@ func parsePath(path string) ([]string, error) {
 	return segments, nil
 }
 
-// keySeparator joins the keys of the paths that the database matches.
+// keySeparator joins the keys of a path in the form that the database matches.
 const keySeparator = `\u001f`
 
-// wherePath returns a Postgres regular expression that matches the path.
+// wherePath returns a Postgres regular expression for a path of segments whose keys are joined by keySeparator.
 func wherePath(segments []string) string {
 	var out strings.Builder
 	for i, segment := range segments {
@@ -107,8 +107,8 @@ func wherePath(segments []string) string {
 
 var plainKey = regexp.MustCompile(`^[A-Za-z0-9_ -]+$`)
 
-// keyOf returns a regular expression that matches the text of every JSON document with a value at
-// the path.
+// keyOf returns a regular expression that matches the text of every JSON document that has a value at the path. It may
+// match other texts, too.
 func keyOf(segments []string) string {
 	last := segments[len(segments)-1]
 	if len(segments) == 1 || !plainKey.MatchString(last) {
@@ -142,9 +142,9 @@ const (
 	maxMaskedDepth     = 70  // levels of an event
 )
 
-// Mask returns a function that masks a text by the policy: patterns, and the values at sensitive
-// paths of an event, which an error may repeat. The event has the keys payload, headers and
-// metadata. Values are also found in the forms in which JSON and HTML write them.
+// Mask returns a function that masks a text by the policy: it masks matches of the patterns, and the values at
+// sensitive paths of an event, because an error may repeat these values. The event has the keys payload, headers and
+// metadata. The function also finds values in the forms that JSON and HTML give them.
 func (d *Data) Mask(event func() map[string]any) func(text string) string {
 	var values []string
 	whole := false
@@ -179,7 +179,7 @@ func (d *Data) Mask(event func() map[string]any) func(text string) string {
 	}
 }
 
-// collectValues adds the texts and numbers at and below the paths of a document to values.
+// collectValues adds to values the texts and numbers at and below the given paths of a document.
 func collectValues(node any, at []string, paths [][]string, found bool, values *[]string) {
 	if len(*values) > maxSensitiveValues || len(at) > maxMaskedDepth {
 		return
@@ -206,8 +206,8 @@ func collectValues(node any, at []string, paths [][]string, found bool, values *
 	}
 }
 
-// encodedForms returns the other forms in which receivers write a value: JSON with <, > and & escaped or
-// not, JSON in ASCII, and HTML.
+// encodedForms returns further forms in which receivers may write a value: JSON with and without escaped <, > and &,
+// JSON in ASCII, and HTML.
 func encodedForms(value string) []string {
 	var forms []string
 	add := func(form string) {
@@ -231,7 +231,7 @@ func encodedForms(value string) []string {
 	return forms
 }
 
-// ascii returns a JSON text with the characters beyond ASCII escaped.
+// ascii returns a JSON text in which characters beyond ASCII are escaped.
 func ascii(text, escape string) string {
 	var out strings.Builder
 	for _, r := range text {
@@ -246,8 +246,8 @@ func ascii(text, escape string) string {
 	return out.String()
 }
 
-// matchPath reports whether keys match a path. Upper and lower case are the same, * is any key, and an empty segment is
-// any number of keys.
+// matchPath reports whether keys match a path. Upper and lower case are the same. In a path, * stands for any key, and
+// an empty segment for any number of keys.
 func matchPath(path, keys []string) bool {
 	switch {
 	case len(path) == 0:

@@ -12,13 +12,14 @@ import (
 
 const (
 	secretPrefix = "whsec_"
-	// minSecretBytes is the length of the shortest secret that the specification of Standard Webhooks allows.
+	// minSecretBytes is the length of the shortest secret that the Standard Webhooks specification permits.
 	minSecretBytes = 24
-	// maxSecrets allows the current secret and, during a rotation, the former one.
+	// maxSecrets is 2: the current secret and, during a rotation, the former one.
 	maxSecrets = 2
 )
 
-// lines returns the secrets in s, one a line: the current one, and during a rotation the former one.
+// lines returns the secrets in s, which are separated by newlines: the current secret and, during a rotation, the
+// former one.
 func (s Secret) lines() []string {
 	if s == "" {
 		return nil
@@ -43,7 +44,7 @@ func newSigners(secret Secret) ([]*standardwebhooks.Webhook, error) {
 		switch {
 		case line == "":
 			return nil, fmt.Errorf("%sis empty; remove it", where)
-		case len(lines) > 1 && !strings.HasPrefix(line, secretPrefix): // it may be a part of one secret
+		case len(lines) > 1 && !strings.HasPrefix(line, secretPrefix): // the line may be a part of one secret
 			return nil, fmt.Errorf("%smust begin with %s, as each of two secrets does; a single secret is one line", where,
 				secretPrefix)
 		case err != nil:
@@ -65,8 +66,8 @@ func newSigners(secret Secret) ([]*standardwebhooks.Webhook, error) {
 	return signers, nil
 }
 
-// Signer returns the function that signs deliveries to the destination (Standard Webhooks), with each of
-// its secrets, or nil if it has none.
+// Signer returns a function that signs deliveries to the destination (Standard Webhooks) with each of the destination's
+// secrets. It returns nil if the destination has no secret.
 func (d *Destination) Signer() func(messageID string, at time.Time, body []byte) (string, error) {
 	if d.Secret == "" {
 		return nil
@@ -88,8 +89,7 @@ func (d *Destination) Signer() func(messageID string, at time.Time, body []byte)
 	}
 }
 
-// SecretsSince returns the number of secrets that sign deliveries to the destination, and how many of them
-// did not in former.
+// SecretsSince returns the number of secrets with which d signs deliveries, and how many of them former did not have.
 func (d *Destination) SecretsSince(former *Destination) (total, added int) {
 	lines, before := d.Secret.lines(), former.Secret.lines()
 	for _, line := range lines {

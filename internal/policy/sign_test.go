@@ -21,7 +21,7 @@ const (
 	formerSecret  = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 )
 
-// withSecretFile loads a policy whose destination d has a file with secrets.
+// withSecretFile loads a policy whose destination d has a secret file with the given content.
 func withSecretFile(t *testing.T, content string) (*policy.Policy, error) {
 	t.Helper()
 	dir := policytest.Dir(t, policytest.Files{
@@ -32,7 +32,7 @@ func withSecretFile(t *testing.T, content string) (*policy.Policy, error) {
 	return policy.Load(policy.Source{Dir: dir})
 }
 
-// accepts reports whether a receiver that knows only this secret accepts a delivery.
+// accepts reports whether a receiver that knows only the given secret accepts a delivery with the signature.
 func accepts(t *testing.T, secret, signature string, at time.Time, body []byte) bool {
 	t.Helper()
 	webhook, err := standardwebhooks.NewWebhook(secret)

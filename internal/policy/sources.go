@@ -16,7 +16,7 @@ import (
 	"github.com/dlqd/dlqd/internal/grpc"
 )
 
-// Sources is sources.yaml: topics whose records are dead letters, and topics that dead letters are published to.
+// Sources is sources.yaml: topics whose records become dead letters, and topics to which dead letters are published.
 type Sources struct {
 	Clusters map[string]*Cluster     `json:"clusters" jsonschema:"description=Kafka clusters\\, by name."`
 	Defaults TopicSource             `json:"defaults" jsonschema:"description=Defaults for every source."`
@@ -87,7 +87,7 @@ type SASL struct {
 	Password Secret `json:"-"` // the file's content
 }
 
-// TopicSource is a set of topics of one cluster that are read in one way.
+// TopicSource is a set of topics of one cluster that are read with the same settings.
 type TopicSource struct {
 	Name           string     `json:"-"`
 	Cluster        string     `json:"cluster"      jsonschema:"description=Name of the cluster."`
@@ -130,22 +130,22 @@ const (
 	FromLatest   = "latest"
 )
 
-// KindOf returns the kind of the entry of a record. original is the topic that the record failed in, as
-// its envelope says; empty if that is not known.
+// KindOf returns the kind of the entry of a record. original is the topic in which the record failed, according to the
+// record's envelope, or "" if unknown.
 func (s *TopicSource) KindOf(topic, original string) string {
 	return strings.ReplaceAll(s.Kind, "{topic}", cmp.Or(original, topic))
 }
 
-// GroupOf returns the consumer group that failed for a record of a topic, for records whose envelope does not name the
-// group. It returns "" if the group is not known.
+// GroupOf returns the consumer group that failed to handle a record of a topic, for records whose envelope does not
+// name the group. It returns "" if the group is unknown.
 func (s *TopicSource) GroupOf(topic string) string {
 	return strings.ReplaceAll(s.Group, "{*}", s.star(topic))
 }
 
-// TargetOf returns the topic that a record of a topic is published to again. original is the topic that the record
-// failed in, according to its envelope; "" if that is not known. TargetOf returns false if the policy needs the
-// original topic and it is not known, if the name is too long, and if a source reads the target: the record would come
-// back at once.
+// TargetOf returns the topic to which a record of a topic is published again. original is the topic in which the record
+// failed, according to the record's envelope, or "" if unknown. TargetOf returns false in these cases: the policy needs
+// the original topic and it is unknown; the name is too long; or a source reads the target, so that the record would
+// come back at once.
 func (p *Policy) TargetOf(s *TopicSource, topic, original string) (string, bool) {
 	target := strings.ReplaceAll(s.ReplayTo, "{*}", s.star(topic))
 	if strings.Contains(target, "{original}") && original == "" {
@@ -165,7 +165,7 @@ func (p *Policy) readerOf(cluster, topic string) *TopicSource {
 	return nil
 }
 
-// star returns the text that the * of the pattern that matches a topic stands for.
+// star returns the text for which the * stands in the pattern that matches a topic.
 func (s *TopicSource) star(topic string) string {
 	for _, pattern := range s.Topics {
 		before, after, ok := strings.Cut(pattern, "*")
@@ -179,10 +179,10 @@ func (s *TopicSource) star(topic string) string {
 // SourceNames returns the names of the sources, in order.
 func (p *Policy) SourceNames() []string { return slices.Sorted(maps.Keys(p.Sources.Sources)) }
 
-// MaxTopicLength is the length of the longest name of a topic (org.apache.kafka.common.internals.Topic).
+// MaxTopicLength is the maximum length of a topic's name (org.apache.kafka.common.internals.Topic).
 const MaxTopicLength = 249
 
-// tooLong returns what is wrong with a name of a topic that Kafka does not permit for its length; empty if it does.
+// tooLong returns an error text if a topic's name is longer than Kafka permits, and "" otherwise.
 func tooLong(name string) string {
 	if len(name) <= MaxTopicLength {
 		return ""
@@ -190,10 +190,10 @@ func tooLong(name string) string {
 	return fmt.Sprintf("has %d characters; the name of a topic has %d at most", len(name), MaxTopicLength)
 }
 
-// withoutPlaces removes what stands for other text from the name of a topic.
+// withoutPlaces removes placeholders from the name of a topic.
 var withoutPlaces = strings.NewReplacer("{queue}", "", "{original}", "", "{*}", "", "*", "")
 
-// TopicOf returns the topic that a feed publishes the dead letters of a queue to. dlq.collect_feed does the same.
+// TopicOf returns the topic to which a feed publishes the dead letters of a queue. dlq.collect_feed has the same rule.
 func (f *Feed) TopicOf(queue string) string {
 	return strings.ReplaceAll(f.Topic, "{queue}", notInTopic.ReplaceAllString(queue, "_"))
 }
@@ -202,8 +202,8 @@ var notInTopic = regexp.MustCompile(`[^a-zA-Z0-9._-]`)
 
 var topicPattern = regexp.MustCompile(`^[a-zA-Z0-9._-]*\*?[a-zA-Z0-9._-]*$`)
 
-// checkSources checks sources.yaml. Each source gets a destination of its name, and its queue. Automatic
-// redelivery of the queue is off unless the policy has a switch for it.
+// checkSources checks sources.yaml. It adds a destination and a queue for each source, with the source's name.
+// Automatic redelivery of that queue is off unless the policy has a switch for it.
 func (l *loader) checkSources() {
 	const file = "sources"
 	p := l.policy
@@ -263,7 +263,7 @@ func (l *loader) checkSources() {
 	}
 }
 
-// checkFeeds checks where dead letters are published.
+// checkFeeds checks the feeds, which publish dead letters to topics.
 func (l *loader) checkFeeds() {
 	const file = "sources"
 	p := l.policy
@@ -303,7 +303,7 @@ func (l *loader) checkFeeds() {
 	}
 }
 
-// checkFeedTopic checks the lengths of the names of a feed's topics, as far as its queues are known.
+// checkFeedTopic checks the lengths of the topic names of a feed, for all queues that the policy names.
 func (l *loader) checkFeedTopic(at string, f *Feed) {
 	if problem := tooLong(withoutPlaces.Replace(f.Topic)); problem != "" {
 		l.addf("sources", at+".topic", "%s", problem)
@@ -321,7 +321,7 @@ func (l *loader) checkFeedTopic(at string, f *Feed) {
 	}
 }
 
-// descriptor reads the file with the descriptors of a Protobuf message; of is nil if it has no such message.
+// descriptor reads the descriptor file of a Protobuf message. of is nil if the file does not describe the message.
 func (l *loader) descriptor(file, at, name, message string) (set []byte, of protoreflect.MessageDescriptor) {
 	set = []byte(l.readFile(file, at, name))
 	of, err := grpc.MessageOf(message, set)
@@ -331,7 +331,7 @@ func (l *loader) descriptor(file, at, name, message string) (set []byte, of prot
 	return set, of
 }
 
-// checkCluster checks how a cluster is reached, and reads its secrets.
+// checkCluster checks the connection settings of a cluster, and reads its secrets.
 func (l *loader) checkCluster(name string, c *Cluster) {
 	const file = "sources"
 	c.Name = name
@@ -381,7 +381,7 @@ func (l *loader) checkCluster(name string, c *Cluster) {
 	}
 }
 
-// checkTopics checks which topics a source reads, and where its records go.
+// checkTopics checks the topics that a source reads, and the topics to which its records are published again.
 func (l *loader) checkTopics(at string, s *TopicSource) {
 	const file = "sources"
 	p := l.policy
@@ -414,7 +414,7 @@ func (l *loader) checkTopics(at string, s *TopicSource) {
 	}
 }
 
-// overlap reports whether a text matches both patterns, which have one * each at most.
+// overlap reports whether a text exists that matches both patterns. Each pattern has at most one *.
 func overlap(a, b string) bool {
 	switch {
 	case a == "" && b == "":

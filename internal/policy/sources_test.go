@@ -125,7 +125,7 @@ feeds:
 	require.NotContains(t, load("prod"), "{env} needs")
 }
 
-// Kafka refuses longer names, also those that are made for a queue.
+// Kafka refuses longer topic names, including names that contain the name of a queue.
 func TestSources_RefuseLongNamesOfTopics(t *testing.T) {
 	t.Parallel()
 	long, most := strings.Repeat("x", 250), strings.Repeat("x", 249)

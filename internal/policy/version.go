@@ -14,15 +14,16 @@ import (
 	"time"
 )
 
-// gitTimeout limits one call of Git.
+// gitTimeout limits one run of Git.
 const gitTimeout = 5 * time.Second
 
-// dirty marks the version of files that differ from the commit. A hash of the effective values
-// follows it.
+// dirty follows the commit in the version of a policy whose files differ from the commit. A hash of the effective
+// values follows dirty.
 const dirty = "-dirty-"
 
-// Committed reports whether the policy's version has changed since the policy was loaded from files that differed from
-// the commit, or was loaded while Git did not answer in time.
+// Committed reports whether the policy's version is different now, although the files are the same. That happens if the
+// policy was loaded from files that differed from the commit and were committed since, or if Git did not answer in time
+// during the load.
 func (p *Policy) Committed() bool {
 	if !p.unanswered && !strings.Contains(p.version, dirty) {
 		return false
@@ -31,14 +32,15 @@ func (p *Policy) Committed() bool {
 	return now != p.version && !unanswered
 }
 
-// Committed reports whether Git tracks the source's directory, and its files are those of the commit.
+// Committed reports whether Git tracks the source's directory and the files in it equal those of the commit.
 func (s Source) Committed() bool {
 	commit, clean, _ := commitOf(s.Dir)
 	return commit != "" && clean
 }
 
-// version returns the Git commit of a directory, followed by dirty and a hash if files differ from the commit. Without
-// a commit, it returns a hash of the effective values. unanswered reports whether Git did not answer in time.
+// version returns the Git commit of a directory. If files differ from the commit, dirty and a hash of the effective
+// values follow. Without a commit, version returns that hash alone. unanswered reports whether Git did not answer in
+// time.
 func version(dir string, settings []Setting) (version string, unanswered bool) {
 	switch commit, clean, unanswered := commitOf(dir); {
 	case commit == "":
@@ -50,8 +52,8 @@ func version(dir string, settings []Setting) (version string, unanswered bool) {
 	}
 }
 
-// commitOf returns the Git commit of a directory, and whether its files are those of the commit. The commit
-// is "" if Git ignores the directory, does not track it, or has not answered in time.
+// commitOf returns the Git commit of a directory, and whether the directory's files equal those of the commit. The
+// commit is "" if Git ignores the directory, does not track it, or did not answer in time.
 func commitOf(dir string) (commit string, clean, unanswered bool) {
 	if dir == "" {
 		return "", false, false
@@ -61,7 +63,8 @@ func commitOf(dir string) (commit string, clean, unanswered bool) {
 		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 			break
 		}
-		// Git removes a directory with its last file, and its parents if they have no other: run Git in one that exists.
+		// When a commit removes the last file of a directory, Git removes the directory, and its parents if they are empty.
+		// So run Git in the nearest parent that exists.
 		dir, at = parent, filepath.Join(filepath.Base(dir), at)
 	}
 	commit, err := git(dir, "rev-parse", "--short=12", "HEAD")
@@ -70,19 +73,20 @@ func commitOf(dir string) (commit string, clean, unanswered bool) {
 	}
 	tracked, err := git(dir, "ls-files", "--", at)
 	if err == nil && tracked == "" && !hasFiles(filepath.Join(dir, at)) {
-		// A commit may have removed the last file, for example the revert of the commit that added it.
+		// The commit may have removed the last file, for example by reverting the commit that added the file.
 		tracked, err = git(dir, "rev-list", "-1", "HEAD", "--", at)
 	}
 	if err != nil || tracked == "" {
 		return "", false, isUnanswered(err)
 	}
-	// A commit may happen meanwhile: the files are clean only if HEAD is the same before and after the check.
+	// Another commit may happen during the check. So the files are clean only if HEAD is the same before and after the
+	// check.
 	changed, err := git(dir, "status", "--porcelain", "--", at)
 	after, afterErr := git(dir, "rev-parse", "--short=12", "HEAD")
 	return commit, err == nil && afterErr == nil && changed == "" && after == commit, isUnanswered(err)
 }
 
-// hasFiles reports whether a directory has files of a policy.
+// hasFiles reports whether a directory has files with an extension of policy files.
 func hasFiles(dir string) bool {
 	for _, extension := range extensions {
 		if found, _ := filepath.Glob(filepath.Join(dir, "*"+extension)); len(found) > 0 {
@@ -100,8 +104,8 @@ func hashSettings(settings []Setting) string {
 	return hex.EncodeToString(hash.Sum(nil))[:12]
 }
 
-// git runs a read-only Git command. The command takes no lock, so that commands of an operator in the same directory do
-// not fail.
+// git runs a read-only Git command. The command takes no lock, because a lock would make an operator's Git commands in
+// the same directory fail.
 func git(dir string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), gitTimeout)
 	defer cancel()

@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// checkInterval is the time between two checks of the files. A change is reported once two
-	// checks in a row find the same content, because a checkout writes its files one after another.
+	// checkInterval is the time between two checks of the files. A change is reported once two consecutive checks find
+	// the same content, because a checkout writes files one after another.
 	checkInterval = 300 * time.Millisecond
-	// checkTimeout is the timeout of one check, for a machine under load.
+	// checkTimeout bounds one check. It is long, for machines under load.
 	checkTimeout = 10 * time.Second
 )
 
-// watch detects changes of a policy's files by hashing them. File notifications would miss some: a watch does not
+// watch detects changes of a policy's files by hashing them. File notifications would miss some changes: they do not
 // follow a directory that is replaced (by a checkout, a switched symbolic link or a ConfigMap), and network file
 // systems send none.
 type watch struct {
@@ -35,8 +35,8 @@ type watch struct {
 	loaded  string   // state of the files before the policy was last read
 }
 
-// Watch returns a loop that calls changed after files of the source, or secret files of the policy in force, differ
-// from what was last read.
+// Watch returns a loop. The loop calls changed when files of the source, or secret files of the policy in force, differ
+// from the files that were last read.
 func Watch(source Source, inForce func() *Policy, changed func(context.Context)) *background.Loop {
 	w := &watch{
 		source: source, inForce: inForce, changed: changed, secrets: inForce().secretFiles, loaded: inForce().filesHash,
@@ -50,7 +50,7 @@ func Watch(source Source, inForce func() *Policy, changed func(context.Context))
 
 func (w *watch) once(ctx context.Context) error {
 	if secrets := w.inForce().secretFiles; !slices.Equal(secrets, w.secrets) { // a reload (SIGHUP) changed the list
-		w.secrets, w.loaded = secrets, "" // these were never hashed before: report one change, which reads them again
+		w.secrets, w.loaded = secrets, "" // never hashed before: report one change, so that they are read
 	}
 	found := w.source.hash() + hashFiles(w.secrets)
 	settled := found == w.last
@@ -58,13 +58,12 @@ func (w *watch) once(ctx context.Context) error {
 	if !settled || found == w.loaded {
 		return nil
 	}
-	w.loaded = found // not a newer hash: later changes may not have been read
+	w.loaded = found // not a newer hash: the policy may not have read later changes
 	w.changed(ctx)
 	return nil
 }
 
-// hash returns a listing and a hash of the source's files, including the errors of those that
-// cannot be read.
+// hash returns a listing and a hash of the source's files. Errors of unreadable files are part of it.
 func (s Source) hash() string {
 	var paths []string
 	var listings strings.Builder
@@ -100,7 +99,8 @@ func hashFiles(paths []string) string {
 // extensions are the extensions of a policy's files.
 var extensions = []string{".yaml", ".yml", ".json"}
 
-// dirs returns the directories of the source. The last one is merged over the first.
+// dirs returns the directories of the source: the configuration directory, then the environment's, which is merged over
+// it.
 func (s Source) dirs() []string {
 	switch {
 	case s.Dir == "":
@@ -111,8 +111,8 @@ func (s Source) dirs() []string {
 	return []string{s.Dir, filepath.Join(s.Dir, EnvironmentsDir, s.Env)}
 }
 
-// Gone returns the files that p was read from and that next lacks, or "". Without such a file, the
-// built-in defaults would apply: other queues, and other destinations.
+// Gone returns the names of the files from which p was read and which next lacks, or "" if there are none. Without such
+// a file, the built-in defaults would apply: other queues and other destinations.
 func (p *Policy) Gone(next *Policy) string {
 	var gone []string
 	for _, file := range p.files {

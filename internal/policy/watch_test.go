@@ -15,8 +15,7 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// A change during the read of a policy is detected, and so is one between the first read and the
-// first check.
+// Watch detects a change that happens while a policy is read, and a change between the first read and the first check.
 func TestWatch_DetectsChangesDuringRead(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -63,8 +62,7 @@ func TestWatch_DetectsChangesDuringRead(t *testing.T) {
 	require.Eventually(t, func() bool { return checks.Load() >= three }, 5*time.Minute, time.Millisecond)
 }
 
-// A secret file that was missing at first, and that a reload outside of Watch then read, is checked
-// from then on.
+// A secret file was missing at first, and a reload outside of Watch then read it. Watch checks that file from then on.
 func TestWatch_ChecksSecretFilesAddedLater(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

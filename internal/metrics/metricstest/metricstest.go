@@ -1,4 +1,4 @@
-// Package metricstest creates data for measuring metrics, and lists the metrics of a process.
+// Package metricstest creates data for measurements of metrics, and lists the metrics of a process.
 package metricstest
 
 import (
@@ -17,15 +17,15 @@ import (
 // Metric describes a metric that a process serves.
 type Metric struct {
 	Name, Help   string
-	Constant     bool   // each of its labels has the same value in all of a process's series
-	LabelsInText string // as prometheus.Desc writes them
+	Constant     bool   // whether each label has the same value in all series of a process
+	LabelsInText string // in the form of prometheus.Desc
 }
 
 // description matches the text of a prometheus.Desc.
 var description = regexp.MustCompile(`^Desc\{fqName: "(dlqd?_\w+)", help: "((?:[^"\\]|\\.)*)", ` +
 	`unit: "[a-z]*", constLabels: \{(.*)\}, variableLabels: \{(.*)\}\}$`)
 
-// Served returns the metrics that a process serves, without those of the Go runtime.
+// Served returns the metrics that a process serves, without metrics of the Go runtime.
 func Served(tb testing.TB) []Metric {
 	tb.Helper()
 	m := metrics.New()
@@ -50,9 +50,8 @@ func Served(tb testing.TB) []Metric {
 	return served
 }
 
-// FillCounters is a statement that gives $1 queues ("queue_0" …) the counters of years of use: all
-// classes, 20 error types and the rest, and times from a second to a month (to filing: a
-// millisecond to a second).
+// FillCounters is a statement that gives $1 queues ("queue_0" …) the counters of years of use: all classes, 20 error
+// types and "other", and times from a second to a month. Times to filing are a millisecond to a second.
 const FillCounters = `
 INSERT INTO dlq.counters (name, queue, label, value)
 SELECT c.name, 'queue_' || q, c.label, floor(random() * 10000) + 1

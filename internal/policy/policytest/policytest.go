@@ -11,11 +11,10 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// Destination is the URL of the only destination of a policy that defines no queues. Nothing
-// listens there.
+// Destination is the URL of the only destination of a policy that defines no queues. No server listens on it.
 const Destination = "http://127.0.0.1:1/"
 
-// Files maps the names of a policy's files, without an ending, to their contents.
+// Files maps the names of a policy's files, without extension, to their contents.
 type Files map[string]string
 
 // Dir writes the files to a temporary directory and returns its path.
