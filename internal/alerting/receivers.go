@@ -25,12 +25,12 @@ type Notification struct {
 	Receiver string // pagerduty, opsgenie, slack or email
 	Title    string
 	Text     string
-	Link     string // to the page, if the receiver has a field for it
-	Resolved bool   // it resolves Incident (pagerduty, opsgenie)
+	Link     string // to the page, if the receiver has a field for a link
+	Resolved bool   // the notification resolves Incident (pagerduty, opsgenie)
 	Incident string // the key of the incident (pagerduty, opsgenie)
 }
 
-// Receivers replace the notification services.
+// Receivers stand in for the notification services.
 type Receivers struct {
 	http   *http.Server
 	web    net.Listener
@@ -185,7 +185,7 @@ func (r *Receivers) serveSMTP(c *textproto.Conn) error {
 	}
 }
 
-// plainText returns the text of a message; Alertmanager's messages have one part.
+// plainText returns the text of a message. Alertmanager's messages have one part.
 func plainText(message *mail.Message) (string, error) {
 	_, params, err := mime.ParseMediaType(message.Header.Get("Content-Type"))
 	if err != nil {
@@ -199,7 +199,7 @@ func plainText(message *mail.Message) (string, error) {
 	return string(text), err
 }
 
-// replaceReceivers changes a configuration of Alertmanager to send to these receivers without delay.
+// replaceReceivers changes an Alertmanager configuration: it sends to these receivers, without delay.
 func (r *Receivers) replaceReceivers(config node, dir string) error {
 	secret := filepath.Join(dir, "secret")
 	if err := os.WriteFile(secret, []byte("practice"), 0o600); err != nil {
@@ -239,8 +239,8 @@ func (r *Receivers) replaceReceivers(config node, dir string) error {
 	return nil
 }
 
-// removeDelays makes a route and its subroutes send a new group of alerts at once, and changes of
-// the group a second later.
+// removeDelays makes a route and its subroutes send a new group of alerts at once, and a change of the group after one
+// second.
 func removeDelays(route node) {
 	route["group_wait"], route["group_interval"] = "0s", "1s"
 	for inner := range route.each("routes") {

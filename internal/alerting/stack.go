@@ -1,6 +1,6 @@
-// Package alerting runs the Prometheus and the Alertmanager that are installed on this machine, for
-// a dlqd, on free ports, with the files of deploy/ and shorter durations. "dlqd demo --alerts" uses
-// it, and the test that makes each alert fire.
+// Package alerting runs the Prometheus and the Alertmanager that are installed on this machine. They monitor a dlqd on
+// free ports, with the files of deploy/ and shorter durations. "dlqd demo --alerts" uses the package, and so does the
+// test that makes each alert fire.
 package alerting
 
 import (
@@ -30,16 +30,15 @@ const startTimeout = time.Minute
 
 // Config configures [Start].
 type Config struct {
-	// Dir is the directory for their configuration, data and logs.
+	// Dir is the directory for the programs' configuration, data and logs.
 	Dir string
-	// Targets are the addresses (host:port) of dlqd's processes; Console is the URL that alerts
-	// link to.
+	// Targets are the addresses (host:port) of dlqd's processes. Console is the URL to which alerts link.
 	Targets []string
 	Console string
-	// Interval is the time between two scrapes and between two evaluations of the rules. For
-	// replaces the rules' "for" durations.
+	// Interval is the time between two scrapes, and between two evaluations of the rules. For replaces the "for"
+	// durations of the rules.
 	Interval, For time.Duration
-	// Receivers replace PagerDuty, Opsgenie, Slack and the mail server.
+	// Receivers stand in for PagerDuty, Opsgenie, Slack and the mail server.
 	Receivers *Receivers
 }
 
@@ -52,7 +51,7 @@ type Stack struct {
 	running []*exec.Cmd
 }
 
-// alertmanagerNames are the names of the program: in Debian, and upstream.
+// alertmanagerNames are the names of Alertmanager's program: in Debian, and upstream.
 var alertmanagerNames = []string{"prometheus-alertmanager", "alertmanager"}
 
 // Start starts both programs and waits until they are ready.
@@ -103,7 +102,7 @@ func Start(ctx context.Context, config Config) (*Stack, error) {
 func (s *Stack) Stop() {
 	s.stop()
 	for _, cmd := range s.running {
-		_ = cmd.Wait() // it was killed
+		_ = cmd.Wait() // the context has killed the process
 	}
 }
 
@@ -141,7 +140,7 @@ func freePorts(ctx context.Context, n int) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		defer func() { errs = append(errs, listener.Close()) }() // close all at the end, so that the ports differ
+		defer func() { errs = append(errs, listener.Close()) }() // close at the end, so that the ports differ
 		addresses = append(addresses, listener.Addr().String())
 	}
 	return addresses, errors.Join(errs...)
@@ -162,7 +161,7 @@ func awaitReady(ctx context.Context, url string) error {
 	}
 }
 
-// get requests a URL and decodes the JSON answer into what into points to, unless into is nil.
+// get requests a URL. Unless into is nil, it decodes the JSON answer into the value that into points to.
 func get(ctx context.Context, url string, into any) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -205,7 +204,8 @@ func (s *Stack) Alerts(ctx context.Context) ([]Alert, error) {
 	return answer.Data.Alerts, err
 }
 
-// Series returns how many series a query had at any time within a period that ends now. over is its length.
+// Series returns the number of series that a query had at any time in the last over. step is the time between two
+// evaluations of the query.
 func (s *Stack) Series(ctx context.Context, query string, over, step time.Duration) (int, error) {
 	var answer struct {
 		Data struct {

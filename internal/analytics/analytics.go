@@ -1,8 +1,7 @@
-// Package analytics reports what happens to dead letters over time. It reads rollups of the audit
-// trail, so that reports do not count all entries or moves. Some reports read more:
-// [Store.MovesLastDay] counts the moves that are not in the rollups yet, [Store.ByRule] counts
-// recent entries, [Store.Oldest] reads the oldest open entries, and [Store.PolicyChanges] reads the
-// audit trail.
+// Package analytics reports what happens to dead letters over time. It reads rollups of the audit trail, so that a
+// report need not count all entries or moves. Some reports read more: [Store.MovesLastDay] counts moves that are not in
+// the rollups yet, [Store.ByRule] counts recent entries, [Store.Oldest] reads the oldest open entries, and
+// [Store.PolicyChanges] reads the audit trail.
 package analytics
 
 import (
@@ -39,11 +38,10 @@ func (s *Store) AsOf(ctx context.Context) (time.Time, error) { return s.queries.
 // Moves holds counts of moves.
 type Moves = dbsqlc.MovesLastDayRow
 
-// MovesLastDay counts the moves of the last 24 hours, including moves that are not in the rollups
-// yet.
+// MovesLastDay counts the moves of the last 24 hours, including those that are not in the rollups yet.
 func (s *Store) MovesLastDay(ctx context.Context) (Moves, error) { return s.queries.MovesLastDay(ctx) }
 
-// Window is the period that analytics cover: the time before now, of one queue or of all.
+// Window selects the data of a report: the length of time before now, and one queue or all queues.
 type Window struct {
 	Over  time.Duration
 	Queue string // all if empty
@@ -59,7 +57,7 @@ func (w Window) queue() *string {
 // Seconds is a duration in seconds.
 type Seconds float64
 
-// ScanInterval converts an interval of Postgres; a day has 24 hours.
+// ScanInterval converts an interval of Postgres. A day counts as 24 hours.
 func (s *Seconds) ScanInterval(v pgtype.Interval) error {
 	*s = Seconds((time.Duration(v.Microseconds)*time.Microsecond + time.Duration(v.Days)*24*time.Hour).Seconds())
 	return nil
@@ -85,8 +83,8 @@ type Series struct {
 	Buckets []Bucket `json:"buckets" doc:"Buckets without gaps, oldest first."`
 }
 
-// Flow returns the buckets of a window, in total ("all") or by "queue" or "class". step is minute,
-// hour, day or week; if empty, it is chosen by the length of the window.
+// Flow returns the buckets of a window. by is "all" for the total, "queue" or "class". step is minute, hour, day or
+// week; if it is empty, it depends on the length of the window.
 func (s *Store) Flow(ctx context.Context, w Window, by, step string) ([]Series, error) {
 	type row struct {
 		Bucket
@@ -127,7 +125,7 @@ type QueueStats struct {
 	ReplaySuccess  *float64 `json:"replaySuccess,omitempty" doc:"Share of ended redeliveries that succeeded, 0 to 1; absent if none ended." db:"replay_success"`
 }
 
-// Stats returns the figures of each queue, after those of all queues together.
+// Stats returns first the figures of all queues together, and then those of each queue.
 func (s *Store) Stats(ctx context.Context, w Window) ([]QueueStats, error) {
 	return query[QueueStats](ctx, s, "dlq.stats($1) WHERE $2::text IS NULL OR queue = $2", w.Over, w.queue())
 }
@@ -148,7 +146,7 @@ func (s *Store) Times(ctx context.Context, w Window, by string) ([]Times, error)
 	return query[Times](ctx, s, "dlq.times($1, $2, $3)", w.Over, by, w.queue())
 }
 
-// ErrorType is the frequency of an error type.
+// ErrorType is the number of failures with an error type.
 type ErrorType struct {
 	ErrorType string   `json:"errorType" doc:"Error type; empty for errors without a type." db:"error_type"`
 	Failures  int64    `json:"failures" doc:"Number of failures: captures and failed redeliveries." db:"failures"`
@@ -160,8 +158,7 @@ func (s *Store) ErrorTypes(ctx context.Context, w Window, most int) ([]ErrorType
 	return query[ErrorType](ctx, s, "dlq.error_types($1, $2, $3)", w.Over, w.queue(), most)
 }
 
-// TopGroup is a failure group (see the package group) in a window: entries of a queue that failed
-// with the same cause.
+// TopGroup is a failure group (see package group) in a window: the entries of a queue that failed for the same reason.
 type TopGroup struct {
 	Queue       string     `json:"queue" doc:"Queue." db:"queue"`
 	Fingerprint string     `json:"fingerprint" doc:"Fingerprint, which identifies the group within the queue." db:"fingerprint"`
@@ -182,7 +179,7 @@ func (s *Store) TopGroups(ctx context.Context, w Window, most int) ([]TopGroup, 
 	return query[TopGroup](ctx, s, "dlq.top_groups($1, $2, $3)", w.Over, w.queue(), most)
 }
 
-// Cell is one hour of one weekday.
+// Cell has the failures of one hour of one weekday.
 type Cell struct {
 	Weekday  int   `json:"weekday" doc:"Weekday, from 1 (Monday) to 7 (Sunday)." db:"weekday"`
 	Hour     int   `json:"hour" doc:"Hour, 0 to 23." db:"hour"`
@@ -221,7 +218,7 @@ type Oldest struct {
 	AssignedTo *string   `json:"assignedTo,omitempty" doc:"Assignee." db:"assigned_to"`
 }
 
-// Oldest returns the entries that have been open longest.
+// Oldest returns the entries that have been open for the longest time, at most most.
 func (s *Store) Oldest(ctx context.Context, most int) ([]Oldest, error) {
 	return query[Oldest](ctx, s, "dlq.oldest_entries($1)", most)
 }
@@ -255,7 +252,7 @@ func (s *Store) RetryCost(ctx context.Context, w Window) ([]RetryCost, error) {
 	return query[RetryCost](ctx, s, "dlq.retry_cost($1) WHERE $2::text IS NULL OR queue = $2", w.Over, w.queue())
 }
 
-// PolicyChange is the activation of another version of the policy.
+// PolicyChange records that another version of the policy came into force.
 type PolicyChange struct {
 	At      time.Time `json:"at" doc:"Time at which the first process activated the version." db:"at"`
 	Version string    `json:"version" doc:"Git commit of the policy files (with -dirty-… if they have uncommitted changes), or a hash of their content." db:"version"`

@@ -69,7 +69,7 @@ func (b *bundle) decide(t execer, class, fingerprint, status string) {
 		WHERE status = 'dlq_pending' AND strategy IS NULL`, class, fingerprint, status)
 }
 
-// endRedeliveries makes the moves that dlqd makes when the jobs of the current redeliveries end.
+// endRedeliveries makes the moves that dlqd makes when the jobs of current redeliveries end in the given state.
 func (b *bundle) endRedeliveries(t execer, state string) {
 	if state == "completed" {
 		b.exec(t, `UPDATE dlq.dead_letter_queue SET status = 'dlq_resolved',
@@ -84,13 +84,12 @@ func (b *bundle) endRedeliveries(t execer, state string) {
 			move = '{"actor": "capture", "reason": "job failed"}' WHERE status = 'dlq_processing'`)
 }
 
-// file files the entries in the inbox, undecided.
+// file files the entries in the inbox, without a decision.
 func (b *bundle) file(t execer) {
 	b.exec(t, "SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'))")
 }
 
-// rollups returns all rollups as text, except which error came first in a group: a rebuild cannot
-// know it.
+// rollups returns all rollups as text. It omits the first error of each group, which a rebuild cannot know.
 func (b *bundle) rollups(t execer) []string {
 	rows, err := b.pool.Query(b.Context(), `
 		SELECT 'flow ' || to_jsonb(r)::text FROM dlq.rollup_flow r
@@ -110,7 +109,7 @@ func (b *bundle) rollups(t execer) []string {
 	return lines
 }
 
-// requireConsistent compares the rollups with the entries and the trail.
+// requireConsistent compares the rollups with the entries and the audit trail.
 func (b *bundle) requireConsistent(t execer) {
 	for name, sql := range map[string]string{
 		"backlog": `SELECT count(*) FROM (
@@ -139,8 +138,8 @@ func (b *bundle) requireConsistent(t execer) {
 }
 
 // TestRollups_MatchEntriesAfterRandomMoves makes random moves of random entries, some in transactions that stay open,
-// with refreshes in between. Afterwards the rollups equal counts of the entries, and a rebuild from the audit trail
-// changes nothing.
+// and refreshes the rollups in between. Afterwards the rollups equal counts of the entries, and a rebuild from the
+// audit trail changes nothing.
 func TestRollups_MatchEntriesAfterRandomMoves(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -190,7 +189,7 @@ func TestRollups_MatchEntriesAfterRandomMoves(t *testing.T) {
 				_, err = tx.Exec(b.Context(), `SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue WHERE stage = 'inbox'
 					AND queue = 'late'))`)
 				require.NoError(rt, err)
-				// Commit at once: other steps would wait for the row that the transaction has locked.
+				// Commit at once. Otherwise other steps would wait for the row that the transaction has locked.
 				require.NoError(rt, tx.Commit(b.Context()))
 				late = late[:len(late)-1]
 			case 9: // a transaction that stays open while others begin and commit
@@ -253,7 +252,7 @@ func TestStore_ReturnsAnalytics(t *testing.T) {
 	require.Equal(t, "mails", flow[0].Name)
 	require.Len(t, flow[1].Buckets, 25, "one bucket per hour, without gaps")
 	sum := analytics.Bucket{Open: flow[1].Buckets[24].Open}
-	for _, bucket := range flow[1].Buckets { // an hour may have begun meanwhile
+	for _, bucket := range flow[1].Buckets { // an hour may have begun since
 		sum.Captured += bucket.Captured
 		sum.Failures += bucket.Failures
 		sum.Redelivered += bucket.Redelivered
@@ -334,8 +333,8 @@ func TestStore_ReturnsAnalytics(t *testing.T) {
 	require.Equal(t, "payments", oldest[0].Queue)
 }
 
-// TestRollups_CountAtTimeOfFailure files failures of Saturday on Monday, decided at once: they count on
-// Saturday, and are open since then. A rebuild gives the same, although the trail is younger.
+// TestRollups_CountAtTimeOfFailure files failures of Saturday on Monday, with a decision. They count on Saturday, and
+// count as open from then on. A rebuild has the same result, although the rows of the audit trail are from Monday.
 func TestRollups_CountAtTimeOfFailure(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -351,7 +350,7 @@ func TestRollups_CountAtTimeOfFailure(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, flow, 1, "the entries were never undecided")
 	bucket := flow[0].Buckets[len(flow[0].Buckets)-1-49]
-	if bucket.Captured == 0 { // the hour has changed meanwhile
+	if bucket.Captured == 0 { // a new hour has begun since
 		bucket = flow[0].Buckets[len(flow[0].Buckets)-1-50]
 	}
 	require.Equal(t, analytics.Bucket{Start: bucket.Start, Captured: 3, Failures: 3, Parked: 2, Open: 3}, bucket)
@@ -362,7 +361,7 @@ func TestRollups_CountAtTimeOfFailure(t *testing.T) {
 	require.EqualValues(t, 3, groups[0].Failures)
 	require.WithinDuration(t, saturday, groups[0].FirstSeen, time.Second)
 
-	for range 2 { // from nothing, then over existing rollups
+	for range 2 { // the first rebuild begins without rollups, the second with existing ones
 		b.exec(t, "SELECT dlq.rebuild_rollups()")
 		b.exec(t, "UPDATE dlq.rollup_backlog SET manual = 2, pending = 1")
 		require.Equal(t, flowLines(before), flowLines(b.rollups(t)))
@@ -371,7 +370,7 @@ func TestRollups_CountAtTimeOfFailure(t *testing.T) {
 	}
 }
 
-// flowLines returns the lines that a rebuild computes from the trail alone.
+// flowLines returns the lines of rollups that a rebuild computes from the audit trail alone.
 func flowLines(lines []string) (flow []string) {
 	for _, line := range lines {
 		if !strings.HasPrefix(line, "backlog ") && !strings.HasPrefix(line, "group ") {
@@ -381,8 +380,8 @@ func flowLines(lines []string) (flow []string) {
 	return flow
 }
 
-// TestRollups_RefreshDespiteOpenTransaction: a refresh reads only moves since the last one, however long another
-// transaction is open; the moves of that transaction are counted after it commits.
+// TestRollups_RefreshDespiteOpenTransaction checks that a refresh reads only moves since the last refresh, however long
+// another transaction is open. The moves of that transaction are counted after it commits.
 func TestRollups_RefreshDespiteOpenTransaction(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -400,7 +399,8 @@ func TestRollups_RefreshDespiteOpenTransaction(t *testing.T) {
 	}
 	b.exec(t, `SELECT brin_summarize_new_values(i.indexrelid) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 		WHERE c.relname LIKE 'dead_letter_transitions_%_xid_at_idx' AND c.relkind = 'i'`)
-	// read runs a query and returns its result and the pages of the trail that it read, out of all.
+	// read runs a query. It returns the query's result, the number of pages of the audit trail that the query read, and
+	// the number of all pages.
 	read := func(query string) (found, pages, all int64) {
 		var before int64
 		require.NoError(t, pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
@@ -440,8 +440,8 @@ func TestRollups_RefreshDespiteOpenTransaction(t *testing.T) {
 	require.EqualValues(t, 60_017, stats[0].Redelivered)
 }
 
-// TestTimes_ComputesPercentiles inserts a thousand known durations into the trail: percentiles are within 5 %, averages
-// exact.
+// TestTimes_ComputesPercentiles inserts a thousand known durations into the audit trail. Percentiles must be within 5
+// %, and averages exact.
 func TestTimes_ComputesPercentiles(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -464,7 +464,8 @@ func TestTimes_ComputesPercentiles(t *testing.T) {
 	}
 }
 
-// TestRollups_RebuildAfterRestore sets a snapshot from the future of another server, as a restored dump has.
+// TestRollups_RebuildAfterRestore stores a snapshot of another server that is ahead of this server, as in a database
+// restored from a dump.
 func TestRollups_RebuildAfterRestore(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -501,8 +502,8 @@ func TestLoops_RefreshRollups(t *testing.T) {
 	}, 5*time.Minute, 50*time.Millisecond)
 }
 
-// Applications choose the names of types and sources, and their texts make failure groups: a
-// bounded number is counted by name, the rest as "other", and no count is lost.
+// Applications choose the names of error types and sources, and their error texts determine failure groups. A bounded
+// number of names is counted separately, and all others as "other". No count is lost.
 func TestRollups_LimitNames(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -532,7 +533,7 @@ func TestRollups_LimitNames(t *testing.T) {
 	require.Equal(t, 600, got("SELECT count(*) FROM dlq.rollup_errors WHERE step = 'day' AND failures = 2"),
 		"known names keep their own counts")
 
-	// An entry that leaves a group without a row is subtracted from "other".
+	// An entry that leaves a group without a row of its own is subtracted from "other".
 	b.exec(t, `INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, queue, kind, error_class,
 		left_group)
 		SELECT dlq.entry_id(i, now()), 'dlq_manual', 'dlq_archived', 'kim', 'q', 'k', 'unknown', 'g' || i
@@ -543,8 +544,8 @@ func TestRollups_LimitNames(t *testing.T) {
 	require.Zero(t, got("SELECT open::int FROM dlq.failure_groups WHERE fingerprint = 'other'"))
 }
 
-// A failed redelivery counts for the class that its entry had when the redelivery was sent, as a successful one does:
-// in refreshed and rebuilt rollups and in the counters, independent of the class of the new error.
+// A failed redelivery counts for the class that its entry had when the redelivery was sent. A successful one does, too.
+// The class of the new error does not matter. This holds in refreshed rollups, in rebuilt ones and in the counters.
 func TestReplaySuccess_CountsClassAtRedelivery(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -584,8 +585,8 @@ func (b *bundle) delayRefresh(t *testing.T, seconds float64) {
 	b.exec(t, function)
 }
 
-// A hanging refresh is cancelled and the next one may take longer, so that a large backlog of moves
-// is counted.
+// A hanging refresh is cancelled, and the next refresh may take longer. So a large backlog of moves is counted in the
+// end.
 func TestLoops_CancelHangingRefresh(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -606,8 +607,7 @@ func TestLoops_CancelHangingRefresh(t *testing.T) {
 	}, 3*time.Minute, 50*time.Millisecond)
 }
 
-// Turns that do nothing, because another process is refreshing, do not shorten the pause after a slow
-// refresh.
+// A turn does nothing if another process is refreshing. Such turns do not shorten the pause after a slow refresh.
 func TestLoops_PauseAfterSlowRefresh(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -634,7 +634,7 @@ func TestLoops_PauseAfterSlowRefresh(t *testing.T) {
 	for {
 		first := <-turns
 		if first.ended.Sub(first.began) < 500*time.Millisecond {
-			continue // it began before the rollback
+			continue // this refresh began before the rollback
 		}
 		require.Greater(t, (<-turns).began.Sub(first.ended), 4*time.Second, "the pause is ten times the refresh")
 		return

@@ -16,36 +16,36 @@ import (
 const (
 	// refreshInterval is the shortest time between two refreshes.
 	refreshInterval = time.Second
-	// The pause after a refresh is refreshRest times the median duration of the last five, at most
+	// The pause after a refresh is refreshRest times the median duration of the last five refreshes, at most
 	// maxRefreshRest.
 	refreshRest    = 10
 	maxRefreshRest = 30 * time.Second
-	// refreshTimeout bounds a refresh, so that a hanging one does not block the next. The limit doubles after each
-	// refresh that was cancelled, until one succeeds: after a pause, counting all new moves may take longer than the
-	// limit.
+	// refreshTimeout bounds a refresh, so that a hanging refresh does not block the next one. After each refresh that was
+	// cancelled, the limit doubles, until a refresh succeeds. Otherwise a refresh after a long pause might never succeed,
+	// because it has more moves to count than the limit allows.
 	refreshTimeout = 5 * time.Second
-	// rebuildTimeout bounds every refresh. A refresh that finds a restored database counts the
-	// whole audit trail.
+	// rebuildTimeout is the upper limit of every refresh. A refresh that finds a restored database counts the whole audit
+	// trail.
 	rebuildTimeout = 30 * time.Minute
-	// trimInterval is the time between two trims of old rollups; trimTimeout bounds one.
+	// trimInterval is the time between two trims of old rollups. trimTimeout bounds one trim.
 	trimInterval = time.Hour
 	trimTimeout  = 10 * time.Minute
 )
 
-// Refresh updates the rollups, unless another process is doing so.
+// Refresh updates the rollups. It does nothing if another process is updating them.
 func (s *Store) Refresh(ctx context.Context) error {
 	_, _, err := s.refresh(ctx, rebuildTimeout)
 	return err
 }
 
-// Trim deletes rollups that are too fine for their age, and gives counters of their own to the error types that are now
-// the most frequent.
+// Trim deletes rollups that are too fine-grained for their age. It also gives separate counters to the error types that
+// are now the most frequent.
 func (s *Store) Trim(ctx context.Context) error {
 	return errors.Join(s.queries.TrimRollups(ctx), s.queries.TrimCounters(ctx))
 }
 
-// refresh updates the rollups within a time limit. took does not include the wait for a connection;
-// refreshed is false if another process was refreshing.
+// refresh updates the rollups within a time limit. took excludes the wait for a connection. refreshed is false if
+// another process was updating the rollups.
 func (s *Store) refresh(ctx context.Context, limit time.Duration) (took time.Duration, refreshed bool, err error) {
 	var began time.Time
 	begin := postgres.BeginQuery(fmt.Sprintf("statement_timeout = %d", limit.Milliseconds()))

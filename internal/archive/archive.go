@@ -1,11 +1,10 @@
-// Package archive is cold storage. Closed entries and months of the audit trail that retention
-// removes from the database are first written to a directory or an object store, read back and
-// checked.
+// Package archive is cold storage. Before retention removes closed entries and months of the audit trail from the
+// database, it writes them to a directory or an object store, reads them back and checks them.
 //
-// A unit is the data that was removed together: a month of closed entries, a batch of single
-// entries, or a month of the audit trail. It is a folder of gzipped NDJSON files, which any tool can
-// read, and a manifest. The manifest is written last: a unit without one that can be read is
-// incomplete and is written again, unless the database says that it was complete.
+// A unit is the data that is removed together: a month of closed entries, a batch of single entries, or a month of the
+// audit trail. It is a folder with gzipped NDJSON files, which any tool can read, and a manifest. The manifest is
+// written last. If a unit has no readable manifest, it is incomplete and is written again, unless the database records
+// that it was complete.
 package archive
 
 import (
@@ -42,19 +41,19 @@ const (
 	auditName    = "audit"
 	dataSuffix   = ".ndjson.gz"
 
-	// maxLine is the longest line that is read; jsonb cannot hold a larger value.
+	// maxLine is the length, in bytes, of the longest line that is read. jsonb cannot hold a larger value.
 	maxLine = 256 << 20
 )
 
-// ErrNoUnit means that a unit does not exist. ErrUnreadable means that the manifest of a unit cannot be read. Such a
-// unit is treated as missing, so errors.Is reports an ErrUnreadable as an ErrNoUnit, too.
+// ErrNoUnit means that a unit does not exist. ErrUnreadable means that the manifest of a unit cannot be read. A unit
+// without a readable manifest counts as missing, so errors.Is(ErrUnreadable, ErrNoUnit) is true.
 var (
 	ErrNoUnit           = errors.New("there is no such unit")
 	ErrUnreadable error = incompleteError("its manifest cannot be read")
 	errNoManifest error = incompleteError("it has no manifest, so it is being written, or its writing was interrupted")
 )
 
-// incompleteError says why a unit counts as one that does not exist.
+// incompleteError says why an existing unit counts as missing.
 type incompleteError string
 
 func (e incompleteError) Error() string { return string(e) }
@@ -105,12 +104,12 @@ type Erasure struct {
 type Archive struct {
 	bucket *blob.Bucket
 	url    string
-	// same has url in normal form and, for a directory, also with its symbolic links resolved: see [isAt].
+	// same has the normal form of url and, for a directory, also that of the path without symbolic links: see [isAt].
 	same []string
 }
 
-// Open opens the archive at a URL (s3://bucket?region=…&prefix=…/, file:///path) or in a directory,
-// which it creates if it is missing.
+// Open opens the archive at a URL (s3://bucket?region=…&prefix=…/, file:///path) or in a directory. It creates a
+// missing directory.
 func Open(ctx context.Context, at string) (*Archive, error) {
 	url, isURL := at, strings.Contains(at, "://")
 	switch {
@@ -122,9 +121,9 @@ func Open(ctx context.Context, at string) (*Archive, error) {
 		at = dir // the database records the location, and processes have different working directories
 		url = "file://" + filepath.ToSlash(dir) + "?create_dir=true&metadata=skip&no_tmp_dir=true"
 	case strings.HasPrefix(at, "file://"):
-		// A file can only be renamed within its file system, so it is written beside its final
-		// name. Without metadata=skip, its attributes would be in another file, which would not be
-		// synced, and which would make it unreadable if it were empty.
+		// A file can be renamed only within its file system, so it is written in the directory of its final name. Without
+		// metadata=skip, the attributes of the file would be in a second file. That file would not be synced, and if it
+		// were empty, the first file could not be read.
 		_, query, _ := strings.Cut(at, "?")
 		url = strings.TrimSuffix(at, "?"+query) + "?" + strings.TrimPrefix(query+"&", "&") +
 			"no_tmp_dir=true&metadata=skip"
@@ -135,7 +134,7 @@ func Open(ctx context.Context, at string) (*Archive, error) {
 	}
 	bucket, err := blob.OpenBucket(ctx, url)
 	if err != nil {
-		if isURL { // the error repeats the URL
+		if isURL { // the error contains the URL
 			err = errors.New(redact.Hide(err.Error(), redact.Secrets(url, false)...))
 		}
 		return nil, fmt.Errorf("archive %s: %w", withoutCredentials(at), err)
@@ -148,9 +147,9 @@ func Open(ctx context.Context, at string) (*Archive, error) {
 	return a, nil
 }
 
-// normal returns a location so that different spellings of it are equal: a path for a directory, also for one that is
-// written as a file URL, and no slash at the end. It does not look at the file system, which may be that of another
-// machine, or not answer.
+// normal returns a normal form of a location, so that different spellings of the same location are equal. The normal
+// form of a directory is a path without a slash at the end, even if location is a file URL. normal does not use the
+// file system: the location may be on another machine or not answer.
 func normal(location string) string {
 	scheme, rest, isURL := strings.Cut(location, "://")
 	if !isURL {
@@ -169,11 +168,11 @@ func normal(location string) string {
 	return rest
 }
 
-// isAt reports whether a location is the archive's, in any spelling.
+// isAt reports whether a location, in any spelling, is the location of the archive.
 func (a *Archive) isAt(location string) bool { return slices.Contains(a.same, normal(location)) }
 
-// withoutCredentials returns an archive's location without user and query, which may contain secrets. It
-// keeps the prefix, because a bucket may have several archives.
+// withoutCredentials returns an archive's location without its user and query, which may contain secrets. It keeps the
+// prefix from the query, because a bucket may have several archives.
 func withoutCredentials(at string) string {
 	scheme, rest, isURL := strings.Cut(at, "://")
 	if !isURL {
@@ -193,10 +192,9 @@ func (a *Archive) String() string { return a.url }
 // Close releases the archive.
 func (a *Archive) Close() error { return a.bucket.Close() }
 
-// Units returns the manifests of all complete units, by name, and an error for each incomplete one: an
-// ErrUnreadable, or an ErrNoUnit for files without a manifest. Files without a manifest are of a unit that is
-// being written, or whose writing was interrupted. If the store refuses every manifest, Units returns that
-// error.
+// Units returns the manifests of all complete units, by name, and an error for each incomplete unit: an ErrUnreadable,
+// or an ErrNoUnit if files have no manifest. A unit without a manifest is being written, or its writing was
+// interrupted. If the store refuses every manifest, Units returns that error.
 func (a *Archive) Units(ctx context.Context) (units []Manifest, incomplete []error, err error) {
 	units = []Manifest{}
 	last := ""
@@ -228,22 +226,22 @@ func (a *Archive) Units(ctx context.Context) (units []Manifest, incomplete []err
 			incomplete = append(incomplete, fmt.Errorf("archive %s: %s: %w", a, unit, errNoManifest))
 		case ctx.Err() != nil:
 			return nil, nil, err
-		default: // the unit alone cannot be read: a bad sector, or slow storage
+		default: // only this unit cannot be read: a bad sector, or slow storage
 			refused = err
 			incomplete = append(incomplete, fmt.Errorf("%w: %w", ErrUnreadable, err))
 		}
 	}
 }
 
-// isUnitFile returns whether a file has the name of a unit's file. An archive's directory may contain
+// isUnitFile reports whether a file has a name that files of units have. The directory of an archive may also contain
 // other files.
 func isUnitFile(name string) bool {
 	return name == manifestName ||
 		strings.Contains(name, dataSuffix) && (strings.HasPrefix(name, entriesName) || strings.HasPrefix(name, auditName))
 }
 
-// Manifest reads a unit's manifest. It returns ErrNoUnit if there is none, and ErrUnreadable if it is
-// not the manifest of this unit.
+// Manifest reads a unit's manifest. It returns ErrNoUnit if the unit has no manifest, and ErrUnreadable if the file is
+// not a manifest of this unit.
 func (a *Archive) Manifest(ctx context.Context, unit string) (*Manifest, error) {
 	raw, err := a.bucket.ReadAll(ctx, path.Join(unit, manifestName))
 	if gcerrors.Code(err) == gcerrors.NotFound {
@@ -278,8 +276,7 @@ func (a *Archive) putManifest(ctx context.Context, m *Manifest) error {
 	return o.commit()
 }
 
-// object is a file that is being written. commit makes the complete file appear in the archive;
-// before that, the archive does not contain the file.
+// object is a file that is being written. The file appears in the archive only with commit.
 type object struct {
 	*blob.Writer
 
@@ -302,8 +299,9 @@ func (a *Archive) create(ctx context.Context, key, contentType string) (*object,
 	return o, nil
 }
 
-// commit completes the file. A local file is synced before it is renamed, and its directories after that: the archived
-// rows are then deleted from the database, so the file must survive a power failure as the database does.
+// commit completes the file. It syncs a local file before it renames the file, and then syncs the directories. The
+// archived rows are deleted from the database afterwards, so the file must survive a power failure as well as the
+// database does.
 func (o *object) commit() error {
 	if o.local == nil {
 		defer o.cancel()
@@ -329,13 +327,14 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// abandon cancels the writing and leaves no file in the archive.
+// abandon cancels the writing. The archive then has no such file.
 func (o *object) abandon() {
 	o.cancel()
 	_ = o.Close()
 }
 
-// Verify reads a unit's files and checks them against the manifest; every line must be JSON.
+// Verify reads a unit's files and compares them with the manifest. It returns an error if they differ, or if a line is
+// not JSON.
 func (a *Archive) Verify(ctx context.Context, m *Manifest) error {
 	for _, f := range []*File{m.Entries, m.Audit} {
 		if f == nil {
@@ -353,8 +352,8 @@ func (a *Archive) Verify(ctx context.Context, m *Manifest) error {
 	return nil
 }
 
-// Entries calls each with every entry of a unit. It checks the file at the same time, so an error
-// may follow the last entry.
+// Entries calls each with every entry of a unit. It checks the file while it reads, so it may return an error after it
+// has called each with the last entry.
 func (a *Archive) Entries(ctx context.Context, m *Manifest, each func(line []byte) error) error {
 	if m.Entries == nil {
 		return nil
@@ -362,7 +361,7 @@ func (a *Archive) Entries(ctx context.Context, m *Manifest, each func(line []byt
 	return a.lines(ctx, m, m.Entries, each)
 }
 
-// Audit calls each with every move of a unit.
+// Audit calls each with every move of a unit, as [Archive.Entries] does with entries.
 func (a *Archive) Audit(ctx context.Context, m *Manifest, each func(line []byte) error) error {
 	if m.Audit == nil {
 		return nil
@@ -398,7 +397,7 @@ func (a *Archive) lines(ctx context.Context, m *Manifest, f *File, each func(lin
 	if n != f.Lines {
 		return inFile(fmt.Errorf("has %d lines; the manifest has %d", n, f.Lines))
 	}
-	// The scanner stops at the end of the compressed data; the file may be longer.
+	// The scanner stops at the end of the compressed data. The file may be longer, so read the rest for the hash.
 	if _, err := io.Copy(sum, reader); err != nil {
 		return inFile(err)
 	}
@@ -451,9 +450,9 @@ func (f *fileWriter) close() (*File, error) {
 	return &f.file, nil
 }
 
-// freeName returns the first unused unit name: name, name~2 and so on. taken are the units with the names
-// before that one. The name of an incomplete unit is unused, except if the database says that it was complete:
-// its files may be the only copy of its rows.
+// freeName returns the first unused unit name: name, name~2, name~3 and so on. taken are the units with the names
+// before it. The name of an incomplete unit counts as unused, unless the database records that the unit was complete:
+// its files may then be the only copy of its rows.
 func (a *Archive) freeName(ctx context.Context, name string, recorded map[string]bool) (free string,
 	taken []Manifest, err error,
 ) {

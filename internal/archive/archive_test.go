@@ -17,8 +17,8 @@ import (
 	"github.com/dlqd/dlqd/internal/archive"
 )
 
-// Arrays that go to the database are bounded in bytes: 1,000 large entries exceed a jsonb array
-// (256 MB), and then the archive could be neither erased nor restored.
+// Arrays that are sent to the database are bounded in bytes. 1,000 large entries exceed the size of a jsonb array (256
+// MB), and the archive could then neither be erased nor restored.
 func TestBatches_AreBoundedInBytes(t *testing.T) {
 	t.Parallel()
 	cold, err := archive.Open(t.Context(), t.TempDir())
@@ -51,8 +51,8 @@ func TestBatches_AreBoundedInBytes(t *testing.T) {
 	require.LessOrEqual(t, batches, 6)
 }
 
-// If the disk is full when the manifest is written, the unit has no manifest: an empty one would end the listing of all
-// units. The test limits the size of files in place of the disk, in a process of its own.
+// If the disk is full when the manifest is written, the unit gets no manifest. An empty manifest would end the listing
+// of all units. Instead of filling a disk, the test limits the size of files, in a separate process.
 func TestUnit_LeavesNoManifestOnFullDisk(t *testing.T) {
 	t.Parallel()
 	const inside = "DLQD_TEST_FULL_DISK"
@@ -82,8 +82,8 @@ func TestUnit_LeavesNoManifestOnFullDisk(t *testing.T) {
 	require.Len(t, incomplete, 1)
 }
 
-// A manifest that the store cannot read does not end the listing of the other units. If it can read none,
-// the listing says why.
+// If the store cannot read one manifest, the listing still has the other units. If it can read none, the listing
+// returns the error.
 func TestUnits_ListsOthersIfStoreCannotReadManifest(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -112,7 +112,7 @@ func TestUnits_ListsOthersIfStoreCannotReadManifest(t *testing.T) {
 	require.ErrorContains(t, incomplete[0], "a:")
 }
 
-// A bucket may have several archives: the prefix is part of an archive's location, secrets are not.
+// A bucket may have several archives, so the prefix is part of an archive's location. Secrets are not.
 func TestOpen_KeepsPrefixInLocation(t *testing.T) {
 	t.Parallel()
 	for at, want := range map[string]string{

@@ -18,26 +18,26 @@ import (
 )
 
 const (
-	// page bounds the rows that one transaction reads, and pageBytes their approximate size: a
-	// jsonb array, which carries rows back to the database, holds 256 MB at most.
+	// page bounds the number of rows that one transaction reads, and pageBytes their approximate size. A jsonb array, in
+	// which rows are sent back to the database, holds at most 256 MB.
 	page      = 1000
 	pageBytes = 16 << 20
-	// fetch is how many rows one FETCH reads, since a row may have 10 MB; ten times as many if they
-	// are smaller than smallRow on average.
+	// fetch is the number of rows that one FETCH reads. It is small, because a row may have 10 MB. If rows are smaller
+	// than smallRow on average, FETCH reads ten times as many.
 	fetch    = 10
 	smallRow = 16 << 10
 )
 
-// Archived describes a partition whose rows are all in the archive.
+// Archived describes a partition of which all rows are in the archive.
 type Archived struct {
 	Rows    int64
-	Hash    string // sum of hashtextextended(row::text, 0), which dlq.drop_partition compares
+	Hash    string // sum of hashtextextended(row::text, 0); dlq.drop_partition compares it with the partition's
 	Written int64  // rows that were not in the archive before
 }
 
-// Partition writes the rows of a partition to the archive. It skips rows whose line is in the archive already, because
-// an earlier round wrote them or they were restored from it. It reads in short transactions, so rows can change
-// meanwhile; dlq.drop_partition checks by count and hash that none did.
+// Partition writes the rows of a partition to the archive. It skips rows whose line is already in the archive: an
+// earlier round wrote them, or they were restored from the archive. Partition reads in short transactions, so rows can
+// change meanwhile. dlq.drop_partition checks by count and hash that no row has changed.
 func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Manifest, isAudit bool) (*Archived, error) {
 	recorded, err := a.recordedUnits(ctx, store)
 	if err != nil {
@@ -90,7 +90,7 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 		}); err != nil {
 			return nil, err
 		}
-		// The transaction has ended, because the archive may be slow.
+		// The transaction has ended before the write, because the archive may be slow.
 		archived.Written += int64(len(fresh))
 		if err := unit.write(ctx, fresh, moves, isAudit); err != nil {
 			return nil, err
@@ -109,12 +109,12 @@ func (a *Archive) Partition(ctx context.Context, store *deadletter.Store, m Mani
 	if err != nil {
 		return nil, err
 	}
-	// Record the earlier units as well: a process may have ended between writing a unit and recording it.
+	// Also record the earlier units: a process may have ended after it wrote a unit and before it recorded it.
 	return archived, a.record(ctx, store, append(taken, *written)...)
 }
 
-// Rows writes a unit with the given closed entries, up to a page, and their moves. It returns the
-// ids that were written and the hashes of their rows.
+// Rows writes a unit with the given closed entries, up to a page, and their moves. It returns the ids of the entries
+// that it wrote and the hashes of their rows.
 func (a *Archive) Rows(ctx context.Context, store *deadletter.Store, m Manifest,
 	ids []uuid.UUID,
 ) (written []uuid.UUID, hashes []int64, err error) {
@@ -153,7 +153,8 @@ func (a *Archive) Rows(ctx context.Context, store *deadletter.Store, m Manifest,
 	return written, hashes, a.record(ctx, store, *closed)
 }
 
-// record records units in the database's audit trail, before their rows leave the database.
+// record records units in the database's audit trail. It runs before the rows of the units are deleted from the
+// database.
 func (a *Archive) record(ctx context.Context, store *deadletter.Store, units ...Manifest) error {
 	in, err := a.Recorded(ctx, store)
 	if err != nil {
@@ -172,7 +173,7 @@ func (a *Archive) record(ctx context.Context, store *deadletter.Store, units ...
 	return nil
 }
 
-// recordedUnits returns the names of the units that the database says are in the archive.
+// recordedUnits returns the names of the units that, according to the database, are in the archive.
 func (a *Archive) recordedUnits(ctx context.Context, store *deadletter.Store) (map[string]bool, error) {
 	in, err := a.Recorded(ctx, store)
 	if err != nil {
@@ -186,14 +187,14 @@ func (a *Archive) recordedUnits(ctx context.Context, store *deadletter.Store) (m
 	return names, err
 }
 
-// Recorded is what the database's audit trail says about archives.
+// Recorded says which units the database's audit trail records, in this and in other archives.
 type Recorded struct {
-	Spellings []string // the locations that name this archive; the first is a.String()
-	Units     int64    // number of its units and partitions
+	Spellings []string // the recorded locations that are this archive; the first is a.String()
+	Units     int64    // number of units and partitions in this archive
 	Elsewhere []string // other locations, each with the number of units and partitions there
 }
 
-// Recorded returns what the database's audit trail says about this and other archives.
+// Recorded returns the records of the database's audit trail about this archive and others.
 func (a *Archive) Recorded(ctx context.Context, store *deadletter.Store) (*Recorded, error) {
 	all, err := dbsqlc.New(store.DB()).RecordedArchives(ctx)
 	if err != nil {
@@ -212,8 +213,9 @@ func (a *Archive) Recorded(ctx context.Context, store *deadletter.Store) (*Recor
 }
 
 // Missing compares units, a list of the archive's units, with the units and dropped partitions that the database's
-// audit trail records as archived. It returns an error for each of them that the list lacks or has with fewer rows. It
-// ignores units that were written after the list was made, and units that the owner of the schema recorded as removed.
+// audit trail records as archived. It returns an error for each recorded one that the list lacks or has with fewer
+// rows. It ignores units that were written after the list was made, and units whose removal the owner of the schema has
+// recorded.
 func (a *Archive) Missing(ctx context.Context, store *deadletter.Store, units []Manifest) (missing []error, err error) {
 	in, err := a.Recorded(ctx, store)
 	if err != nil {
@@ -232,7 +234,7 @@ func (a *Archive) Missing(ctx context.Context, store *deadletter.Store, units []
 	return a.lacking(recorded, units), nil
 }
 
-// lacking returns an error for each recorded unit and partition that units lacks or has with fewer rows.
+// lacking returns an error for each recorded unit and partition that the list units lacks or has with fewer rows.
 func (a *Archive) lacking(recorded []dbsqlc.RecordedUnitsRow, units []Manifest) (missing []error) {
 	inUnit, ofPartition, removed := map[string]int64{}, map[string]int64{}, map[string]bool{}
 	for _, m := range units {
@@ -262,7 +264,7 @@ func (a *Archive) lacking(recorded []dbsqlc.RecordedUnitsRow, units []Manifest) 
 	return missing
 }
 
-// row is a row of a partition: an entry, or a move (with the key Seq and At).
+// row is a row of a partition: an entry with its ID, or a move with its Seq and At.
 type row struct {
 	Seq  int64
 	ID   uuid.UUID
@@ -283,8 +285,8 @@ func readPage(ctx context.Context, tx postgres.DB, partition string, isAudit boo
 		"to_jsonb(e)::text AS line FROM "+table+" e WHERE e.id > $1 ORDER BY e.id", after.ID)
 }
 
-// readRows reads the first page of a query's rows through a cursor, bounded in rows and bytes. more
-// reports that there may be others.
+// readRows reads the first rows of a query through a cursor, up to a page in rows and bytes. more reports that the
+// query may have further rows.
 func readRows(ctx context.Context, tx postgres.DB, query string, args ...any) (all []row, more bool, err error) {
 	if err := setUTC(ctx, tx); err != nil {
 		return nil, false, err
@@ -315,13 +317,14 @@ func readRows(ctx context.Context, tx postgres.DB, query string, args ...any) (a
 	return all, true, nil
 }
 
-// setUTC makes rows print times in UTC, regardless of the session's time zone: lines and hashes are compared.
+// setUTC makes rows print times in UTC, regardless of the session's time zone, because lines and hashes are compared.
 func setUTC(ctx context.Context, tx postgres.DB) error {
 	_, err := tx.Exec(ctx, "SET LOCAL timezone = 'UTC'")
 	return err
 }
 
-// readMoves returns the moves of entries, which are sorted by id, since the capture of the first one.
+// readMoves returns the moves of entries. The entries are sorted by id. readMoves searches from the time of the first
+// entry's capture.
 func readMoves(ctx context.Context, tx postgres.DB, rows []row) ([]string, error) {
 	if len(rows) == 0 {
 		return nil, nil
@@ -338,7 +341,7 @@ func readMoves(ctx context.Context, tx postgres.DB, rows []row) ([]string, error
 	return pgx.CollectRows(moves, pgx.RowTo[string])
 }
 
-// write adds entries and their moves, or, with isAudit, rows that are moves.
+// write adds entries and their moves to the unit. If isAudit is set, the rows themselves are moves.
 func (u *Unit) write(ctx context.Context, rows []row, moves []string, isAudit bool) error {
 	for _, r := range rows {
 		add := u.Entry
@@ -363,9 +366,9 @@ func digest(line []byte) (d [16]byte) {
 	return d
 }
 
-// Restore returns a unit's entries to the database, or only the one with the given id, and protects
-// them from retention until the given time. Existing entries are left unchanged. It checks the unit
-// before it writes, and writes in one transaction. It returns the number of restored entries.
+// Restore returns a unit's entries, or only the entry with the given id, to the database. It protects them from
+// retention until the given time. Entries that exist in the database are not changed. Restore checks the unit before it
+// writes, and writes in one transaction. It returns the number of restored entries.
 func (a *Archive) Restore(ctx context.Context, store *deadletter.Store, m *Manifest, only uuid.UUID, until time.Time,
 	act deadletter.Act,
 ) (restored int, err error) {
@@ -414,8 +417,8 @@ func (a *Archive) Restore(ctx context.Context, store *deadletter.Store, m *Manif
 	})
 }
 
-// batches calls each with those entries of a unit for which accept returns true, in batches that are bounded in rows
-// and bytes.
+// batches calls each with the entries of a unit for which accept returns true. The batches are bounded in rows and
+// bytes.
 func (a *Archive) batches(ctx context.Context, m *Manifest, accept func(line []byte) (bool, error),
 	each func([]json.RawMessage) error,
 ) error {

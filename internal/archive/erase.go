@@ -17,15 +17,14 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
-// retentionTimeout bounds how long an erasure waits for a round of retention, or another erasure,
-// to end.
+// retentionTimeout bounds how long an erasure waits for the end of a retention round or of another erasure.
 const retentionTimeout = time.Hour
 
-// ErrIncomplete means that an erasure was completed in the database but not in all of the archive.
+// ErrIncomplete means that an erasure was completed in the database, but not in the whole archive.
 var ErrIncomplete = errors.New("the data was erased from the database, but not from the whole archive; erase again")
 
-// EraseEverywhere erases the data that a filter selects from the database and, if a is not nil,
-// from the archive. It returns the record of the erasure.
+// EraseEverywhere erases the data that a filter selects from the database and, if a is not nil, from the archive. It
+// returns the record of the erasure.
 func EraseEverywhere(ctx context.Context, store *deadletter.Store, a *Archive, filter json.RawMessage,
 	act deadletter.Act,
 ) (deadletter.Erasure, error) {
@@ -50,13 +49,13 @@ func EraseEverywhere(ctx context.Context, store *deadletter.Store, a *Archive, f
 	return record, err
 }
 
-// Erase erases the data that a filter selects from every unit: from entries as
-// [deadletter.Store.Erase] does, and from moves the details, assignees and tags. A changed unit gets
-// new files, then a manifest that names them and the erasure, and then loses the old files, so that
-// it is complete at any time. An interrupted erasure is repeated, which also deletes the files that
-// it left.
-// Retention and other erasures wait meanwhile. A unit that cannot be read or written does not stop the
-// others: the error names it, and erasing again completes the erasure.
+// Erase erases the data that a filter selects from every unit. It changes entries as [deadletter.Store.Erase] does.
+// From moves it removes the details, assignees and tags. A changed unit first gets new files, then a manifest that
+// names them and the erasure. Then the old files are deleted. So the unit is complete at any time. If an erasure is
+// interrupted, repeating it also deletes the files that remained.
+//
+// Retention and other erasures wait meanwhile. If a unit cannot be read or written, Erase continues with the others and
+// returns an error that names the unit. A later erasure completes it.
 func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uuid.UUID,
 	filter json.RawMessage,
 ) (done Erased, err error) {
@@ -69,10 +68,10 @@ func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uu
 		if err != nil {
 			return err
 		}
-		// No other process writes now, so files without a manifest are of a unit whose writing was
-		// interrupted. They may have the person's data until the next round of retention writes them again.
+		// No other process writes now, so files without a manifest belong to a unit whose writing was interrupted. They may
+		// contain the person's data until the next retention round writes the unit again.
 		failed = append(failed, incomplete...)
-		// forEach runs fn on the units for which no fn has failed.
+		// forEach runs fn on all units for which no earlier fn has failed.
 		forEach := func(fn func(m *Manifest) error) error {
 			left := units[:0]
 			for _, m := range units {
@@ -85,8 +84,8 @@ func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uu
 			units = left
 			return ctx.Err()
 		}
-		// An entry and its moves may be in different units, or the entry may still be in the database: months of the
-		// audit trail are archived as separate units.
+		// An entry and its moves may be in different units, because months of the audit trail are archived separately. The
+		// entry may also still be in the database.
 		erased := map[uuid.UUID]json.RawMessage{}
 		if err := forEach(func(m *Manifest) error {
 			done.Units++
@@ -128,11 +127,11 @@ func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uu
 type Erased struct {
 	Entries int64 // erased entries
 	Units   int64 // units that were searched
-	Jobs    int64 // jobs of the erased entries that River still had
+	Jobs    int64 // jobs of erased entries that River still had
 }
 
-// addErasedInDatabase adds to erased, with the value nil, entries that were erased in the database, by this erasure or
-// an earlier one, and whose moves in this unit have personal data.
+// addErasedInDatabase adds entries to erased, with the value nil: entries that this or an earlier erasure erased in the
+// database, and whose moves in this unit have personal data.
 func (a *Archive) addErasedInDatabase(ctx context.Context, store *deadletter.Store, m *Manifest,
 	erased map[uuid.UUID]json.RawMessage,
 ) error {
@@ -169,8 +168,8 @@ func entryID(line []byte) (uuid.UUID, error) {
 	return e.ID, err
 }
 
-// parseMove returns the entry of a move's line, and whether the move has personal data: a detail, an assignee or tags.
-// The id of the replay run in the detail is not personal.
+// parseMove returns the entry of a move's line. has reports whether the move has personal data: a detail, an assignee
+// or tags. The id of the replay run in the detail is not personal data.
 func parseMove(line []byte) (entry uuid.UUID, has bool, err error) {
 	var t struct {
 		EntryID uuid.UUID                  `json:"entry_id"`
@@ -183,8 +182,7 @@ func parseMove(line []byte) (entry uuid.UUID, has bool, err error) {
 	return t.EntryID, len(t.Detail) > 0 || reasonWithoutNames(t.Reason) != t.Reason, err
 }
 
-// reasonWithoutNames returns the reason of a move without the assignee or the tags in it, as
-// dlq.reason_without_names does.
+// reasonWithoutNames returns the reason of a move without the assignee or the tags, as dlq.reason_without_names does.
 func reasonWithoutNames(reason string) string {
 	switch {
 	case strings.HasPrefix(reason, "assigned to ") && reason != "assigned to nobody":
@@ -195,7 +193,7 @@ func reasonWithoutNames(reason string) string {
 	return reason
 }
 
-// countErased counts the erased entries in a unit, and those of their moves that have personal data.
+// countErased counts the erased entries in a unit, and the moves of erased entries that have personal data.
 func (a *Archive) countErased(ctx context.Context, m *Manifest,
 	erased map[uuid.UUID]json.RawMessage,
 ) (entries, moves int64, err error) {
@@ -218,8 +216,8 @@ func (a *Archive) countErased(ctx context.Context, m *Manifest,
 	return entries, moves, err
 }
 
-// rewrite replaces a unit that contains data of erased entries, sets m to the new manifest, and
-// returns the number of those entries.
+// rewrite replaces a unit with data of erased entries, and sets m to the new manifest. It returns the number of erased
+// entries in the unit. It does nothing for a unit without such data.
 func (a *Archive) rewrite(ctx context.Context, m *Manifest, erasure uuid.UUID,
 	erased map[uuid.UUID]json.RawMessage,
 ) (int64, error) {
@@ -268,8 +266,8 @@ func (a *Archive) rewrite(ctx context.Context, m *Manifest, erasure uuid.UUID,
 	return entries, err
 }
 
-// eraseMove removes the detail, and the names in the reason, from a move's line, as dlq.erase_trail
-// does. It keeps the id of the replay run that made the move.
+// eraseMove removes the detail, and the names in the reason, from a move's line, as dlq.erase_trail does. It keeps the
+// id of the replay run that made the move.
 func eraseMove(line []byte) ([]byte, error) {
 	var t struct {
 		Detail map[string]json.RawMessage `json:"detail"`
@@ -297,8 +295,8 @@ func eraseMove(line []byte) ([]byte, error) {
 	return json.Marshal(row)
 }
 
-// deleteUnnamed deletes files in the folders of complete units that their manifests do not name:
-// files of units that were rewritten, by this erasure or by an interrupted one.
+// deleteUnnamed deletes files in the folders of complete units that the units' manifests do not name. Such files remain
+// when this erasure, or an interrupted one, has rewritten a unit.
 func (a *Archive) deleteUnnamed(ctx context.Context, units []Manifest) error {
 	named := map[string]bool{}
 	for _, m := range units {

@@ -12,19 +12,19 @@ import (
 )
 
 const (
-	// leaseTime is how long the lease of a process that died lasts after its last renewal;
-	// renewInterval is the time between renewals.
+	// leaseTime is how long a lease lasts after its last renewal, for example if its process has died. renewInterval is
+	// the time between renewals.
 	leaseTime     = 5 * time.Minute
 	renewInterval = time.Minute
-	// pollInterval is how often a waiting process tries to take the lease.
+	// pollInterval is the time between attempts of a waiting process to take the lease.
 	pollInterval = 250 * time.Millisecond
 )
 
 var errLostLease = errors.New("this process lost its lease on the archive: it did not renew it in time")
 
-// RunExclusive runs fn while no other process writes the archive or removes what goes there. It
-// returns false if another process holds the lease for longer than wait. It holds no connection and
-// no transaction while fn runs.
+// RunExclusive runs fn while no other process writes the archive or removes data that is archived. It returns false if
+// another process holds the lease for longer than wait. While fn runs, RunExclusive holds no connection and no
+// transaction.
 func RunExclusive(ctx context.Context, store *deadletter.Store, wait time.Duration,
 	fn func(ctx context.Context) error,
 ) (ran bool, err error) {

@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// One process at a time writes the archive. The lease of a process that died lasts until it expires.
+// One process at a time writes the archive. If that process dies, its lease remains until it expires.
 func TestRunExclusive_TakesOverFromDeadProcess(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)
@@ -40,7 +40,7 @@ func TestRunExclusive_TakesOverFromDeadProcess(t *testing.T) {
 	require.True(t, runExclusive())
 	require.True(t, runExclusive(), "the lease was released")
 
-	// A process that comes back too late does not end another process's lease.
+	// A process that returns after its lease expired does not end the lease of another process.
 	require.True(t, take(other, "1 hour"))
 	_, err := pool.Exec(t.Context(), "SELECT dlq.end_duty('archive', $1)", uuid.New())
 	require.NoError(t, err)

@@ -1,7 +1,6 @@
 //go:build !nos3
 
-// The build tag nos3 leaves out S3. In a release, the program dlqd is built with this tag, and dlqd-full without
-// it.
+// The build tag nos3 excludes S3. In a release, the program dlqd is built with this tag, and dlqd-full without it.
 
 package archive
 

@@ -12,10 +12,10 @@ type Unit struct {
 	manifest Manifest
 	entries  *fileWriter
 	audit    *fileWriter
-	suffix   string // of file names: a rewritten unit gets new files, which the manifest names
+	suffix   string // part of the file names: a rewritten unit gets new files, which its manifest names
 }
 
-// NewUnit begins a unit. The unit does not exist before [Unit.Close].
+// NewUnit begins a unit. The unit exists in the archive only after [Unit.Close].
 func (a *Archive) NewUnit(m Manifest) *Unit { return &Unit{archive: a, manifest: m} }
 
 // Entry adds an entry that was closed at the given time.
@@ -24,8 +24,8 @@ func (u *Unit) Entry(ctx context.Context, line string, closedAt time.Time) error
 	return u.add(ctx, &u.entries, entriesName, line)
 }
 
-// Move adds a move. The time of a move in a month of the audit trail extends the unit's period; at
-// is zero for moves of entries.
+// Move adds a move. For a move in a month of the audit trail, at extends the period of the unit. For a move of an entry
+// in the unit, at is zero.
 func (u *Unit) Move(ctx context.Context, line string, at time.Time) error {
 	if !at.IsZero() {
 		u.extendPeriod(at)
@@ -54,8 +54,7 @@ func (u *Unit) add(ctx context.Context, f **fileWriter, name, line string) (err 
 	return nil
 }
 
-// Close completes the files, reads them back and writes the manifest. It writes nothing for an
-// empty unit.
+// Close completes the files, reads them back and writes the manifest. It writes nothing for an empty unit.
 func (u *Unit) Close(ctx context.Context) (*Manifest, error) {
 	if err := u.closeFiles(); err != nil {
 		return nil, err
@@ -90,7 +89,7 @@ func (u *Unit) closeFiles() (err error) {
 	return nil
 }
 
-// Abandon discards the unit. After Close it does nothing.
+// Abandon discards the unit. It does nothing after Close.
 func (u *Unit) Abandon() {
 	for _, f := range []**fileWriter{&u.entries, &u.audit} {
 		if *f != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// A process declares other processes dead only after the database has answered for as long as they have been silent:
-// after a stall of the database, all other processes look silent.
+// A process declares other processes dead only after the database has answered it for as long as they have been silent.
+// The reason: after a stall of the database, all other processes look silent.
 func TestHeartbeats_JudgeOnlyWhileTheDatabaseAnswers(t *testing.T) {
 	t.Parallel()
 	start := time.Now()
@@ -44,7 +44,7 @@ func TestHeartbeats_JudgeOnlyWhileTheDatabaseAnswers(t *testing.T) {
 	beat(back + deadAfter)
 	require.Equal(t, back, before())
 
-	beat(0) // an earlier time: the clock of another server, after a failover
+	beat(0) // an earlier time, from the clock of another server after a failover
 	require.EqualValues(t, -1, before())
 }
 
@@ -65,11 +65,11 @@ func TestHeartbeats_LateHeartbeatPutsJobsInDoubt(t *testing.T) {
 
 	b = heartbeats{}
 	b.record(start, start)
-	b.record(start.Add(Interval), start.Add(deadAfter)) // the machine was suspended, and its clock with it
+	b.record(start.Add(Interval), start.Add(deadAfter)) // the machine and its clock were suspended
 	require.True(t, b.inDoubt(start.Add(Interval), time.Hour))
 }
 
-// A process rescues if the database has answered it for long enough, and if no other process has the duty.
+// A process rescues messages if the database has answered it for long enough and no other process holds the lease.
 func TestRescue_NeedsCertaintyAndTheDuty(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)

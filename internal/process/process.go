@@ -19,12 +19,12 @@ import (
 const (
 	// Interval is how often a process registers that it is alive.
 	Interval = 5 * time.Second
-	// LiveFor is how long a silent process counts as live, so that several heartbeats may fail.
+	// LiveFor is how long a process counts as live after its last heartbeat. Several heartbeats may fail in that time.
 	LiveFor = time.Minute
-	// awayFor is how long after its last heartbeat a process may return, from a restart or a deploy. Until
-	// then its queues count as Away, then as Unworked.
+	// awayFor is how long after its last heartbeat a process is expected to return from a restart or a deploy. Until then
+	// its queues count as Away, and afterwards as Unworked.
 	awayFor = 15 * time.Minute
-	// forgetAfter is how long dlq.processes shows a process that is gone.
+	// forgetAfter is how long a process that is gone stays in dlq.processes.
 	forgetAfter = 24 * time.Hour
 )
 
@@ -34,12 +34,12 @@ type Config struct {
 	Name    string      // host and process id
 	Version string      // of the program
 	Parts   []string    // parts of dlqd that the process runs
-	// Queues returns the queues whose messages the process delivers at the moment. A nil Queues means none.
+	// Queues returns the queues whose messages the process currently delivers. If Queues is nil, it delivers none.
 	Queues func() []string
 	Logger *slog.Logger // logs each batch that Rescue puts back
 }
 
-// Process is this process as other processes see it.
+// Process is the registration of this process, which other processes read.
 type Process struct {
 	config Config
 	id     uuid.UUID
@@ -54,8 +54,8 @@ func New(config Config) *Process { return &Process{config: config, id: uuid.New(
 // ID returns the process's id in dlq.processes and in its River client.
 func (p *Process) ID() uuid.UUID { return p.id }
 
-// Loop returns the loop that registers the process for as long as it runs. Wake it when the
-// process's queues change.
+// Loop returns the loop that registers the process as long as it runs. The caller wakes the loop when the process's
+// queues change.
 func (p *Process) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "presence", Interval: Interval, Timeout: Interval, Once: background.Each(p.Once),
@@ -63,7 +63,7 @@ func (p *Process) Loop() *background.Loop {
 	})
 }
 
-// Once registers that the process is alive, and which queues it works.
+// Once registers that the process is alive, and the queues that it works.
 func (p *Process) Once(ctx context.Context) error {
 	queues := []string{} // not nil, which would be NULL
 	if p.config.Queues != nil {
@@ -83,8 +83,8 @@ func (p *Process) Once(ctx context.Context) error {
 	return nil
 }
 
-// Stop records that the process works no queue any more. The process stays registered while it
-// runs, because its jobs may still run.
+// Stop records that the process works no queue any more. It keeps the process registered, because its jobs may still be
+// running.
 func (p *Process) Stop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, Interval)
 	defer cancel()

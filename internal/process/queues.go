@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	// maxAnswerAge is how long an answer that a queue is worked is used again. It bounds the number of queries that
-	// submissions cause.
+	// maxAnswerAge is how long an answer is reused if it says that the queue is worked. It bounds the number of queries
+	// that submissions cause.
 	maxAnswerAge = time.Second
-	// queryTimeout bounds one query, for which a submission waits.
+	// queryTimeout bounds one query. A submission waits for its result.
 	queryTimeout = 2 * time.Second
 )
 
-// Work says whether a queue's messages are delivered.
+// Work says whether a queue's messages are being delivered.
 type Work string
 
 // Values of Work.
@@ -30,8 +30,8 @@ const (
 	Unworked Work = "unworked" // no process has worked the queue in the last 15 minutes
 )
 
-// Queues knows which queues a database's dlqd processes work. While the queues that are asked for
-// are worked, it queries the database at most once a second.
+// Queues knows which queues the dlqd processes of a database work. As long as all requested queues are worked, it
+// queries the database at most once a second.
 type Queues struct {
 	queries  *dbsqlc.Queries
 	querying chan struct{} // holds one element while a caller queries the database
@@ -41,7 +41,7 @@ type Queues struct {
 // answer is the result of one query.
 type answer struct {
 	queriedAt time.Time
-	live      map[string]bool // by queue: true if a live process works it, false if its process is away
+	live      map[string]bool // by queue: true if a live process works the queue, false if the process is away
 	err       error
 }
 
@@ -50,8 +50,9 @@ func NewQueues(db postgres.DB) *Queues {
 	return &Queues{queries: dbsqlc.New(db), querying: make(chan struct{}, 1)}
 }
 
-// Lookup returns whether a queue is worked and, if it is not, the queues that are. An answer older than
-// the call does not make a queue away or unworked: a process may have started since.
+// Lookup returns whether a queue is worked. If it is not worked, Lookup also returns the queues that are worked. Only
+// an answer that is newer than the call can say that a queue is away or unworked, because a process may have started
+// since an older one.
 func (q *Queues) Lookup(ctx context.Context, queue string) (work Work, worked []string, err error) {
 	arrived := time.Now()
 	if a := q.latest.Load(); a != nil && a.live[queue] && arrived.Sub(a.queriedAt) < maxAnswerAge {
@@ -79,8 +80,8 @@ func (q *Queues) Lookup(ctx context.Context, queue string) (work Work, worked []
 	return work, worked, nil
 }
 
-// query returns an answer that was queried after the given time. Callers that wait at the same time
-// share the answer, or its error.
+// query returns an answer whose query began after the given time. Callers that wait at the same time share one answer,
+// or its error.
 func (q *Queues) query(ctx context.Context, after time.Time) (*answer, error) {
 	select {
 	case q.querying <- struct{}{}:
@@ -91,7 +92,7 @@ func (q *Queues) query(ctx context.Context, after time.Time) (*answer, error) {
 	if a := q.latest.Load(); a != nil && a.queriedAt.After(after) {
 		return a, a.err
 	}
-	// Other callers share this query, so a client that hangs up must not cancel it.
+	// Other callers share this query, so it must not end when one client disconnects.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), queryTimeout)
 	defer cancel()
 	a := &answer{queriedAt: time.Now(), live: map[string]bool{}}
@@ -104,7 +105,7 @@ func (q *Queues) query(ctx context.Context, after time.Time) (*answer, error) {
 	return a, err
 }
 
-// SharedQueues returns the given queues that River clients other than dlqd's also work.
+// SharedQueues returns which of the given queues are also worked by River clients of other programs.
 func SharedQueues(ctx context.Context, db postgres.DB, queues []string) ([]string, error) {
 	return dbsqlc.New(db).SharedQueues(ctx, queues)
 }

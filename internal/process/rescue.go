@@ -10,31 +10,31 @@ import (
 )
 
 const (
-	// deadAfter is how long a process must be unseen, by the database's clock, before its running
-	// messages are put back. It is six heartbeats.
+	// deadAfter is how long a process must be silent, by the database's clock, before other processes put its running
+	// messages back. It is six heartbeats.
 	deadAfter = 30 * time.Second
-	// maxGap is the longest time between two heartbeats of this process, by the database's clock, during
-	// which the database counts as answering. After a shorter stall, a process is seen again within
-	// deadAfter: the stall, a heartbeat that times out and the pause after it take 25 s.
+	// maxGap is the longest time between two heartbeats of this process, by the database's clock, in which the database
+	// counts as answering. After a shorter stall of the database, every live process is seen again within deadAfter: the
+	// stall, a heartbeat that times out and the pause after that heartbeat take 25 s together.
 	maxGap = 15 * time.Second
-	// heartbeatValidFor is how long after the start of its last heartbeat a process may assume that its
-	// jobs were not put back. The rest of deadAfter is for a statement to reach the database.
+	// heartbeatValidFor is how long after the start of its last heartbeat a process may assume that its jobs were not put
+	// back. The remaining time until deadAfter is for a statement to reach the database.
 	heartbeatValidFor = 20 * time.Second
-	// rescueLease is how long a process may rescue before it must renew its right, which it does every
+	// rescueLease is how long a process may rescue messages before it must renew its lease. It renews the lease every
 	// interval. Other processes rescue nothing meanwhile.
 	rescueLease = 15 * time.Second
-	// rescueTimeout bounds a turn.
+	// rescueTimeout bounds one turn of the rescue.
 	rescueTimeout = 20 * time.Second
-	// maxRescue bounds the messages that one transaction puts back.
+	// maxRescue is the maximum number of messages that one transaction puts back.
 	maxRescue = 500
 )
 
-// heartbeats records when the database wrote that this process is alive.
+// heartbeats records when the database confirmed that this process is alive.
 type heartbeats struct {
-	since  time.Time // by the database's clock: the first of the latest heartbeats without a gap
+	since  time.Time // by the database's clock: the first of the latest heartbeats that have no gap between them
 	last   time.Time // by the database's clock: the latest heartbeat
 	began  time.Time // by this machine's clock: when the latest heartbeat was sent
-	lateAt time.Time // by this machine's clock: the last heartbeat so late that jobs may have been put back
+	lateAt time.Time // by this machine's clock: the last heartbeat that was so late that jobs may have been put back
 }
 
 func (b *heartbeats) record(began, seenAt time.Time) {
@@ -47,16 +47,15 @@ func (b *heartbeats) record(began, seenAt time.Time) {
 	b.last, b.began = seenAt, began
 }
 
-// deadBefore returns a time by the database's clock: a process that was last seen before it counts
-// as dead. It returns false if this process has not seen the database answer for long enough to
-// judge.
+// deadBefore returns a time by the database's clock. A process whose last heartbeat is older counts as dead. deadBefore
+// returns false if the database has not answered this process for long enough to decide that.
 func (b *heartbeats) deadBefore() (time.Time, bool) {
 	before := b.last.Add(-deadAfter)
 	return before, !b.last.IsZero() && !b.since.After(before)
 }
 
-// inDoubt reports whether other processes may have put back a job that this process runs now, or
-// has run since now minus within.
+// inDoubt reports whether other processes may have put back a job that this process runs now, or has run after
+// now.Add(-within).
 func (b *heartbeats) inDoubt(now time.Time, within time.Duration) bool {
 	return now.Sub(b.began) > heartbeatValidFor || !b.lateAt.IsZero() && now.Sub(b.lateAt) < within
 }
@@ -69,8 +68,8 @@ func (p *Process) InDoubt(within time.Duration) bool {
 	return p.heartbeats.inDoubt(time.Now(), within)
 }
 
-// Rescue returns the loop that puts back the messages that dead processes were delivering. Of all
-// processes, only the one that holds the lease does it.
+// Rescue returns the loop that puts back the messages that dead processes were delivering. Only the process with the
+// lease does so.
 func (p *Process) Rescue() *background.Loop {
 	return background.New(background.Config{
 		Name: "rescue", Interval: Interval, Timeout: rescueTimeout, OneProcess: true, Once: p.rescue,

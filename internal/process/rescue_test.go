@@ -11,7 +11,7 @@ import (
 	"github.com/dlqd/dlqd/internal/process"
 )
 
-// running inserts a running job that processes have attempted, the last of them now.
+// running inserts a running job that the given processes have attempted; the last of them is running it now.
 func (b *bundle) running(kind string, attempt, most int, metadata string, processes ...string) (id int64) {
 	b.Helper()
 	require.NoError(b, b.db.QueryRow(b.Context(), `
@@ -41,7 +41,7 @@ func (b *bundle) job(id int64) (r rescued) {
 	return r
 }
 
-// rescue puts back the running messages of processes that have been silent for half a minute.
+// rescue puts back the running messages of processes that have been silent for 30 seconds.
 func (b *bundle) rescue(most int) (retried, ended int) {
 	b.Helper()
 	require.NoError(b, b.db.QueryRow(b.Context(), `SELECT retried, ended
@@ -114,7 +114,7 @@ func TestRescue_WorksInBatchesAndSkipsLockedJobs(t *testing.T) {
 	require.Equal(t, "available", b.job(ids[0]).State)
 }
 
-// River may keep a million ended jobs. A rescue does not read them, even with stale statistics.
+// River may have a million ended jobs. A rescue does not read them, even with outdated statistics.
 func TestRescue_ReadsOnlyRunningJobs(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -143,7 +143,7 @@ func TestRescue_ReadsOnlyRunningJobs(t *testing.T) {
 	require.Less(t, read, 100)
 }
 
-// A stopping process may still run jobs, so it is seen until it has ended.
+// A stopping process may still run jobs, so it stays registered until it has ended.
 func TestProcess_StaysRegisteredWhileItStops(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

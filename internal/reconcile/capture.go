@@ -26,12 +26,11 @@ const (
 	TriggersMissing  = "missing"
 )
 
-// overdueAfter is the age above which an unfiled failure or an unapplied fact is a problem. The loops that file
-// failures and apply facts read them every 50 ms.
+// overdueAfter is the age above which an unfiled failure or an unapplied fact is a problem. Loops read both every 50
+// ms.
 const overdueAfter = time.Minute
 
-// Capture is the state of capture. Fields that could not be read within a moment, because another
-// session locks a table, are absent.
+// Capture is the state of capture. A field is absent if another session locks the table from which it is read.
 type Capture struct {
 	Mode      string     `json:"mode" enum:"on,off,strict" doc:"on: a failure is captured in the transaction that ends its job; if capture would have to wait, it skips the job and the reconciler files the failure. off: only the reconciler files failures. strict: a job cannot end as a failure unless its dead letter can be written."`
 	Limit     string     `json:"limit" doc:"Time limit for capture in one statement of the application." example:"00:00:00.25"`
@@ -63,8 +62,8 @@ func ReadCapture(ctx context.Context, db postgres.DB) (*Capture, error) {
 	return &s, json.Unmarshal(raw, &s)
 }
 
-// Problem describes what is wrong with capture; empty if nothing is. Missed failures are not a
-// problem: the reconciler filed them.
+// Problem describes the problems of capture. It returns "" if there are none. A missed failure is not a problem,
+// because the reconciler has filed it.
 func (s *Capture) Problem() string {
 	var problems []string
 	if s.Triggers != TriggersEnabled {
@@ -120,7 +119,7 @@ type Switch struct {
 	Note  string
 }
 
-// SetCapture switches capture. It does not wait for table locks.
+// SetCapture switches capture. It does not wait for locks of tables.
 func SetCapture(ctx context.Context, db postgres.DB, s Switch) (*Switched, error) {
 	var limit *time.Duration
 	if s.Limit != 0 {
@@ -135,8 +134,7 @@ func SetCapture(ctx context.Context, db postgres.DB, s Switch) (*Switched, error
 	return &Switched{Mode: row.Mode, Writing: int(row.Writing), Recorded: row.Recorded, Message: row.Message}, nil
 }
 
-// Causes returns the causes for which capture misses failures, as the reconciler distinguishes
-// them.
+// Causes returns the causes for which capture misses failures, as the reconciler counts them.
 func Causes() []string {
 	return []string{"capture_off", "trigger_missing", "trigger_disabled", "missed"}
 }

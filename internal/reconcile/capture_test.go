@@ -76,8 +76,7 @@ func TestSetCapture_SwitchesMode(t *testing.T) {
 	require.Contains(t, b.status().Problem(), "facts have been unapplied since")
 }
 
-// An operator can switch capture while all tables are locked. The record of who did it is skipped;
-// the switch is not.
+// An operator can switch capture while all tables are locked. Only the record of the operator's name is skipped.
 func TestSetCapture_WorksWhileTablesAreLocked(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -122,7 +121,7 @@ func TestSetCapture_RunsConcurrently(t *testing.T) {
 	require.Equal(t, 80, b.count("SELECT count(*) FROM dlq.acts WHERE subject = 'capture'"))
 }
 
-// A switch survives an upgrade, and a detach and attach of dlqd.
+// A switch of capture survives an upgrade, and a detach and attach of dlqd.
 func TestSetCapture_SurvivesUpgrade(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

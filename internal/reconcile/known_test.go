@@ -11,10 +11,10 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// justNow is the finalized_at of a failure from a client whose clock is right.
+// justNow is the finalized_at of a failure from a client whose clock is correct.
 const justNow = "clock_timestamp()"
 
-// retry retries a job as River UI does. The client that fetches the job increments attempt.
+// retry retries a job as River UI does. The client that fetches the job later increments attempt.
 func (b *testBundle) retry(id int64) {
 	b.Helper()
 	b.exec(`UPDATE river_job SET state = 'available', finalized_at = NULL, scheduled_at = now(),
@@ -23,7 +23,7 @@ func (b *testBundle) retry(id int64) {
 			AND state <> 'running'`, id)
 }
 
-// failAt runs a job and fails it as River's completer does, with a given finalized_at.
+// failAt runs a job and fails it as River's completer does. at is an SQL expression for finalized_at.
 func (b *testBundle) failAt(id int64, at string) {
 	b.Helper()
 	b.exec("UPDATE river_job SET state = 'running', attempt = attempt + 1, attempted_at = now() WHERE id = $1", id)
@@ -31,7 +31,7 @@ func (b *testBundle) failAt(id int64, at string) {
 		errors = errors || jsonb_build_object('at', clock_timestamp(), 'attempt', attempt, 'error', 'timeout', 'trace', '') WHERE id = $1`, id)
 }
 
-// endIn runs a job and ends it in a state, with an error.
+// endIn runs a job and ends it in the given state with an error message.
 func (b *testBundle) endIn(id int64, state, message string) {
 	b.Helper()
 	b.exec("UPDATE river_job SET state = 'running', attempt = attempt + 1 WHERE id = $1", id)
@@ -48,7 +48,7 @@ func (b *testBundle) createFailed(at string) (id int64) {
 	return id
 }
 
-// failUncaptured retries a job and fails it at the given time while capture is off.
+// failUncaptured retries a job and makes it fail at the given time while capture is off.
 func (b *testBundle) failUncaptured(id int64, at string) {
 	b.Helper()
 	b.exec("SELECT dlq.set_capture('off')")
@@ -57,7 +57,7 @@ func (b *testBundle) failUncaptured(id int64, at string) {
 	b.exec("SELECT dlq.set_capture('on')")
 }
 
-// processInbox applies facts and files the inbox until both are empty.
+// processInbox applies facts and files the inbox, until no fact and no row of the inbox is left.
 func (b *testBundle) processInbox() {
 	b.Helper()
 	for range 3 {
@@ -75,14 +75,14 @@ func (b *testBundle) discardOpen() {
 
 func (b *testBundle) countEntries() int { return b.count("SELECT count(*) FROM dlq.dead_letter_queue") }
 
-// countFailures returns the number of failures that are recorded in entries: those from which entries were
-// made, and further ones of the same jobs.
+// countFailures returns the number of failures in entries: those from which entries were made, and further failures of
+// the same jobs.
 func (b *testBundle) countFailures() int {
 	return b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE failed_at IS NOT NULL")
 }
 
-// fileMissed runs a scan of recent failures, a whole scan and a backfill, files what they find, and
-// returns how many failures they found.
+// fileMissed runs a scan of recent failures, a whole scan and a backfill, and files the failures that they find. It
+// returns the number of these failures.
 func (b *testBundle) fileMissed() int {
 	b.Helper()
 	n := b.scan(b.pool, false) + b.scan(b.pool, true) + b.count("SELECT dlq.backfill()")
@@ -90,8 +90,8 @@ func (b *testBundle) fileMissed() int {
 	return n
 }
 
-// createDiscardedTwice makes a job fail, discards its entry and retries the job. The retry reopens the entry. The job
-// then fails again, which adds the failure to the entry, and the entry is discarded again.
+// createDiscardedTwice makes a job fail, discards its entry, and retries the job, which reopens the entry. The job then
+// fails again, which adds the failure to the entry. Then the entry is discarded again.
 func (b *testBundle) createDiscardedTwice(first, second string) (id int64) {
 	b.Helper()
 	id = b.createFailed(first)
@@ -114,7 +114,7 @@ func TestKnownFailures_AreNotFiledAgainAfterClose(t *testing.T) {
 	require.Zero(t, b.fileMissed())
 	require.Equal(t, 1, b.countEntries())
 
-	// The failure of another retry is added to the same entry, once.
+	// After another retry, the job's failure is added to the same entry, once.
 	b.retry(id)
 	b.processInbox()
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_open WHERE rule = 'done-twice'"))
@@ -124,7 +124,7 @@ func TestKnownFailures_AreNotFiledAgainAfterClose(t *testing.T) {
 	b.discardOpen()
 	require.Zero(t, b.fileMissed())
 
-	// A newer failure without capture is filed once.
+	// A newer failure that capture misses is filed once.
 	b.failUncaptured(id, justNow)
 	require.Equal(t, 1, b.fileMissed())
 	require.Equal(t, 2, b.countEntries())
@@ -133,7 +133,7 @@ func TestKnownFailures_AreNotFiledAgainAfterClose(t *testing.T) {
 	require.Zero(t, b.fileMissed())
 }
 
-// River's clients have different clocks: a later failure may have an earlier time.
+// The clocks of River's clients differ, so a later failure may have an earlier time.
 func TestKnownFailures_NewFailureWithEarlierClockIsFiled(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -154,7 +154,7 @@ func TestKnownFailures_DistinguishInvalidTimes(t *testing.T) {
 			at := "'" + at + "'::timestamptz"
 			id := b.createDiscardedTwice(at, at)
 			require.Zero(t, b.fileMissed())
-			// A newer failure is not mistaken for that of the closed entry, although both have the same id.
+			// A newer failure is not taken for the failure of the closed entry, although both have the same id.
 			b.failUncaptured(id, at)
 			require.Equal(t, 1, b.fileMissed())
 			require.Equal(t, 2, b.countEntries())
@@ -263,7 +263,7 @@ func (b *testBundle) dropMonths() {
 	require.Zero(b, b.countEntries())
 }
 
-// A failure is known whether the reconciler or a backfill filed it.
+// A failure is known, no matter whether the reconciler or a backfill filed it.
 func TestKnownFailures_IncludeReconcilerAndBackfill(t *testing.T) {
 	t.Parallel()
 	for _, filer := range []string{"dlq.reconcile(p_whole => true)", "dlq.backfill()"} {
@@ -279,7 +279,8 @@ func TestKnownFailures_IncludeReconcilerAndBackfill(t *testing.T) {
 			fails()
 			b.processInbox()
 			require.Equal(t, 1, b.countEntries())
-			// The job's entry is open: it includes the further failure, which is known after the entry closes.
+			// The job's entry is open, so the further failure is added to it. The failure is still known after the entry
+			// closes.
 			b.retry(id)
 			fails()
 			b.processInbox()
@@ -287,7 +288,7 @@ func TestKnownFailures_IncludeReconcilerAndBackfill(t *testing.T) {
 			require.Equal(t, 2, b.countFailures())
 			b.discardOpen()
 			require.Zero(t, b.fileMissed())
-			// A newer failure makes a new entry, because the old one is closed.
+			// A newer failure makes a new entry, because the old entry is closed.
 			b.retry(id)
 			fails()
 			b.processInbox()
@@ -298,7 +299,7 @@ func TestKnownFailures_IncludeReconcilerAndBackfill(t *testing.T) {
 	}
 }
 
-// The retry and its failure are unapplied facts: the scans leave the failure to the fact.
+// The retry and the failure after it are facts that are not applied yet. The scans leave the failure to its fact.
 func TestKnownFailures_IncludeUnappliedFacts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -316,7 +317,7 @@ func TestKnownFailures_IncludeUnappliedFacts(t *testing.T) {
 	b.discardOpen()
 	require.Zero(t, b.fileMissed())
 
-	// A rejected fact still waits.
+	// A fact that was refused still waits.
 	b.retry(id)
 	b.failAt(id, justNow)
 	b.exec("UPDATE dlq.job_facts SET fact = 'refused', job = coalesce(job, '{}') || jsonb_build_object('fact', fact, " +
@@ -329,7 +330,7 @@ func TestKnownFailures_IncludeUnappliedFacts(t *testing.T) {
 	b.discardOpen()
 	require.Zero(t, b.fileMissed())
 
-	// The entry is closed between the two facts. No entry includes the failure, so it is filed once.
+	// The entry is closed after the first fact and before the second. No entry has the failure, so it is filed once.
 	b.retry(id)
 	b.failAt(id, justNow)
 	b.exec("SELECT dlq.apply_facts(1)")
@@ -343,8 +344,8 @@ func TestKnownFailures_IncludeUnappliedFacts(t *testing.T) {
 	require.Zero(t, b.fileMissed())
 }
 
-// The failure is an unapplied fact, River has deleted the job, and the entry is purged. The failure
-// makes a new entry with the old one's data.
+// The failure is a fact that is not applied yet. River has deleted the job, and the entry is purged. The failure makes
+// a new entry with the data of the purged one.
 func TestKnownFailures_CopyDataOfPurgedEntry(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -361,7 +362,7 @@ func TestKnownFailures_CopyDataOfPurgedEntry(t *testing.T) {
 }
 
 // A job whose entry was deleted is retried and fails, and River deletes the job before dlqd applies the facts. The
-// payload is then lost, so the failure becomes an archived entry whose audit trail says that.
+// payload is then lost, so the failure becomes an archived entry. Its audit trail says that the payload is lost.
 func TestKnownFailures_AreArchivedIfPayloadIsLost(t *testing.T) {
 	t.Parallel()
 	const all = "ARRAY(SELECT id FROM dlq.dead_letter_queue)"
@@ -443,8 +444,8 @@ func TestKnownFailures_AreArchivedIfPayloadIsLost(t *testing.T) {
 	}
 }
 
-// An operator closes the entry before dlqd applies the facts of a retry, and River deletes the job.
-// The payload comes from the entry.
+// Before dlqd applies the facts of a retry, an operator closes the entry and River deletes the job. The payload then
+// comes from the entry.
 func TestKnownFailures_TakePayloadFromClosedEntry(t *testing.T) {
 	t.Parallel()
 	for name, closes := range map[string]func(b *testBundle){
@@ -486,7 +487,7 @@ func TestKnownFailures_TakePayloadFromClosedEntry(t *testing.T) {
 	}
 }
 
-// A redelivery's failure belongs to the redelivered entry and is deleted with it.
+// The failure of a redelivery belongs to the entry that was redelivered, and is deleted with it.
 func TestKnownFailures_OfRedeliveryAreDeletedWithEntry(t *testing.T) {
 	t.Parallel()
 	const entry, jobs = "SELECT dlq.delete_entries(ARRAY(SELECT id " +
@@ -516,7 +517,7 @@ func TestKnownFailures_OfRedeliveryAreDeletedWithEntry(t *testing.T) {
 	}
 }
 
-// A failure whose fact is not applied yet still counts after its entry is erased.
+// A failure whose fact is not applied yet is still counted after its entry was erased.
 func TestKnownFailures_CountAfterErasure(t *testing.T) {
 	t.Parallel()
 	for _, state := range []string{"discarded", "cancelled"} {
@@ -535,8 +536,8 @@ func TestKnownFailures_CountAfterErasure(t *testing.T) {
 	}
 }
 
-// An erased payload is never sent. Failures after the erasure, and earlier ones that are applied
-// after it, are archived.
+// An erased payload is never sent. Failures after the erasure become archived entries. So do earlier failures that are
+// applied after the erasure.
 func TestKnownFailures_ErasedPayloadIsNotSent(t *testing.T) {
 	t.Parallel()
 	for _, state := range []string{"discarded", "cancelled"} {
@@ -563,8 +564,8 @@ func TestKnownFailures_ErasedPayloadIsNotSent(t *testing.T) {
 	}
 }
 
-// A failure with an invalid finalized_at has the id of another failure, and gets a new one. Without a payload,
-// it is not sent.
+// A failure with an invalid finalized_at has the id of another failure, so its entry gets a new id. Without a payload,
+// the entry is not sent.
 func TestKnownFailures_InvalidTimeWithoutPayloadIsNotSent(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"infinity", "2100-01-01"} {
@@ -593,7 +594,7 @@ func TestKnownFailures_InvalidTimeWithoutPayloadIsNotSent(t *testing.T) {
 	}
 }
 
-// A followed job's failure belongs to the entry. The fact, the sweep or the reconciler may see it first.
+// The failure of a followed job belongs to the entry. A fact, the sweep or the reconciler may find it first.
 func TestKnownFailures_IncludeFollowedJobs(t *testing.T) {
 	t.Parallel()
 	for name, see := range map[string]func(b *testBundle){
@@ -623,8 +624,7 @@ func TestKnownFailures_IncludeFollowedJobs(t *testing.T) {
 	}
 }
 
-// The same failure is in the inbox twice: it counts once, even if its entry has been closed in
-// between.
+// If the same failure is in the inbox twice, it counts once, even if its entry was closed in between.
 func TestKnownFailures_CountInboxDuplicateOnce(t *testing.T) {
 	t.Parallel()
 	for name, again := range map[string]bool{"first failure": false, "further failure": true} {
@@ -657,7 +657,7 @@ func TestKnownFailures_CountInboxDuplicateOnce(t *testing.T) {
 	}
 }
 
-// With automatic redelivery on, an entry that an operator closed is not sent.
+// An entry that an operator closed is not sent, even if automatic redelivery is on.
 func TestKnownFailures_ClosedEntryIsNotSent(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -667,8 +667,8 @@ func TestKnownFailures_ClosedEntryIsNotSent(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM river_job"))
 }
 
-// The upgrade to schema version 9 records the failures that entries included before. It may take as
-// long as it needs; later scans add only what has changed since.
+// The upgrade to schema version 9 records the failures of existing entries. It has no time limit. Later scans add only
+// failures that have changed since.
 func TestKnownFailures_AreRecordedByUpgrade(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -687,7 +687,7 @@ func TestKnownFailures_AreRecordedByUpgrade(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.retired_jobs"))
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.settings WHERE key = 'remember_taken' AND value <> 'upgrade'"))
 
-	// A function of the old version was running during the upgrade and commits after it.
+	// A function of the old version was running during the upgrade and commits afterwards.
 	b.exec("DELETE FROM dlq.retired_jobs")
 	require.Zero(t, b.fileMissed())
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.retired_jobs"))
@@ -704,8 +704,8 @@ func TestKnownFailures_AreRecordedByUpgrade(t *testing.T) {
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.settings WHERE key = 'remember_taken'"))
 }
 
-// Two other queries agree: the survey of failures without a dead letter, and the check whether an
-// ordering key's next message waits.
+// Two other queries must agree: the survey of failures without a dead letter, and the check whether the next message of
+// an ordering key has to wait.
 func TestKnownFailures_AgreeWithSurveyAndOrder(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -726,7 +726,7 @@ func TestKnownFailures_AgreeWithSurveyAndOrder(t *testing.T) {
 	requireCounts(0, 1)
 	b.discardOpen()
 	requireCounts(0, 0)
-	// Capture misses the failure, then the reconciler files it, and then its entry is closed.
+	// Capture misses the failure. Then the reconciler files it. Then its entry is closed.
 	b.failUncaptured(id, justNow)
 	requireCounts(1, 1)
 	require.Equal(t, 1, b.fileMissed())
@@ -737,7 +737,7 @@ func TestKnownFailures_AgreeWithSurveyAndOrder(t *testing.T) {
 	requireCounts(0, 0)
 }
 
-// Failures from before a detach are known after the attach. A failure in between is filed once.
+// Failures from before a detach are still known after an attach. A failure between detach and attach is filed once.
 func TestKnownFailures_SurviveDetachAndAttach(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -764,9 +764,8 @@ func TestKnownFailures_SurviveDetachAndAttach(t *testing.T) {
 	require.Zero(t, b.fileMissed())
 }
 
-// The fact of a retry may be applied long after the retry has failed. By then the reconciler has
-// filed that failure, which capture skipped, a redelivery has failed, too, and an operator has
-// parked the entry.
+// The fact of a retry may be applied long after the retry has failed. Meanwhile the reconciler has filed that failure,
+// which capture skipped; a redelivery has failed, too; and an operator has parked the entry.
 func TestKnownFailures_CountLateRetryOnce(t *testing.T) {
 	t.Parallel()
 	for name, own := range map[string]bool{"included failure": false, "first failure": true} {
@@ -799,8 +798,7 @@ func TestKnownFailures_CountLateRetryOnce(t *testing.T) {
 	}
 }
 
-// A restore brings back a followed job as it was before its retry: failed, with a failure that the
-// entry includes.
+// A restore returns a followed job to its state before the retry: failed, with a failure that the entry already has.
 func TestKnownFailures_CountRestoredFailureOnce(t *testing.T) {
 	t.Parallel()
 	for name, own := range map[string]bool{"original job": true, "redelivery": false} {

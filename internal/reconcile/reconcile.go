@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	// interval is the time between two scans of recent failures, and wholeInterval between two scans of
-	// all jobs that River keeps, across all processes.
+	// interval is the time between two scans of recent failures. wholeInterval is the time between two scans of all jobs
+	// in River. Both apply to all processes of a database together.
 	interval      = time.Minute
 	wholeInterval = time.Hour
-	// slack is how early a scan may begin, because the loops of the processes are not aligned.
+	// slack is how much earlier a scan may begin, because the loops of several processes are not synchronized.
 	slack = 5 * time.Second
-	// maxJobs limits the ended jobs that one transaction reads. It locks at most that many jobs, those
-	// that it files, for as long as filing takes: some tens of milliseconds.
+	// maxJobs is the maximum number of ended jobs that one transaction reads. The transaction locks only jobs whose
+	// failures it files, for the time of the filing: some tens of milliseconds.
 	maxJobs = 2000
 )
 
@@ -30,7 +30,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Reconciler files failures that capture missed. Any number may run; one works at a time.
+// Reconciler finds failures that capture missed and appends them to the inbox. Any number may run; one works at a time.
 type Reconciler struct{ config Config }
 
 // New returns a reconciler.
@@ -45,7 +45,7 @@ func (r *Reconciler) Loop() *background.Loop {
 	})
 }
 
-// once advances each scan that is due by one batch, in a transaction each.
+// once advances each scan that is due by one batch. Each scan has its own transaction.
 func (r *Reconciler) once(ctx context.Context) (time.Duration, error) {
 	next := time.Duration(0)
 	for _, scan := range []struct {

@@ -67,7 +67,7 @@ func (b *testBundle) execWithoutTriggers(sql string, args ...any) {
 	require.NoError(b, err)
 }
 
-// scan runs a scan to its end: a whole one, or one of recent failures.
+// scan runs a whole scan, or a scan of recent failures, to its end.
 func (b *testBundle) scan(db postgres.DB, whole bool) (filed int) {
 	b.Helper()
 	for {
@@ -106,8 +106,7 @@ func TestReconcile_FilesSameEntryAsCapture(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT entries FROM dlq.reconcile_findings WHERE why = 'missed'"))
 }
 
-// insertDiscarded inserts n jobs that have failed at finalizedAt, an SQL expression, as a COPY or a
-// restore does.
+// insertDiscarded inserts n failed jobs, as a COPY or a restore does. finalizedAt is an SQL expression.
 func (b *testBundle) insertDiscarded(n int, finalizedAt string) {
 	b.Helper()
 	b.exec(`INSERT INTO river_job (kind, args, max_attempts, state, attempt, finalized_at, errors)
@@ -173,7 +172,7 @@ func TestReconcile_FindsMissedFailures(t *testing.T) {
 			miss.do(b)
 			missed := b.count("SELECT count(*) FROM river_job")
 			require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
-			// The state after some scans.
+			// The state after several scans.
 			b.exec("UPDATE dlq.reconcile_looks SET since = now() - interval '1 minute' WHERE look = 'recent'")
 			b.scan(b.pool, name == "old failures" || name == "invalid times")
 			require.Equal(t, missed, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE captured_by = 'reconciler'"))
@@ -198,7 +197,7 @@ func TestReconcile_IgnoresOtherJobs(t *testing.T) {
 	require.Zero(t, b.count("SELECT dlq.backfill()"))
 }
 
-// Jobs that dlqd creates or follows are not failures of their own.
+// Jobs that dlqd creates or follows do not get entries of their own when they fail.
 func TestReconcile_IgnoresJobsOfEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -208,7 +207,7 @@ func TestReconcile_IgnoresJobsOfEntries(t *testing.T) {
 	b.insertDiscarded(1, "now()") // a redelivery whose end was not captured
 	b.exec(`INSERT INTO dlq.entry_jobs (job_id, job_created_at, entry_id) SELECT j.id, j.created_at, e.id
 		FROM river_job j, dlq.dead_letter_queue e WHERE j.max_attempts = 1`)
-	// A job with an open entry fails again without capture: this is a further failure of that entry.
+	// A job with an open entry fails again, and capture misses it. The failure is added to that entry.
 	b.exec("SELECT dlq.file(ARRAY(SELECT id FROM dlq.dead_letter_queue))")
 	b.execWithoutTriggers("UPDATE river_job SET finalized_at = finalized_at + interval '1 second' WHERE max_attempts = 3")
 	require.Equal(t, 1, b.scan(b.pool, true))
@@ -217,13 +216,13 @@ func TestReconcile_IgnoresJobsOfEntries(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE reason LIKE '%failed again'"))
 	require.Zero(t, b.scan(b.pool, true))
 
-	// The same id, of a job created after River's sequence was restarted.
+	// After River's sequence was restarted, another job gets the same id.
 	b.exec("UPDATE river_job SET created_at = created_at + interval '1 hour' WHERE max_attempts = 3")
 	require.Equal(t, 1, b.scan(b.pool, true))
 }
 
-// The scan waits for transactions that end long after their jobs' finalized_at, including prepared
-// ones.
+// The scan waits for transactions that end long after the finalized_at of their jobs. That includes prepared
+// transactions.
 func TestReconcile_WaitsForOpenTransactions(t *testing.T) {
 	t.Parallel()
 	for _, prepared := range []bool{false, true} {
@@ -256,7 +255,7 @@ func TestReconcile_WaitsForOpenTransactions(t *testing.T) {
 		run(map[bool]string{false: "COMMIT", true: "COMMIT PREPARED 'late'"}[prepared])
 		require.Equal(t, 1, b.scan(b.pool, false))
 		require.Zero(t, b.scan(b.pool, false))
-		// Transactions of other tests on this server delay the scan, too.
+		// Open transactions of other tests on this server delay the scan, too.
 		require.Eventually(t, func() bool {
 			b.scan(b.pool, false)
 			return b.count(`SELECT count(*) FROM dlq.reconcile_looks WHERE look = 'recent'
@@ -265,7 +264,7 @@ func TestReconcile_WaitsForOpenTransactions(t *testing.T) {
 	}
 }
 
-// A job that dlqd followed, and whose entry is closed, fails again without capture.
+// A job that dlqd followed fails again after its entry was closed, and capture misses the failure.
 func TestReconcile_FilesFailureOfFollowedJob(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -291,7 +290,7 @@ func TestReconcile_FilesFailureOfFollowedJob(t *testing.T) {
 	require.Zero(t, b.scan(b.pool, true))
 }
 
-// The scan does not wait for a locked job, and files it later.
+// The scan does not wait for a locked job. A later scan files it.
 func TestReconcile_SkipsLockedJobs(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -306,7 +305,7 @@ func TestReconcile_SkipsLockedJobs(t *testing.T) {
 	require.Equal(t, 1, b.scan(b.pool, false))
 }
 
-// A job that cannot be filed does not block the others.
+// If one job cannot be filed, the scan still files the others.
 func TestReconcile_SkipsRejectedJobs(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -351,13 +350,13 @@ func TestReconcile_SkipsPurgedAndDeletedEntries(t *testing.T) {
 		b.exec("DELETE FROM dlq.retired_jobs WHERE job_id = $1", id)
 	}
 
-	// A later failure of such a job is filed.
+	// A later failure of the same job is filed.
 	b.exec("UPDATE river_job SET state = 'available', finalized_at = NULL WHERE id = 1")
 	b.execWithoutTriggers(fail, 1)
 	require.Equal(t, 1, b.scan(b.pool, true))
 
-	// The record of a purged job is deleted after River has deleted the job, but not at once: the job
-	// may come back from a backup.
+	// The record of a purged job is deleted some time after River has deleted the job. It is kept until then, because the
+	// job may return from a backup.
 	b.exec("DELETE FROM river_job WHERE id = 2")
 	b.scan(b.pool, true)
 	require.Equal(t, 3, b.count("SELECT count(*) FROM dlq.retired_jobs"))
@@ -375,7 +374,7 @@ func TestReconcile_SkipsErasedEntries(t *testing.T) {
 	require.Zero(t, b.scan(b.pool, true))
 }
 
-// River's table is restored from a backup, and its sequence restarts.
+// River's table is restored from a backup, and the sequence of its ids restarts.
 func TestReconcile_WorksAfterRestore(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -395,7 +394,7 @@ func TestReconcile_WorksAfterRestore(t *testing.T) {
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 }
 
-// After a restore, transaction ids of the original server may exceed those of this one forever.
+// After a restore on another server, stored transaction ids may stay ahead of those of this server forever.
 func TestReconcile_AdvancesAfterRestoreToOtherServer(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -451,8 +450,7 @@ func TestReconcile_FilesEachFailureOnce(t *testing.T) {
 	require.Equal(t, jobs, b.count("SELECT count(*) FROM dlq.dead_letter_transitions WHERE from_status IS NULL"))
 }
 
-// A scan that another caller began may already be past a failure. began_at tells the caller when it
-// began.
+// A scan that another caller began may have passed a failure already. began_at tells when the scan began.
 func TestReconcile_ReportsWhenScanBegan(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -471,7 +469,7 @@ func TestReconcile_ReportsWhenScanBegan(t *testing.T) {
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 }
 
-// Many jobs have the same finalized_at. The cost of a page does not depend on their number.
+// The cost of a page does not depend on the number of jobs with the same finalized_at.
 func TestReconcile_PagesThroughEqualTimes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -486,7 +484,7 @@ func TestReconcile_PagesThroughEqualTimes(t *testing.T) {
 		require.NoError(t, err)
 		const stats = `SELECT seq_scan, seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables
 			WHERE relid = 'river_job'::regclass`
-		// Counts include earlier transactions until their statistics are reported.
+		// The counts include earlier transactions until their statistics are reported.
 		var scansBefore, readBefore, scans, read int
 		require.NoError(t, tx.QueryRow(t.Context(), stats).Scan(&scansBefore, &readBefore))
 		require.NoError(t, tx.QueryRow(t.Context(), "SELECT done FROM dlq.reconcile(1000, true)").Scan(&done))
@@ -500,7 +498,7 @@ func TestReconcile_PagesThroughEqualTimes(t *testing.T) {
 	require.Equal(t, jobs+10, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 }
 
-// Several processes together scan no more often than one process does.
+// Several processes together scan as often as one process.
 func TestReconcile_RunsInOneProcessAtATime(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -525,7 +523,7 @@ func TestReconcile_RunsInOneProcessAtATime(t *testing.T) {
 	require.NoError(t, tx.Rollback(t.Context()))
 }
 
-// On an application's River, failures before dlqd was attached are left to a backfill.
+// On an application's River, failures from before the attach are left to a backfill.
 func TestReconcile_SkipsFailuresBeforeAttach(t *testing.T) {
 	t.Parallel()
 	g := postgrestest.NewGuest(t)
@@ -550,8 +548,7 @@ func TestReconcile_SkipsFailuresBeforeAttach(t *testing.T) {
 	require.Equal(t, 2, n)
 }
 
-// Filing checks for existing entries once per batch, and only if the batch has rows that capture
-// did not append.
+// Filing checks for existing entries once per batch. It does so only if the batch has rows that capture did not append.
 func TestReconcile_ChecksRowsOncePerBatch(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -1,5 +1,6 @@
-// Package replica lets requests that only read use a streaming standby of the database. It knows how far the standby
-// has replayed, who has changed something that the standby may lack, and when the primary has to answer instead.
+// Package replica runs requests that only read on a streaming standby of the database. It knows up to which point the
+// standby has replayed the WAL, which users have made changes that the standby may lack, and when the primary has to
+// answer instead.
 package replica
 
 import (
@@ -22,33 +23,35 @@ import (
 const (
 	// Interval is how often a process compares the positions of the primary and the standby.
 	Interval = time.Second
-	// answerTimeout bounds each statement that compares them. If the standby does not answer in that time, reads that
-	// wait for it are repeated on the primary. So a page waits at most Interval plus answerTimeout for a standby that
-	// hangs.
+	// answerTimeout bounds each statement that compares the positions. If the standby does not answer within that time,
+	// reads that wait for it are repeated on the primary. So a page waits at most Interval plus answerTimeout for a
+	// standby that hangs.
 	answerTimeout = 2 * time.Second
 	// actTimeout bounds the statement that records a change.
 	actTimeout = 2 * time.Second
-	// maxSamples bounds the positions of the primary that the standby has not replayed yet: ten minutes.
+	// maxSamples is the maximum number of remembered positions of the primary that the standby has not replayed yet. They
+	// cover ten minutes.
 	maxSamples = 600
-	// forgetAfter is how long a change is remembered. By then, a standby has replayed it, or lags too much to be read.
+	// forgetAfter is how long a change is remembered. After that time, the standby has replayed the change, or lags too
+	// much to be read.
 	forgetAfter    = 24 * time.Hour
 	forgetInterval = time.Hour
 )
 
-// Outcomes of a read: the standby answered, or why the primary did.
+// Outcomes of a read: the standby answered, or the reason why the primary did.
 const (
 	// Served means that the standby answered.
 	Served = "replica"
 	// OwnAct means that the standby may lack a change that the viewer made.
 	OwnAct = "own_act"
-	// Masking means that the standby may lack a change of what the policy masks.
+	// Masking means that the standby may lack a change of the policy's masking rules.
 	Masking = "masking"
 	// Lag means that the standby lags more than the policy allows.
 	Lag = "lag"
 	// Away means that the standby does not answer, or does not follow the database's primary.
 	Away = "away"
-	// Repeated means that the read failed on the standby, and the primary answered it. Not found is such a failure: the
-	// primary may have what the standby has not replayed yet.
+	// Repeated means that the read failed on the standby and the primary answered it. "Not found" counts as such a
+	// failure, because the primary may have data that the standby has not replayed yet.
 	Repeated = "repeated"
 )
 
@@ -70,38 +73,38 @@ type Replica struct {
 	config  Config
 	queries *dbsqlc.Queries
 	state   atomic.Pointer[state]
-	started atomic.Pointer[string] // of the server whose position is known: postgres.Server.Started
+	started atomic.Pointer[string] // start time of the server whose position is known: postgres.Server.Started
 
-	// Only the loop's goroutine uses the rest.
+	// The fields below are used only by the loop's goroutine.
 	primary   postgres.Server
 	positions *postgres.Standby // one connection, which reads the standby's position
 	reads     *postgres.Standby // nil until the standby has answered
-	samples   []sample          // of the primary, oldest first; the standby has replayed the first, and no other
-	forgotten time.Time         // when old changes were last deleted
+	samples   []sample          // positions of the primary, oldest first; the standby has replayed only the first
+	forgotten time.Time         // when records of old changes were last deleted
 	up        context.Context   //nolint:containedctx // ends when the standby stops answering
 	down      context.CancelFunc
 }
 
-// sample is a position of the primary.
+// sample is a position of the primary and its time.
 type sample struct {
 	postgres.Position
 
 	at time.Time
 }
 
-// state is what the last comparison found.
+// state is the result of the last comparison.
 type state struct {
 	reads    *postgres.Standby // nil if the standby cannot be read
 	up       context.Context   //nolint:containedctx // of reads: ends when the standby stops answering
 	position postgres.Position // what the standby has replayed
-	// asOf is a time of which the standby has everything that was committed before; zero if that is unknown.
+	// asOf is a time: the standby has everything that was committed before. It is zero if unknown.
 	asOf    time.Time
 	masking string // see dbsqlc.Masking
 	problem error  // why the standby cannot be read
 }
 
-// Open returns a Replica. It returns a [postgres.ErrOtherDatabase] if the server has another database. A server that
-// does not answer, or was promoted, is no error: the loop tries again.
+// Open returns a Replica. It returns a [postgres.ErrOtherDatabase] if the server at the URL has another database. It
+// returns no error if that server does not answer or was promoted: the loop tries again.
 func Open(ctx context.Context, config Config) (*Replica, error) {
 	r := &Replica{config: config, queries: dbsqlc.New(config.Schemas.Rendered(config.Primary)), down: func() {}}
 	var err error
@@ -137,8 +140,8 @@ func (r *Replica) Loop() *background.Loop {
 	})
 }
 
-// once compares the positions. Errors of the primary are reported by other parts: meanwhile the data of the standby
-// counts as old.
+// once compares the positions. It does not return errors of the primary, which other loops report. Meanwhile the data
+// of the standby counts as getting older.
 func (r *Replica) once(ctx context.Context) error {
 	if err := r.sample(ctx); err != nil && ctx.Err() != nil {
 		return err
@@ -151,7 +154,7 @@ func (r *Replica) once(ctx context.Context) error {
 		r.down()
 		r.up, r.down = nil, func() {}
 		if r.reads != nil {
-			r.reads.Pool.Reset() // idle connections are as likely to hang
+			r.reads.Pool.Reset() // idle connections probably hang, too
 		}
 		r.state.Store(&state{problem: err})
 		return err
@@ -185,13 +188,14 @@ func (r *Replica) sample(ctx context.Context) error {
 	if err == nil && len(r.samples) > 0 && r.samples[0].Timeline != position.Timeline { // after a failover
 		r.samples = nil
 	}
-	if err == nil && len(r.samples) < maxSamples { // else the standby lags too much to be read
+	if err == nil && len(r.samples) < maxSamples { // otherwise the standby lags too much to be read
 		r.samples = append(r.samples, sample{position, at})
 	}
 	return err
 }
 
-// standing returns the position of the standby, to which it connects if necessary, and the masking in force there.
+// standing returns the position of the standby and the masking rules in force there. It connects to the standby if
+// necessary.
 func (r *Replica) standing(ctx context.Context) (p postgres.Position, masking string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
@@ -215,7 +219,7 @@ func (r *Replica) standing(ctx context.Context) (p postgres.Position, masking st
 	return p, masking, err
 }
 
-// identify checks that a connection leads to a standby of the primary, and remembers to which.
+// identify checks that a connection leads to a standby of the primary, and remembers the server's start time.
 func (r *Replica) identify(ctx context.Context, conn *pgx.Conn) error {
 	server, err := postgres.ServerOf(ctx, conn)
 	if err == nil {
@@ -227,7 +231,7 @@ func (r *Replica) identify(ctx context.Context, conn *pgx.Conn) error {
 	return err
 }
 
-// admit checks that a connection for reads leads to the server whose position is known.
+// admit checks that a connection for reads leads to the same server as the connection that reads the position.
 func (r *Replica) admit(ctx context.Context, conn *pgx.Conn) error {
 	server, err := postgres.ServerOf(ctx, conn)
 	if err == nil {
@@ -239,10 +243,10 @@ func (r *Replica) admit(ctx context.Context, conn *pgx.Conn) error {
 	return err
 }
 
-// Read calls the function run. The context of the call makes statements run on the standby if the standby may answer:
-// it lags no more than the policy allows, masks what the primary masks, and has the last changes of the actors, who see
-// the answer. asOf is the time of the data, or zero if the primary answered. If run fails on the standby, Read calls it
-// a second time, for the primary.
+// Read calls run with a context in which statements use the standby, if the standby may answer. That is so if its lag
+// is within the policy's limit, it masks the same data as the primary, and it has the last changes of the actors, who
+// see the answer. asOf is the time of the data, or zero if the primary answered. If run fails on the standby, Read
+// calls it again with a context for the primary.
 func (r *Replica) Read(ctx context.Context, actors []string,
 	run func(context.Context) error,
 ) (asOf time.Time, err error) {
@@ -270,7 +274,7 @@ func (r *Replica) Read(ctx context.Context, actors []string,
 	return time.Time{}, run(ctx)
 }
 
-// decide returns Served, or why the standby may answer no read.
+// decide returns Served, or the reason why the standby may answer no read at all.
 func (r *Replica) decide(s *state) string {
 	switch {
 	case s.problem != nil:
@@ -281,10 +285,10 @@ func (r *Replica) decide(s *state) string {
 	return Served
 }
 
-// compare returns Served, or what the standby lacks for an answer to the actors. It asks the primary, which may be
-// another server than at the last comparison of the positions.
+// compare returns Served, or the reason why the standby may not answer these actors. It queries the primary, which may
+// be another server than at the last comparison of the positions.
 func (r *Replica) compare(ctx context.Context, s *state, actors []string) string {
-	ctx, _ = postgres.Counting(ctx) // not a statement of the page
+	ctx, _ = postgres.Counting(ctx) // this statement does not count as one of the page
 	needed, err := r.queries.Needed(ctx, actors)
 	switch {
 	case err != nil || needed.Position > s.position.Bytes:
@@ -303,10 +307,10 @@ func (r *Replica) observe(outcome string) {
 	}
 }
 
-// Acted records that the actors have made a change: those who made it, and those on whose behalf it was made. It must
-// be called after the change has committed and before the caller gets the answer.
+// Acted records that the actors have made a change. The actors are the user who made it and the users on whose behalf
+// it was made. The caller must call Acted after the commit and before the user gets the answer.
 func (r *Replica) Acted(ctx context.Context, actors ...string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), actTimeout) // a client that disconnected may come back
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), actTimeout) // a client that disconnected may return
 	defer cancel()
 	if err := r.queries.RecordLastAct(ctx, actors); err != nil {
 		r.config.Logger.WarnContext(ctx, "recording a change failed; the actors' next pages from the replica may lack it",
@@ -314,10 +318,11 @@ func (r *Replica) Acted(ctx context.Context, actors ...string) {
 	}
 }
 
-// AsOf returns the time of the standby's data; zero if it cannot be read.
+// AsOf returns the time of the standby's data, or zero if the standby cannot be read.
 func (r *Replica) AsOf() time.Time { return r.state.Load().asOf }
 
-// Status reports whether the standby may answer reads, and how old its data is, or why not.
+// Status reports whether the standby may answer reads. detail is the age of its data, or the reason why it may not
+// answer.
 func (r *Replica) Status() (ok bool, detail string) {
 	s := r.state.Load()
 	lag := time.Since(s.asOf).Round(100 * time.Millisecond)

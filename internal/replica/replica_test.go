@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// bundle is a replica of a real streaming standby.
+// bundle has a Replica that reads from a real streaming standby.
 type bundle struct {
 	*testing.T
 
@@ -36,7 +36,7 @@ type bundle struct {
 	outcomes map[string]int
 }
 
-// setup opens the replica at url of the servers.
+// setup starts servers, and opens a Replica at the URL that url returns.
 func setup(t *testing.T, url func(*postgrestest.Replicated) string) *bundle {
 	t.Helper()
 	servers := postgrestest.NewReplicated(t, false)
@@ -78,7 +78,7 @@ func (b *bundle) exec(sql string) {
 	require.NoError(b, err, sql)
 }
 
-// read reads for an actor, and reports whether the standby answered.
+// read reads for an actor and reports whether the standby answered.
 func (b *bundle) read(actor string) (standby bool, asOf time.Time) {
 	b.Helper()
 	asOf, err := b.replica.Read(b.Context(), []string{actor}, func(ctx context.Context) error {
@@ -98,7 +98,7 @@ func (b *bundle) await(standby bool) {
 	}, 2*time.Minute, 20*time.Millisecond)
 }
 
-// answers reports whether the standby answers a read that actors see.
+// answers reports whether the standby answers a read whose answer the actors see.
 func answers(t *testing.T, db postgres.DB, r *replica.Replica, actors ...string) (standby bool) {
 	t.Helper()
 	_, err := r.Read(t.Context(), actors, func(ctx context.Context) error {
@@ -114,13 +114,13 @@ func (b *bundle) count(outcome string) int {
 	return b.outcomes[outcome]
 }
 
-// repeats runs a statement on the standby and calls meanwhile while the statement runs there. It checks that the read
+// repeats runs a statement on the standby, and calls meanwhile while the statement runs there. It checks that the read
 // is repeated once, on the primary.
 func (b *bundle) repeats(statement string, meanwhile func()) {
 	b.Helper()
 	b.await(true)
 	before := b.count(replica.Repeated)
-	var calls []bool // whether each was on the standby
+	var calls []bool // whether each call was on the standby
 	asOf, err := b.replica.Read(b.Context(), []string{"kim"}, func(ctx context.Context) error {
 		standby := false
 		if err := b.db.QueryRow(ctx, "SELECT pg_is_in_recovery()").Scan(&standby); err != nil {
@@ -144,14 +144,15 @@ func (b *bundle) repeats(statement string, meanwhile func()) {
 
 const slow = "SELECT pg_sleep(600), n FROM reads"
 
-// running is a statement that waits until a backend runs slow, and calls a function with its process id.
+// running returns a statement that waits until a backend runs the statement slow, and then calls the function does with
+// the backend's process id.
 func running(does string) string {
 	return "DO $$ BEGIN WHILE (SELECT count(" + does + "(pid)) = 0 FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep(600)%' " +
 		"AND wait_event = 'PgSleep') LOOP PERFORM pg_sleep(0.01), pg_stat_clear_snapshot(); END LOOP; END $$"
 }
 
 // TestReplica_ChoosesServer checks which server answers reads while the standby lags, lacks changes, refuses
-// statements, hangs and is promoted. The steps share the two servers, and the last one promotes the standby.
+// statements, hangs and is promoted. The steps share two servers. The last step promotes the standby.
 func TestReplica_ChoosesServer(t *testing.T) {
 	t.Parallel()
 	b := setup(t, direct)
@@ -219,7 +220,7 @@ func TestReplica_ChoosesServer(t *testing.T) {
 	})
 	b.repeats(slow, func() { b.servers.Exec(running("pg_cancel_backend")) })    // 57014
 	b.repeats(slow, func() { b.servers.Exec(running("pg_terminate_backend")) }) // 57P01
-	b.repeats("INSERT INTO reads VALUES (4)", nil)                              // 25006: nothing is written there
+	b.repeats("INSERT INTO reads VALUES (4)", nil)                              // 25006: the standby writes nothing
 
 	t.Log("what the standby does not find is looked for on the primary")
 	b.await(true)
@@ -291,8 +292,8 @@ func TestReplica_ChoosesServer(t *testing.T) {
 	require.False(t, answers(t, b.db, promoted, "kim"))
 }
 
-// TestOpen_RefusesOtherDatabases checks that a URL of another server or of another database is refused. Open accepts
-// the primary itself and a server that does not answer, but nothing is read from them.
+// TestOpen_RefusesOtherDatabases checks that Open refuses the URL of another server or of another database. Open
+// accepts the primary itself and a server that does not answer, but no read goes to them.
 func TestOpen_RefusesOtherDatabases(t *testing.T) {
 	t.Parallel()
 	b := setup(t, direct)
@@ -319,8 +320,8 @@ func TestOpen_RefusesOtherDatabases(t *testing.T) {
 	}
 }
 
-// TestReplica_RefusesOtherTimelines reads, after a failover, from the old primary: it runs as a standby again, but does
-// not follow the new primary, whose position in the WAL it has passed.
+// TestReplica_RefusesOtherTimelines tries to read from the old primary after a failover. The old primary runs as a
+// standby again, but it does not follow the new primary, and its position in the WAL is ahead of the new primary's.
 func TestReplica_RefusesOtherTimelines(t *testing.T) {
 	t.Parallel()
 	servers := postgrestest.NewReplicated(t, false)
@@ -334,7 +335,7 @@ func TestReplica_RefusesOtherTimelines(t *testing.T) {
 		Primary: primary, Schemas: postgres.DefaultSchemas(), URL: servers.Return(),
 		MaxLag: func() time.Duration { return time.Hour }, Logger: slog.New(slog.DiscardHandler),
 	}
-	require.Eventually(t, func() bool { // on a busy machine it may not answer in time
+	require.Eventually(t, func() bool { // on a busy machine, the server may not answer in time
 		r, err := replica.Open(t.Context(), config)
 		require.NoError(t, err)
 		defer r.Close()
@@ -345,8 +346,8 @@ func TestReplica_RefusesOtherTimelines(t *testing.T) {
 	}, 2*time.Minute, 20*time.Millisecond)
 }
 
-// TestReplica_ReadsThroughPooler reads through a PgBouncer that pools transactions: the settings of a session are those
-// of each statement.
+// TestReplica_ReadsThroughPooler reads through a PgBouncer that pools transactions. dlqd's settings then apply to each
+// statement instead of the session.
 func TestReplica_ReadsThroughPooler(t *testing.T) {
 	t.Parallel()
 	b := setup(t, (*postgrestest.Replicated).Pooler)

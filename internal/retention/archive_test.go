@@ -15,7 +15,7 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
-// archiveMonth archives and drops the month of n new resolved entries, and returns its unit.
+// archiveMonth creates n resolved entries, archives and drops their month, and returns the unit's name.
 func (b *bundle) archiveMonth(n int) (unit string) {
 	b.Helper()
 	b.createClosed(n, "payments", "dlq_resolved")
@@ -25,8 +25,8 @@ func (b *bundle) archiveMonth(n int) (unit string) {
 	return time.Now().UTC().Format("dead_letter_resolved_200601")
 }
 
-// scan returns the archive's units, the errors of incomplete units, and the errors of recorded units that the
-// archive lacks.
+// scan returns the archive's units, the errors of incomplete units, and the errors of recorded units that are missing
+// from the archive.
 func (b *bundle) scan() (units []archive.Manifest, incomplete, missing []error) {
 	b.Helper()
 	units, incomplete, err := b.cold.Units(b.Context())
@@ -36,8 +36,8 @@ func (b *bundle) scan() (units []archive.Manifest, incomplete, missing []error) 
 	return units, incomplete, missing
 }
 
-// A full disk left a unit with an empty manifest. Lists and erasures treat that unit as missing and include the others,
-// and the next round writes it again.
+// A full disk left a unit with an unreadable manifest. Lists and erasures treat that unit as missing and include the
+// others. The next round writes the unit again.
 func TestArchive_WritesUnreadableUnitAgain(t *testing.T) {
 	t.Parallel()
 	for name, manifest := range map[string]string{"empty": "", "cut": `{"unit": "dead_`, "of another unit": `{}`} {
@@ -81,7 +81,7 @@ func TestArchive_WritesUnreadableUnitAgain(t *testing.T) {
 }
 
 // The database records which units are complete, so a recorded unit that is missing from the archive is reported. If
-// only its manifest is missing, its files are not overwritten, because its rows are no longer in the database.
+// only the manifest is missing, the unit's files are not overwritten, because its rows are no longer in the database.
 func TestArchive_MissesUnitsThatAreGone(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -137,8 +137,8 @@ func TestArchive_MissesUnitsThatAreGone(t *testing.T) {
 	require.Len(t, missing, 1, "the unit that was written after the first one")
 }
 
-// A process was killed before it wrote a manifest. Its files may have the person's data, so the erasure is not
-// complete before retention has written the unit again.
+// A process was killed before it wrote a manifest. The unit's files may have the person's data, so the erasure is
+// incomplete until retention has written the unit again.
 func TestErase_IncludesInterruptedUnits(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -155,7 +155,8 @@ func TestErase_IncludesInterruptedUnits(t *testing.T) {
 	require.NoError(t, erase())
 }
 
-// Retention may write a unit while another process compares the archive with the database.
+// Retention may write a unit while another process compares the archive with the database. That unit is not reported as
+// missing.
 func TestArchive_MissesNoUnitThatIsNewerThanTheList(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -187,7 +188,7 @@ func TestRestore_RestoresNothingFromCorruptUnit(t *testing.T) {
 	require.Equal(t, 1500, n)
 }
 
-// All entries of a unit are restored, or none: here the second batch is refused.
+// A restore restores all entries of a unit or none. In this test, the database refuses the second batch.
 func TestRestore_RestoresAllOrNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -223,7 +224,7 @@ func TestErase_ContinuesAfterDamagedUnit(t *testing.T) {
 	require.EqualValues(t, 2, done.Entries)
 }
 
-// The trail also has each sign-in and each change of a queue: units are looked up by an index.
+// The audit trail also records each sign-in and each change of a queue, so units are found by an index.
 func TestArchive_FindsUnitsByIndex(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -15,10 +15,10 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
-// TestArchive_SurvivesFullDisk fills a small file system with the archive. On the full disk, and after it has become
-// larger, units can be listed and verified, and every dead letter is in the database or in a complete unit. On the full
-// disk, an erasure ends with an error and is not recorded as finished; with room, it succeeds. Mounting needs root, so
-// the trial runs if DLQD_TRIAL is set.
+// TestArchive_SurvivesFullDisk fills a small file system with the archive. While the disk is full, and after it has
+// become larger, units can be listed and verified, and every dead letter is in the database or in a complete unit.
+// While the disk is full, an erasure ends with an error and is not recorded as finished; afterwards it succeeds.
+// Mounting requires root, so the test runs only if DLQD_TRIAL is set.
 func TestArchive_SurvivesFullDisk(t *testing.T) {
 	t.Parallel()
 	if os.Getenv("DLQD_TRIAL") == "" {

@@ -70,8 +70,8 @@ func (b *bundle) erase(filter string) deadletter.Erasure {
 	return e
 }
 
-// No table and no file contains data of an erased person afterwards: not the edits in the trail, in
-// the database and in the archive, nor the runs whose filter names the person.
+// After an erasure, no table and no file contains data of the erased person. That includes edits in the audit trail, in
+// the database and in the archive, and runs whose filter names the person.
 func TestErase_RemovesAllData(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -126,8 +126,8 @@ func TestErase_RemovesAllData(t *testing.T) {
 	b.exec(`SELECT dlq.replay_cancel(dlq.replay_start('{"errorMessage": ["no zaphod here"]}', 'kim', p_force => true))`)
 	b.exec("SELECT dlq.save_view('hers', 'payload.customer:trillian', p_actor => 'kim')")
 	b.exec(postgrestest.RefreshRollups)
-	// The first entry is only in the archive, except for its job. The second is closed, and its
-	// moves are in the archive. The others are open.
+	// The first entry is only in the archive, except for its job. The second entry is closed, and its moves are in the
+	// archive. The other entries are open.
 	b.exec(`SELECT dlq.act_on('assign', ARRAY[$1::uuid, $2::uuid], 'kim', NULL, '{"assignee": "zaphod"}')`, id(1), id(2))
 	b.exec(`SELECT dlq.act_on('tag', ARRAY[$1::uuid, $2::uuid], 'kim', NULL, '{"tags": ["zaphod"]}')`, id(1), id(2))
 	b.exec("SELECT dlq.act_on('resolve', ARRAY[$1::uuid, $2::uuid], 'kim')", id(1), id(2))
@@ -166,8 +166,8 @@ func TestErase_RemovesAllData(t *testing.T) {
 		WHERE detail = jsonb_build_object('run', $1::text, 'erased', true)`, run), "the run that made the move stays")
 }
 
-// A move whose entry was deleted without an archive cannot be found by filter, so an edit in the
-// trail is removed with its entry.
+// The move of an entry that was deleted without an archive cannot be found by filter. So an edit in the audit trail is
+// removed when its entry is deleted.
 func TestErase_RemovesEditsOfDeletedEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -189,7 +189,7 @@ func TestErase_RemovesEditsOfDeletedEntries(t *testing.T) {
 		"AND detail = '{\"erased\": true}'"))
 }
 
-// An erasure includes failures that capture missed, and they are not filed after it.
+// An erasure includes failures that capture missed. They are not filed after the erasure.
 func TestErase_IncludesMissedFailures(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -211,8 +211,7 @@ func TestErase_IncludesMissedFailures(t *testing.T) {
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE original_event @> '{\"erased\": true}'"))
 }
 
-// plantEntry creates a closed dead letter that has a word in each column that a sender, a receiver or an
-// operator fills.
+// plantEntry creates a closed dead letter with a word in each column that a sender, a receiver or an operator fills.
 func (b *bundle) plantEntry(word string) (id string) {
 	b.Helper()
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, state, tags)
@@ -229,8 +228,8 @@ func (b *bundle) plantEntry(word string) (id string) {
 	return id
 }
 
-// An erasure also erases the identifiers of the message and the name of the assignee. dlq.traces finds the data that
-// stays, and other entries that name the person.
+// An erasure also erases the ids of the message and the name of the assignee. dlq.traces finds the data that remains,
+// and other entries that name the person.
 func TestErase_TracesFindWhatStays(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -263,9 +262,9 @@ func TestErase_TracesFindWhatStays(t *testing.T) {
 	}, after)
 }
 
-// ownColumns are the columns of dlqd's tables, and of river_job, that have no text of a sender, a receiver or
-// an operator's note: they have names of queues, policies and users, states, hashes, and texts of dlqd. The
-// runbook's table lists the columns that do have such text.
+// ownColumns are the columns of dlqd's tables, and of river_job, without text of a sender, a receiver or an operator's
+// note. They have names of queues, policies and users, states, hashes, and texts of dlqd. The table in the runbook
+// lists the columns with such text.
 var ownColumns = map[string]string{
 	"approvals": "operation by_queue state actor on_behalf_of token_by origin scope decided_by " +
 		"forecast skips",
@@ -323,8 +322,8 @@ var ownColumns = map[string]string{
 	"tokens":              "name role queues kinds sources created_by revoked_by",
 }
 
-// listedColumns returns the columns that the runbook lists as erased, and those that it lists as staying, as
-// dlq.traces names them.
+// listedColumns returns the columns that the runbook lists as erased, and those that it lists as kept, by the names
+// that dlq.traces uses.
 func listedColumns(t *testing.T) (erased, stays []string) {
 	t.Helper()
 	page, err := os.ReadFile("../../runbooks/customer-data-gone.md")
@@ -348,8 +347,9 @@ func listedColumns(t *testing.T) (erased, stays []string) {
 	return erased, stays
 }
 
-// A person is planted in every column that a sender, a receiver or an operator fills. The runbook lists these:
-// the erased ones have no trace of the person afterwards, the others do. A new column is in one of the lists.
+// The test puts a person's name into every column that a sender, a receiver or an operator fills. The runbook lists
+// these columns. After an erasure, the columns listed as erased have no trace of the person, and the others do. A new
+// column must be in one of the lists.
 func TestErase_RunbookListsEveryColumn(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -390,7 +390,7 @@ func TestErase_RunbookListsEveryColumn(t *testing.T) {
 	require.NotNil(t, e.FinishedAt)
 	require.ElementsMatch(t, stays, traces())
 
-	// The answer says where else to look, by the erased entries.
+	// The answer lists where else the operator has to look for data of the erased entries.
 	var leaves []string
 	for _, l := range e.Leaves {
 		leaves = append(leaves, l.Table)
@@ -402,8 +402,8 @@ func TestErase_RunbookListsEveryColumn(t *testing.T) {
 	})
 }
 
-// The notes name the person in another way than the filter does, and the rows that have such notes were
-// selected by the entry's queue. Afterwards each such note is gone, or the answer lists its row.
+// The notes name the person differently from the filter. The rows with these notes were selected by the entry's queue.
+// After the erasure, each such note is gone, or the answer lists its row.
 func TestErase_ListsNotesThatNameOtherwise(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -440,8 +440,8 @@ func TestErase_ListsNotesThatNameOtherwise(t *testing.T) {
 	}
 }
 
-// plantEverywhere creates a closed dead letter, and acts of operators about it, that have a word in each column
-// that a sender, a receiver or an operator fills.
+// plantEverywhere creates a closed dead letter, and actions of operators on it, with a word in each column that a
+// sender, a receiver or an operator fills.
 func (b *bundle) plantEverywhere(word string) {
 	b.Helper()
 	fail := func() {
@@ -503,7 +503,7 @@ func (b *bundle) plantEverywhere(word string) {
 		SELECT now(), '1s', json_agg(c), '{}' FROM dlq.counters c`)
 }
 
-// The planner's statistics keep frequent values of columns. An erasure replaces them.
+// The planner's statistics contain frequent values of columns. An erasure replaces these statistics.
 func TestErase_ReplacesStatistics(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -522,8 +522,8 @@ func TestErase_ReplacesStatistics(t *testing.T) {
 	require.Zero(t, kept())
 }
 
-// The clock of a job's worker was days ahead, so the entry closed before the time of failure in its id. Once that time
-// has passed, the entry is in an older month than its id suggests.
+// The clock of a job's worker was days ahead, so the entry was closed before the time of failure in its id. When that
+// time has passed, the entry is in an older month than its id suggests.
 func TestErase_IncludesEntriesOfFastClocks(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -542,7 +542,7 @@ func TestErase_IncludesEntriesOfFastClocks(t *testing.T) {
 	require.Empty(t, b.find("zaphod"))
 }
 
-// An erasure matches a value only where it stands alone, not where it is the beginning of a longer number.
+// An erasure matches a value only as a whole, not as the beginning of a longer number.
 func TestErase_MatchesWholeNames(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

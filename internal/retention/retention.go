@@ -1,6 +1,6 @@
-// Package retention removes closed dead letters and the audit trail when their retention ends. Entries in dlq_failed
-// first move to dlq_archived. Whole months are dropped as partitions; entries of queues with shorter retention are
-// deleted one by one. If there is an archive, what is removed is written to it first. Retention removes no open
+// Package retention removes closed dead letters and the audit trail after their retention period. Entries in dlq_failed
+// first move to dlq_archived. Whole months are dropped as partitions. Entries of queues with a shorter period are
+// deleted one by one. If there is an archive, the data is written to it before it is removed. Retention removes no open
 // entries.
 package retention
 
@@ -22,12 +22,14 @@ import (
 )
 
 const (
-	// batchSize is how many entries one step handles at most. A step that archives entries holds them in memory.
+	// batchSize is the maximum number of entries that one step handles. A step that archives entries holds them in
+	// memory.
 	batchSize = 1000
-	// maxSteps bounds the steps of each kind in one round, and with them how long other writers of the archive wait.
+	// maxSteps is the maximum number of steps of each kind in one round. It bounds how long other writers of the archive
+	// wait.
 	maxSteps = 1000
-	// interval is the time between two rounds, and timeout bounds one. A round that failed is repeated after retry,
-	// which is long, because a partition that cannot be archived now usually cannot be archived a second later either.
+	// interval is the time between two rounds, and timeout bounds one round. A round that failed is repeated after retry.
+	// retry is long, because a partition that cannot be archived now can usually not be archived a second later either.
 	interval = time.Hour
 	timeout  = 12 * time.Hour
 	retry    = 10 * time.Minute
@@ -39,8 +41,7 @@ type Keeper struct {
 	Archive *archive.Archive // nil: removed entries are not archived
 	Policy  func() *policy.Policy
 	Logger  *slog.Logger
-	// Observe, if not nil, is called after each round with the counts of Done: aged_out, deleted,
-	// partitions, archived.
+	// Observe, if not nil, is called after each round with each count of [Done]: aged_out, deleted, partitions, archived.
 	Observe func(what string, n int)
 	Now     func() time.Time // nil means time.Now
 }
@@ -50,7 +51,7 @@ type Done struct {
 	AgedOut  int // entries that moved from dlq_failed to dlq_archived
 	Deleted  int // entries that were deleted one by one
 	Dropped  int // partitions that were dropped
-	Archived int // entries and moves that were written to the archive
+	Archived int // entries and moves that this round wrote to the archive
 }
 
 // Loop returns the loop that enforces the retention.
@@ -65,8 +66,8 @@ func (k *Keeper) Loop() *background.Loop {
 	})
 }
 
-// Run enforces the retention once. A partition that cannot be archived or dropped is left for the
-// next round. The round continues with the other partitions, unless this one was locked.
+// Run enforces the retention once. If a partition cannot be archived or dropped, the next round tries again. The round
+// continues with the other partitions, unless the failed one was locked.
 func (k *Keeper) Run(ctx context.Context) (done Done, err error) {
 	_, err = archive.RunExclusive(ctx, k.Store, 0, func(ctx context.Context) error { return k.run(ctx, &done) })
 	if k.Observe != nil {
@@ -123,8 +124,8 @@ func (k *Keeper) run(ctx context.Context, done *Done) error {
 		archived, err := k.archiveAndDrop(ctx, p.Name, p.OfAudit, rules.Version())
 		if err != nil {
 			errs = append(errs, fmt.Errorf("partition %s not dropped; the next round retries: %w", p.Name, err))
-			// A session that reads this partition for long, such as a dump, reads the others too,
-			// and each attempt to lock a partition makes all other sessions wait.
+			// A session that reads this partition for a long time, such as a dump, probably reads the others, too. Each
+			// attempt to lock a partition makes all other sessions wait.
 			if postgres.IsLocked(err) {
 				break
 			}
@@ -140,14 +141,14 @@ func (k *Keeper) run(ctx context.Context, done *Done) error {
 		done.Deleted += deleted
 		done.Archived += archived
 		if deleted == 0 {
-			return 0, err // every entry of the batch has changed meanwhile
+			return 0, err // all entries of the batch have changed meanwhile
 		}
 		return looked, err
 	}))
 	return errors.Join(errs...)
 }
 
-// steps repeats step until it handles less than a full batch, at most maxSteps times.
+// steps repeats step until step handles less than a full batch, at most maxSteps times.
 func (k *Keeper) steps(step func() (int, error)) error {
 	for range maxSteps {
 		if n, err := step(); err != nil || n < batchSize {
@@ -157,8 +158,8 @@ func (k *Keeper) steps(step func() (int, error)) error {
 	return nil
 }
 
-// dropTries is how often dropping a locked partition is tried, and dropPause the average pause between two tries.
-// Each try makes other sessions wait for at most a tenth of a second, until it gets the lock or gives up.
+// dropTries is the number of attempts to drop a locked partition, and dropPause the average pause between two attempts.
+// Each attempt makes other sessions wait for at most a tenth of a second.
 const (
 	dropTries = 5
 	dropPause = time.Second
@@ -178,7 +179,7 @@ func (k *Keeper) retryLocked(ctx context.Context, drop func() error) error {
 	}
 }
 
-// dropEmptyMonths drops empty months of failed entries. Locked ones stay until the next round.
+// dropEmptyMonths drops empty months of failed entries. A locked month is kept until the next round.
 func (k *Keeper) dropEmptyMonths(ctx context.Context, periods json.RawMessage, now time.Time) error {
 	for {
 		var name string
@@ -196,8 +197,8 @@ func (k *Keeper) dropEmptyMonths(ctx context.Context, periods json.RawMessage, n
 	}
 }
 
-// archiveAndDrop writes the rows of a partition that the archive lacks to the archive, and drops the
-// partition. Without an archive it only drops the partition.
+// archiveAndDrop writes rows of a partition that are not in the archive to the archive, and drops the partition. If
+// there is no archive, it only drops the partition.
 func (k *Keeper) archiveAndDrop(ctx context.Context, partition string, isAudit bool,
 	policyVersion string,
 ) (archived int64, err error) {
@@ -227,8 +228,7 @@ func (k *Keeper) dropPartition(ctx context.Context, partition dbsqlc.DropPartiti
 		k.retryLocked(ctx, func() error { return dbsqlc.New(k.Store.DB()).DropPartition(ctx, partition) }))
 }
 
-// archiveAndDelete writes a batch of entries to the archive and deletes those that have not changed
-// meanwhile.
+// archiveAndDelete writes a batch of entries to the archive, and deletes those that have not changed meanwhile.
 func (k *Keeper) archiveAndDelete(ctx context.Context, periods json.RawMessage, now time.Time,
 	policyVersion string,
 ) (looked, deleted, archived int, err error) {
@@ -261,7 +261,7 @@ func (k *Keeper) manifest(ctx context.Context, unit, partition, policyVersion st
 	}, err
 }
 
-// periodsOf returns the policy's periods in the form that dlq.expired_partitions reads.
+// periodsOf returns the policy's retention periods in the form that dlq.expired_partitions reads.
 func periodsOf(p *policy.Policy) (json.RawMessage, error) {
 	of := func(r policy.Retention) map[string]string {
 		seconds := func(d time.Duration) string { return fmt.Sprintf("%d seconds", int64(d.Seconds())) }

@@ -94,7 +94,7 @@ func (b *bundle) createClosed(n int, queue, status string) {
 			'kim')`)
 		return
 	}
-	// The moves of a redelivery and of its end.
+	// These are the moves of a redelivery and of its end.
 	b.exec(`UPDATE dlq.dead_letter_queue SET status = 'dlq_processing', redelivery_job_id = river_job_id,
 		move = '{"actor": "worker:1", "reason": "redelivered"}' WHERE status = 'dlq_pending'`)
 	b.exec("UPDATE dlq.dead_letter_queue SET status = $1::dlq.dead_letter_status WHERE status = 'dlq_processing'", status)
@@ -162,8 +162,7 @@ func TestKeeper_EnforcesPeriods(t *testing.T) {
 	require.Equal(t, 2, b.countIn("dlq_resolved"), "the new entry and the one that was open")
 }
 
-// A failed entry moves to dlq_archived after the period of its own queue, not after the shortest period of any
-// queue.
+// A failed entry moves to dlq_archived after the period of its own queue, not after the shortest period of all queues.
 func TestAgeOut_UsesPeriodOfQueue(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -181,7 +180,7 @@ func TestAgeOut_UsesPeriodOfQueue(t *testing.T) {
 	require.Zero(t, b.countIn("dlq_failed"))
 }
 
-// An entry that has changed since it was archived is not deleted: the archive has an older version.
+// An entry that has changed since it was archived is not deleted, because the archive has an older version.
 func TestDeleteEntries_SkipsChangedEntries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -194,7 +193,7 @@ func TestDeleteEntries_SkipsChangedEntries(t *testing.T) {
 	require.Equal(t, changed, b.text("SELECT string_agg(id::text, ' ') FROM dlq.dead_letter_queue"))
 }
 
-// Restored entries are kept until the latest of the requested times, and no longer.
+// Restored entries are kept until the latest requested time, and no longer.
 func TestRestoreEntries_KeepsUntilLatestTime(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -215,8 +214,8 @@ func TestRestoreEntries_KeepsUntilLatestTime(t *testing.T) {
 	require.Equal(t, 2, expired(21))
 }
 
-// An entry whose partition is missing goes to the default partition. Creating the partition moves the entry
-// into it.
+// An entry whose partition is missing goes to the default partition. The creation of the partition moves the entry
+// there.
 func TestPartitions_DrainDefaultPartition(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -257,7 +256,7 @@ func TestArchive_RestoresEntries(t *testing.T) {
 	month := time.Now().UTC().Format("dead_letter_resolved_200601")
 	before := b.text("SELECT jsonb_agg(to_jsonb(e) ORDER BY id)::text FROM dlq.dead_letter_queue e")
 	id := uuid.MustParse(b.text("SELECT max(id::text) FROM dlq.dead_letter_queue"))
-	// Now is in the middle of a month, so that no other month ends during the test.
+	// The test's time is in the middle of a month, so that no month ends during the test.
 	y, m0, _ := time.Now().UTC().Date()
 	b.now = time.Date(y, m0+4, 10, 12, 0, 0, 0, time.UTC)
 	require.Equal(t, 3, b.run().Archived)
@@ -268,7 +267,7 @@ func TestArchive_RestoresEntries(t *testing.T) {
 	require.WithinDuration(t, time.Now(), m.From, time.Minute)
 	require.NotEmpty(t, m.Policy)
 
-	// A restored entry is unchanged, and stays until the requested time.
+	// A restored entry equals the archived one, and stays until the requested time.
 	n, err := b.cold.Restore(t.Context(), b.keeper.Store, &m, id, b.now.Add(time.Hour),
 		deadletter.Act{Actor: "kim", Note: "ticket 7"})
 	require.NoError(t, err)
@@ -285,7 +284,7 @@ func TestArchive_RestoresEntries(t *testing.T) {
 	_, err = b.cold.Restore(t.Context(), b.keeper.Store, &m, uuid.New(), b.now, deadletter.Act{Actor: "kim"})
 	require.ErrorContains(t, err, "there is no entry")
 
-	// One entry was tagged meanwhile: only that one is archived again.
+	// One entry was tagged meanwhile. Only that entry is archived again.
 	b.exec("SELECT dlq.act_on('tag', ARRAY[$1::uuid], 'kim', NULL, '{\"tags\": [\"seen\"]}')", id)
 	b.now = b.now.Add(3 * time.Hour)
 	done := b.run()
@@ -296,7 +295,7 @@ func TestArchive_RestoresEntries(t *testing.T) {
 	require.Zero(t, b.countIn("dlq_resolved"))
 }
 
-// Edits and destinations of a run, and the text of an exact payload, are archived and restored.
+// The edits and destinations of a run, and the text of an exact payload, are archived and restored.
 func TestArchive_KeepsEditsAndTexts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -341,7 +340,7 @@ func TestArchive_KeepsEditsAndTexts(t *testing.T) {
 	require.Equal(t, text, b.text("SELECT original_event ->> 'payloadText' FROM dlq.dead_letter_queue")) //nolint:testifylint // byte for byte
 }
 
-// A partition that changes after it was archived, or whose archiving fails, is not dropped.
+// A partition is not dropped if it changes after it was archived, or if archiving it fails.
 func TestArchive_DropsOnlyArchivedPartitions(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -368,8 +367,7 @@ func TestArchive_DropsOnlyArchivedPartitions(t *testing.T) {
 	require.Equal(t, retention.Done{Dropped: 1}, b.run(), "without an archive, rows are dropped unarchived")
 }
 
-// Months of the audit trail are archived and dropped like months of entries, and a damaged unit is
-// detected.
+// Months of the audit trail are archived and dropped as months of entries are. A damaged unit is detected.
 func TestArchive_IncludesAuditTrail(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -405,7 +403,7 @@ func TestArchive_IncludesAuditTrail(t *testing.T) {
 
 // TestArchive_WorksWithS3 archives, erases and restores in an object store.
 func TestArchive_WorksWithS3(t *testing.T) {
-	// During uploads no transaction is open and no connection is held.
+	// During uploads, no transaction is open and no connection is in use.
 	var pool atomic.Pointer[pgxpool.Pool]
 	var held atomic.Int64
 	s3 := gofakes3.New(s3mem.New(), gofakes3.WithAutoBucket(true)).Server()
@@ -444,7 +442,7 @@ func TestArchive_WorksWithS3(t *testing.T) {
 	require.Equal(t, 3, n)
 }
 
-// dlqd's records of past operations do not grow without bound.
+// dlqd's records of past operations are deleted after a time.
 func TestKeeper_DeletesOldReports(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -500,7 +498,7 @@ func TestKeeper_DeletesOldReports(t *testing.T) {
 	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.circuit_breaker_changes"))
 }
 
-// If another session reads a month for a long time, the round waits for its lock once, not once for each month.
+// If another session reads a month for a long time, the round waits for that lock once, not once for each month.
 func TestKeeper_StopsAtFirstLock(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -518,7 +516,7 @@ func TestKeeper_StopsAtFirstLock(t *testing.T) {
 	require.Equal(t, 2, b.run().Dropped)
 }
 
-// The partition of the current month comes before those of earlier and later months.
+// The partition of the current month is created before those of earlier and later months.
 func TestPartitions_CreatesCurrentMonthFirst(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
