@@ -12,13 +12,13 @@ import (
 // RulesFile is the name in [Files] of the file with the alerts.
 const RulesFile = "prometheus/rules.yaml"
 
-// Links are the addresses to which alerts link, by the name of the scrape job. The key "" applies
-// to jobs that are not among the keys.
+// Links are the addresses to which alerts link, by the name of the scrape job. The key "" applies to jobs without a key
+// of their own.
 type Links struct {
 	// Consoles are URLs of consoles. The default for "" is the external label dlqd_url of Prometheus.
 	Consoles map[string]string
-	// Runbooks are URLs of runbooks. {name} is replaced by the runbook's name, which is appended if
-	// {name} is missing. The default for "" is the console, which serves them.
+	// Runbooks are URLs of runbooks. {name} stands for the runbook's name. If {name} is missing, the name is appended.
+	// The default for "" is the console's URL, because the console serves the runbooks.
 	Runbooks map[string]string
 }
 
@@ -62,8 +62,8 @@ func Render(links Links) ([]byte, error) {
 	return []byte(strings.ReplaceAll(text, externalURL, console)), nil
 }
 
-// byJob returns the link for all jobs or, if jobs have links of their own, a template that chooses
-// by the alert's label job.
+// byJob returns the link for all jobs. If jobs have links of their own, it returns a template that chooses the link by
+// the alert's label job.
 func byJob(urls map[string]string, otherwise string, link func(to string) string) string {
 	if to, ok := urls[""]; ok {
 		otherwise = link(to)
@@ -87,8 +87,8 @@ func byJob(urls map[string]string, otherwise string, link func(to string) string
 	return text.String() + "{{ else }}" + otherwise + "{{ end }}"
 }
 
-// checkLink rejects texts that are not links or that would end the template or the YAML text around
-// them. It also rejects a link with a query or a fragment if a path is appended to it.
+// checkLink rejects texts that are not links, and texts that would end the template or the YAML text around them. If a
+// path is appended to the link, checkLink also rejects a query or a fragment.
 func checkLink(job, to string, appended bool) error {
 	if job != "" && !jobName.MatchString(job) {
 		return fmt.Errorf("%q is not the name of a scrape job", job)

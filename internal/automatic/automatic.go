@@ -1,6 +1,5 @@
-// Package automatic decides which dead letters dlqd redelivers automatically and which it only
-// observes, based on the policy's switches, the operators' switches, and whether an application
-// owns River.
+// Package automatic decides which dead letters dlqd redelivers automatically and which it only observes. The decision
+// depends on the policy's switches, the operators' switches, and whether an application owns River.
 package automatic
 
 import (
@@ -21,7 +20,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Scopes of a switch.
+// Scopes of a switch: the entries to which it applies.
 const (
 	ScopeAll   = "all"
 	ScopeQueue = "queue"
@@ -34,15 +33,15 @@ const (
 // nameRestored is the name of the stop that dlqd sets when it detects a restored database.
 const nameRestored = "restored"
 
-// Sources of a switch.
+// Sources of a switch: where it was set.
 const (
 	FromDefault  = "default"
 	FromPolicy   = "policy"
 	FromOperator = "operator"
 )
 
-// CapturedByBackfill is dead_letter_queue.captured_by of an entry whose job failed before capture
-// was installed.
+// CapturedByBackfill is the value of dead_letter_queue.captured_by for an entry whose job failed before capture was
+// installed.
 const CapturedByBackfill = "backfill"
 
 // Switch is a switch in force.
@@ -60,8 +59,8 @@ type Switch struct {
 // String returns the scope and the name, for example "queue mailers".
 func (s *Switch) String() string { return strings.TrimSpace(s.Scope + " " + s.Name) }
 
-// Stop is a stop of all automatic redelivery, by an operator, or by dlqd after it detected a
-// restored database.
+// Stop is a stop of all automatic redelivery. An operator sets it, or dlqd does after it has detected a restored
+// database.
 type Stop struct {
 	At    time.Time `json:"at" doc:"Time of the stop."`
 	Actor string    `json:"actor" doc:"Who stopped automatic redelivery."`
@@ -92,21 +91,21 @@ func (s *Stop) String() string {
 
 // Switches are the switches in force.
 type Switches struct {
-	// Stopped is nil unless all automatic redelivery is stopped.
+	// Stopped is the stop in force, or nil if automatic redelivery is not stopped.
 	Stopped *Stop
-	// Attached is set if an application owns River. Entries of its jobs that no switch matches are
-	// then observed.
+	// Attached is set if an application owns River. An entry of an application's job that no switch matches is then
+	// observed.
 	Attached bool
 	list     []Switch // by scope and name
 }
 
-// Entry is the part of a dead letter that switches depend on.
+// Entry is the part of a dead letter on which switches depend.
 type Entry struct {
 	Queue, Kind, Class string
 	JobKind            string // River's kind of the job
-	Backfilled         bool   // its job failed before capture was installed
-	SingleAttempt      bool   // its job was limited to one attempt
-	Unparked           bool   // an operator unparked it
+	Backfilled         bool   // the job failed before capture was installed
+	SingleAttempt      bool   // the job was limited to one attempt
+	Unparked           bool   // an operator unparked the entry
 }
 
 // Verdict is the decision of the switches on a dead letter.
@@ -118,14 +117,14 @@ type Verdict struct {
 	Reason     string
 }
 
-// TryLock keeps the switches unchanged until a transaction ends (except for a stop, which waits at
-// most 5 s: see [Change]). Transactions that redeliver automatically take this lock before they
-// read the switches. TryLock returns false while a switch is being changed.
+// TryLock keeps the switches unchanged until a transaction ends. Exception: a stop waits at most 5 s for the
+// transaction; see [Change]. Transactions that redeliver automatically take this lock before they read the switches.
+// TryLock returns false while a switch is being changed.
 func TryLock(ctx context.Context, tx postgres.DB) (bool, error) {
 	return dbsqlc.New(tx).TryLockAutomatic(ctx)
 }
 
-// CountObserved counts up to most observed entries.
+// CountObserved counts observed entries, up to most.
 func CountObserved(ctx context.Context, db postgres.DB, most int32) (int64, error) {
 	return dbsqlc.New(db).CountObservedUpTo(ctx, most)
 }
@@ -139,14 +138,15 @@ func Read(ctx context.Context, db postgres.DB, p *policy.Policy) (*Switches, err
 	return InForce(p, rows), nil
 }
 
-// InForce returns the switches of a policy, overridden by those of operators.
+// InForce returns the switches of a policy, in so far as switches of operators do not override them, and the switches
+// of operators.
 func InForce(p *policy.Policy, rows []dbsqlc.AutomaticSwitchesRow) *Switches {
 	s := &Switches{}
 	for i := range rows {
 		row := &rows[i]
 		s.Attached = row.Attached
 		switch row.Scope {
-		case "": // neither a switch nor a stop is set: the row has only the attachment
+		case "": // neither a switch nor a stop is set: the row only says whether River is attached
 		case ScopeStop:
 			byPerson := row.Name != nameRestored || s.Stopped != nil
 			if s.Stopped == nil || row.Name == nameRestored {
@@ -164,7 +164,7 @@ func InForce(p *policy.Policy, rows []dbsqlc.AutomaticSwitchesRow) *Switches {
 	return s
 }
 
-// addDefaults adds the policy's switches and the default where no operator's switch overrides them.
+// addDefaults adds the policy's switches and the default, unless a switch of an operator overrides them.
 func (s *Switches) addDefaults(p *policy.Policy) {
 	for _, added := range append(policySwitches(p), Switch{Scope: ScopeAll, Enabled: !s.Attached, Source: FromDefault}) {
 		if !slices.ContainsFunc(s.list, func(o Switch) bool { return o.Scope == added.Scope && o.Name == added.Name }) {
@@ -204,7 +204,7 @@ func Publish(ctx context.Context, db postgres.DB, p *policy.Policy) error {
 	return dbsqlc.New(db).PublishAutomatic(ctx, string(raw))
 }
 
-// ReadStop returns the stop of all automatic redelivery, nil if there is none.
+// ReadStop returns the stop of all automatic redelivery, or nil if there is none.
 func ReadStop(ctx context.Context, db postgres.DB) (*Stop, error) {
 	row, err := dbsqlc.New(db).AutomaticStop(ctx)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -235,14 +235,15 @@ func (s *Switch) matches(e *Entry) bool {
 
 // Of returns whether an entry is redelivered automatically:
 //
-//  1. An entry of an application's job that was backfilled or limited to one attempt needs manual
-//     handling, unless a matching switch that is on includes such entries, or an operator unparked it.
+//  1. An entry of an application's job that was backfilled or limited to one attempt needs manual handling. Exceptions:
+//     a matching switch that is on includes such entries, or an operator unparked the entry.
 //  2. A stop overrides all switches.
-//  3. Of the matching switches for a queue, kind or class, one that is off wins.
-//  4. If none matches, the switch for all counts.
+//  3. If a matching switch for a queue, kind or class is off, the entry is not redelivered. Otherwise, if a matching
+//     one is on, the entry is redelivered.
+//  4. If no such switch matches, the switch for all decides.
 //
-// Neither the first rule nor the default of an attached River applies to messages, which dlqd
-// delivers. dlq.automatic_for decides the same in SQL, except for the first rule.
+// Two rules do not apply to messages, which dlqd delivers: the first rule, and the default of an attached River.
+// dlq.automatic_for makes the same decision in SQL, without the first rule.
 func (s *Switches) Of(e *Entry) Verdict {
 	isMessage := e.JobKind == message.JobKind
 	if rule := s.manualRule(e); rule != "" && !isMessage && !e.Unparked {
@@ -277,8 +278,8 @@ func (s *Switches) Of(e *Entry) Verdict {
 	return Verdict{On: true, Reason: "automatic redelivery is on"}
 }
 
-// manualRule returns the rule by which an entry needs manual handling, "" if switches include the
-// entry.
+// manualRule returns the rule by which an entry needs manual handling, or "" if a switch includes the entry or no such
+// rule applies.
 func (s *Switches) manualRule(e *Entry) string {
 	included := func(name string) bool {
 		return slices.ContainsFunc(s.list, func(o Switch) bool {

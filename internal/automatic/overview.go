@@ -14,7 +14,7 @@ import (
 // maxChanges is the maximum number of recent changes in an overview.
 const maxChanges = 20
 
-// ObservedGroup counts observed entries that switches treat alike.
+// ObservedGroup counts observed entries that all switches treat equally.
 type ObservedGroup struct {
 	Queue      string `json:"queue" doc:"Queue of the entries."`
 	Kind       string `json:"kind" doc:"Kind of the entries."`
@@ -46,8 +46,7 @@ type Overview struct {
 	Changes  []SwitchChange  `json:"changes" doc:"The latest changes of switches, newest first."`
 }
 
-// ReadOverview reads the state of automatic redelivery. Its cost grows with the number of observed
-// entries.
+// ReadOverview reads the state of automatic redelivery. Its duration grows with the number of observed entries.
 func ReadOverview(ctx context.Context, db postgres.DB, p *policy.Policy) (*Overview, error) {
 	switches, err := Read(ctx, db, p)
 	if err != nil {
@@ -78,7 +77,7 @@ func ReadOverview(ctx context.Context, db postgres.DB, p *policy.Policy) (*Overv
 	return overview, nil
 }
 
-// Going counts observed entries that a change would release.
+// Going counts observed entries that a change of switches would release.
 type Going struct {
 	ObservedGroup
 
@@ -86,7 +85,7 @@ type Going struct {
 	Until     *time.Time `json:"until,omitempty" doc:"When the entries that are due now are redelivered, at that pace; absent if none is due."`
 }
 
-// Staying counts entries that a change would not release.
+// Staying counts entries that a change of switches would not release.
 type Staying struct {
 	Queue      string `json:"queue" doc:"Queue of the entries."`
 	Kind       string `json:"kind" doc:"Kind of the entries."`
@@ -101,7 +100,7 @@ type Preview struct {
 	Stays []Staying `json:"stays" doc:"Dead letters that the change does not release: observed ones, and those that need manual handling because they were backfilled or their job had one attempt."`
 }
 
-// addStaying adds entries to those that stay for the same reason.
+// addStaying adds entries to the group that stays for the same reason, or adds a new group.
 func (p *Preview) addStaying(s Staying) {
 	for i := range p.Stays {
 		same := &p.Stays[i]
@@ -113,14 +112,14 @@ func (p *Preview) addStaying(s Staying) {
 	p.Stays = append(p.Stays, s)
 }
 
-// With returns the switches after a change. A nil enabled removes the switch, so that the policy's
-// switch or the default applies.
+// With returns the switches as they would be after a change. If enabled is nil, the change removes the operator's
+// switch, so that the policy's switch or the default applies.
 func (s *Switches) With(p *policy.Policy, scope, name string, enabled *bool, include []string) *Switches {
 	next := &Switches{Stopped: s.Stopped, Attached: s.Attached}
 	if scope == ScopeStop {
 		next.Stopped = nil
 		switch {
-		case s.Stopped != nil && s.Stopped.Restored: // only dlqd restored can lift it
+		case s.Stopped != nil && s.Stopped.Restored: // only "dlqd restored resume" can end this stop
 			held := *s.Stopped
 			held.ByPerson = enabled != nil
 			next.Stopped = &held
@@ -151,7 +150,7 @@ func (s *Switches) Preview(ctx context.Context, db postgres.DB, p *policy.Policy
 	if err != nil {
 		return nil, err
 	}
-	free := map[string]time.Time{} // when each pace is free again
+	free := map[string]time.Time{} // the time from which each pace has room again
 	for i := range observed {
 		r := &observed[i]
 		v := s.Of(&Entry{Queue: r.Queue, Kind: r.Kind, Class: r.ErrorClass, JobKind: r.JobKind})
@@ -208,10 +207,10 @@ func Check(ctx context.Context, db postgres.DB, scope, name string, enabled *boo
 	})
 }
 
-// Change changes the switch for all, a queue, a kind or a class, or stops or resumes all automatic
-// redelivery (ScopeStop). A nil enabled removes the switch. All processes follow the change when
-// Change returns. Exception: a stop does not fail if a worker's transaction does not end within 5 s;
-// that transaction may still redeliver.
+// Change changes the switch for all, a queue, a kind or a class, or stops or resumes all automatic redelivery
+// (ScopeStop). If enabled is nil, Change removes the switch. When Change returns, all processes use the new switches.
+// Exception: a stop also succeeds if a worker's transaction does not end within 5 s. That transaction may still
+// redeliver.
 func Change(ctx context.Context, db postgres.DB, scope, name string, enabled *bool, include []string, actor,
 	note string,
 ) error {
@@ -236,8 +235,7 @@ func Change(ctx context.Context, db postgres.DB, scope, name string, enabled *bo
 	return nil
 }
 
-// onForAll reports whether automatic redelivery is on for entries that no switch for a queue, kind
-// or class matches.
+// onForAll reports whether automatic redelivery is on for entries that match no switch for a queue, kind or class.
 func (s *Switches) onForAll() bool {
 	return slices.ContainsFunc(s.list, func(o Switch) bool { return o.Scope == ScopeAll && o.Enabled })
 }

@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// Group is a set of loops that are started and stopped together.
+// Group is a set of loops that start and stop together.
 type Group struct {
 	Logger *slog.Logger
-	// Idle returns why the loops without WhenIdle may run no turn now, or nil if they may. A nil
-	// Idle never stops them. They call Idle before each turn, so it must be quick. Idle loops count
-	// neither as failing nor as overdue.
+	// Idle returns the reason why loops without WhenIdle may run no turn now, or nil if they may. If Idle is nil, the
+	// loops always run. A loop calls Idle before each turn, so Idle must be quick. An idle loop counts neither as failing
+	// nor as overdue.
 	Idle func() error
 	// Observe, if not nil, is called after each turn with the loop's name, the duration and the
 	// error. Turns that a stop cancels are skipped.
@@ -24,7 +24,7 @@ type Group struct {
 	loops []*Loop
 }
 
-// Add adds loops. The next Start starts them.
+// Add adds loops to the group. It does not start them; the next Start does.
 func (g *Group) Add(loops ...*Loop) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -45,8 +45,8 @@ func (g *Group) Start() {
 	}
 }
 
-// Stop stops all loops concurrently and returns when they have ended, or shortly after ctx is done.
-// Its error names the loops whose turns did not end.
+// Stop stops all loops concurrently. It returns when they have ended, or shortly after ctx is done. Its error names the
+// loops whose turns did not end.
 func (g *Group) Stop(ctx context.Context) error {
 	loops := g.Loops()
 	errs := make([]error, len(loops))

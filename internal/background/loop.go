@@ -20,69 +20,64 @@ const (
 	DefaultTimeout = 30 * time.Second
 	// DefaultRetry is the delay after a failed turn.
 	DefaultRetry = time.Second
-	// More is the delay that a turn returns if work is left: the next turn follows at once.
+	// More is the delay that a turn returns if work is left. The next turn then begins at once.
 	More = time.Duration(-1)
 
-	// patienceIntervals is the number of intervals without success after which a loop is unhealthy.
+	// patienceIntervals is the number of intervals without a success after which a loop is unhealthy.
 	patienceIntervals = 3
 	// patienceFailures is the number of consecutive failures after which a loop is unhealthy.
 	patienceFailures = 3
-	// finishTime bounds how long a stop lets a turn finish.
+	// finishTime bounds how long a stop waits for a turn that may finish (see Finish in [Config]).
 	finishTime = time.Second
-	// returnTime is how long a cancelled turn has to return once the deadline of the stop has
-	// passed.
+	// returnTime is how long a stop waits for a cancelled turn to return after the deadline of the stop.
 	returnTime = 100 * time.Millisecond
-	// idleInterval is how often an idle loop calls Idle, unless its own interval is shorter.
+	// idleInterval is the time between calls of Idle by an idle loop, unless the loop's interval is shorter.
 	idleInterval = time.Second
-	// backoffJitter is the share by which the delay after a failure varies, so that processes that
-	// failed together do not retry together.
+	// backoffJitter is the share by which the delay after a failure varies, so that processes that failed together do not
+	// all retry at the same time.
 	backoffJitter = 0.25
-	// An error that persists is logged at once, after logAgain, and then ever more rarely, up to
-	// maxLogAgain.
+	// An error that persists is logged at once, again after logAgain, and then at growing intervals, up to maxLogAgain.
 	logAgain    = time.Minute
 	maxLogAgain = time.Hour
-	// maxLogged bounds the distinct errors that are remembered until a turn succeeds.
+	// maxLogged is the maximum number of distinct errors that a loop remembers until a turn succeeds.
 	maxLogged = 10
 )
 
 // Config configures a [Loop].
 type Config struct {
-	// Name identifies the loop in health, metrics and log.
+	// Name identifies the loop in the health report, in metrics and in the log.
 	Name string
-	// Interval is the time between the starts of two turns, unless a turn takes longer, fails, or
-	// returns another delay, or a wake-up comes.
+	// Interval is the time between the starts of two turns. It is different if a turn takes longer, fails or returns
+	// another delay, or if the loop is woken.
 	Interval time.Duration
 	// Timeout bounds a turn; 0 means DefaultTimeout.
 	Timeout time.Duration
-	// Retry is the delay after a failed turn, with jitter. While turns fail, it doubles up to the
-	// interval, and wake-ups do not shorten it. 0 means DefaultRetry, or the interval if that is
-	// shorter.
+	// Retry is the delay after a failed turn, with jitter. While turns fail, the delay doubles up to the interval, and
+	// Wake does not shorten it. 0 means DefaultRetry, or the interval if that is shorter.
 	Retry time.Duration
-	// Patience is how long the loop may go without success and still be healthy; 0 means three
-	// intervals.
+	// Patience is how long the loop stays healthy without a success; 0 means three intervals.
 	Patience time.Duration
-	// Gather is how long a wake-up waits for further ones before the turn starts.
+	// Gather is how long the loop waits after a wake-up for further wake-ups before the turn starts.
 	Gather time.Duration
-	// Finish lets the current turn end by itself at a stop, for up to a second. Otherwise a stop
-	// cancels its context at once.
+	// Finish lets the current turn finish when the loop is stopped, for up to a second. If Finish is false, a stop
+	// cancels the turn's context at once.
 	Finish bool
-	// OneProcess says that only one of a database's processes runs a turn at a time. Once does
-	// nothing in the others.
+	// OneProcess says that only one process of a database at a time does the work of a turn. In the other processes, Once
+	// does nothing.
 	OneProcess bool
-	// WhenIdle runs the loop also while the group is idle, to find out whether the others may
-	// continue.
+	// WhenIdle lets the loop run while the group is idle, so that it can find out whether the other loops may continue.
 	WhenIdle bool
-	// Failing is the log message of a failed turn: what failed and, if the operator would not expect it,
-	// the effect until a turn succeeds.
+	// Failing is the log message of a failed turn. It says what failed and, if an operator would not expect it, the
+	// effect until a turn succeeds.
 	Failing string
-	// Once runs one turn. It returns the delay from its end to the next turn: 0 for the interval,
-	// More for none.
+	// Once runs one turn. It returns the delay from the turn's end to the next turn. 0 means the interval, and More means
+	// no delay.
 	Once func(ctx context.Context) (time.Duration, error)
-	// End, if not nil, is called when the loop has ended, to release what its turns hold.
+	// End, if not nil, is called after the loop has ended, to release resources of its turns.
 	End func()
 }
 
-// Each returns a Once that asks for no other delay than the interval.
+// Each returns a Once that always uses the loop's interval as the delay.
 func Each(once func(ctx context.Context) error) func(context.Context) (time.Duration, error) {
 	return func(ctx context.Context) (time.Duration, error) { return 0, once(ctx) }
 }
@@ -91,32 +86,31 @@ func Each(once func(ctx context.Context) error) func(context.Context) (time.Dura
 type Status struct {
 	Name        string
 	OneProcess  bool
-	LastSuccess time.Time // zero before the first
+	LastSuccess time.Time // zero before the first success
 	TurnSince   time.Time // start of the current turn; zero if there is none
 	Errors      int64     // failed turns since the process started
-	Idle        string    // why it runs no turns; empty if it runs them
-	Problem     string    // why it is unhealthy; empty if it is healthy
+	Idle        string    // reason why the loop runs no turns; empty if it runs them
+	Problem     string    // reason why the loop is unhealthy; empty if it is healthy
 }
 
-// Loop runs one turn again and again. It can be started and stopped any number of times, from any
-// goroutine.
+// Loop runs one turn again and again. Any goroutine may start and stop it, any number of times.
 type Loop struct {
 	config Config
 	wake   chan struct{}
 
 	life sync.Mutex // guards run
-	run  *run       // the latest one; nil before the first
+	run  *run       // the latest run; nil before the first
 
-	stack string // of the last turn, if it panicked; used only by the loop's goroutine
+	stack string // stack of the last turn, if that turn panicked; used only by the loop's goroutine
 
-	mu          sync.Mutex // guards the rest
+	mu          sync.Mutex // guards the fields below
 	running     bool
 	since       time.Time     // when the time without success began: the last success, or the start of the loop
-	wait        time.Duration // the delay that the last success asked for
+	wait        time.Duration // the delay that the last successful turn returned
 	lastSuccess time.Time
 	turnSince   time.Time
 	errors      int64
-	failures    int // consecutive ones
+	failures    int // number of consecutive failures
 	idle        string
 	logged      map[string]bool // errors that were logged since the last success, without their digits
 	logNext     time.Time
@@ -125,7 +119,7 @@ type Loop struct {
 
 // run is one run of a loop, from its start to its end.
 type run struct {
-	stopCtx     context.Context // done once no further turn may start
+	stopCtx     context.Context // done when no further turn may start
 	requestStop context.CancelFunc
 	turnCtx     context.Context // parent of the turns' contexts
 	cancelTurn  context.CancelFunc
@@ -150,16 +144,16 @@ func New(config Config) *Loop {
 // Name returns the loop's name.
 func (l *Loop) Name() string { return l.config.Name }
 
-// Wake makes the next turn start now, or after Gather, once the current turn has ended. It shortens
-// neither the delay after a failed turn nor the wait of an idle loop. Wake never blocks.
+// Wake makes the next turn start when the current turn has ended, after waiting for Gather. It shortens neither the
+// delay after a failed turn nor the wait of an idle loop. Wake never blocks.
 func (l *Loop) Wake() {
 	select {
 	case l.wake <- struct{}{}:
-	default: // a wake-up is pending
+	default: // another wake-up is pending
 	}
 }
 
-// start starts the loop for a group, unless it is running.
+// start starts the loop for a group, unless the loop is running.
 func (l *Loop) start(group *Group) {
 	l.life.Lock()
 	defer l.life.Unlock()
@@ -180,16 +174,16 @@ func (l *Loop) start(group *Group) {
 	go l.loop(r, group)
 }
 
-// Started returns a channel that is closed when the loop, which must have been started, has begun.
+// Started returns a channel that is closed when the loop has begun. The loop must have been started.
 func (l *Loop) Started() <-chan struct{} {
 	l.life.Lock()
 	defer l.life.Unlock()
 	return l.run.started
 }
 
-// Stop starts no further turn, cancels the current one (see Finish in [Config]) and waits until the
-// loop has ended. If the turn has not returned shortly after ctx is done, Stop leaves it behind and
-// returns an error that names the loop.
+// Stop prevents further turns, cancels the current one (see Finish in [Config]), and waits until the loop has ended. If
+// the turn has not returned shortly after ctx is done, Stop does not wait any longer, and returns an error that names
+// the loop.
 func (l *Loop) Stop(ctx context.Context) error {
 	l.life.Lock()
 	r := l.run
@@ -258,8 +252,7 @@ func (l *Loop) pause(r *run, wait time.Duration, wake <-chan struct{}) {
 	}
 }
 
-// turn runs one turn. It returns the delay before the next turn, and the channel that may shorten
-// the delay.
+// turn runs one turn. It returns the delay before the next turn, and the channel that may shorten the delay, or nil.
 func (l *Loop) turn(r *run, group *Group) (time.Duration, <-chan struct{}) {
 	if group.Idle != nil && !l.config.WhenIdle {
 		why := group.Idle()
@@ -286,7 +279,7 @@ func (l *Loop) turn(r *run, group *Group) (time.Duration, <-chan struct{}) {
 	defer l.mu.Unlock()
 	l.turnSince = time.Time{}
 	switch {
-	case err != nil && r.turnCtx.Err() != nil: // a stop cancelled it
+	case err != nil && r.turnCtx.Err() != nil: // a stop cancelled the turn
 		return 0, nil
 	case err != nil:
 		return l.recordFailure(group.Logger, err), nil
@@ -299,7 +292,7 @@ func (l *Loop) turn(r *run, group *Group) (time.Duration, <-chan struct{}) {
 	return wait, l.wake
 }
 
-// once runs a turn and turns a panic into an error, so that the rest of the process continues.
+// once runs a turn. If the turn panics, once returns the panic as an error, so that the rest of the process continues.
 func (l *Loop) once(ctx context.Context) (wait time.Duration, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -310,8 +303,7 @@ func (l *Loop) once(ctx context.Context) (wait time.Duration, err error) {
 	return l.config.Once(ctx)
 }
 
-// setIdle records whether the loop is idle. The time that it was idle does not count as time without
-// success.
+// setIdle records whether the loop is idle. Time in which the loop is idle does not count as time without a success.
 func (l *Loop) setIdle(why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -352,8 +344,7 @@ func (l *Loop) recordFailure(logger *slog.Logger, err error) time.Duration {
 	return time.Duration(float64(wait) * (1 + backoffJitter*(2*mathrand.Float64()-1)))
 }
 
-// shouldLog reports whether to log an error: one that is new, or that is still there after a
-// while.
+// shouldLog reports whether to log an error: the error is new, or it persists and was not logged for some time.
 func (l *Loop) shouldLog(err error, now time.Time) bool {
 	text := strings.Map(func(c rune) rune {
 		if unicode.IsDigit(c) { // digits of ports, process ids and times differ each time

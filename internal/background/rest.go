@@ -5,19 +5,19 @@ import (
 	"time"
 )
 
-// restTurns is how many turns a [Rest] remembers.
+// restTurns is the number of turns that a [Rest] remembers.
 const restTurns = 5
 
-// Rest limits the share of time that a loop works. It uses the median of the last turns, so that
-// one turn that hung does not delay the next.
+// Rest limits the share of time in which a loop works. It uses the median duration of the last turns, so that one turn
+// that hung does not delay the next.
 type Rest struct {
-	Multiple int           // the rest after a turn, as a multiple of the median
+	Multiple int           // the rest after a turn, as a multiple of the median duration
 	Max      time.Duration // the longest rest
 
 	took []time.Duration // durations of the last turns, the newest last
 }
 
-// After records how long a turn took and returns how long to rest after it.
+// After records the duration of a turn, and returns how long the loop must rest after that turn.
 func (r *Rest) After(took time.Duration) time.Duration {
 	if len(r.took) == restTurns {
 		r.took = r.took[1:]

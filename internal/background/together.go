@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Together runs functions concurrently, up to limit at a time, and returns the first error when all
-// have ended. A panic becomes an error: in these goroutines no HTTP server would recover it, and it
-// would end the process.
+// Together runs functions concurrently, up to limit at a time. It returns the first error, after all functions have
+// ended. A panic of a function becomes an error. Otherwise it would end the process, because no HTTP server recovers
+// panics of these goroutines.
 func Together(limit int, fns ...func() error) error {
 	var all errgroup.Group
 	all.SetLimit(limit)
@@ -20,7 +20,8 @@ func Together(limit int, fns ...func() error) error {
 	return all.Wait()
 }
 
-// Guard runs a function, and turns its panic into an error, so that the rest of the process continues.
+// Guard runs a function. If the function panics, Guard returns the panic as an error, so that the rest of the process
+// continues.
 func Guard(fn func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -30,7 +31,7 @@ func Guard(fn func() error) (err error) {
 	return fn()
 }
 
-// Panicked returns a recovered panic as an error with its stack, and counts it.
+// Panicked returns a recovered panic as an error with its stack. It counts the panic for [Panics].
 func Panicked(p any) *PanicError {
 	panics.Add(1)
 	return &PanicError{Value: p, Stack: string(debug.Stack())}

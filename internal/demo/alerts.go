@@ -13,23 +13,23 @@ import (
 )
 
 const (
-	// alertFaultDuration is how long a destination refuses connections, from the demo's start: long
-	// enough for an alert.
+	// alertFaultDuration is how long a destination refuses connections after the start of the demo. It is long enough for
+	// an alert to fire.
 	alertFaultDuration = 40 * time.Second
 	alertBreakers      = "defaults: {consecutiveFailures: 10, openFor: 8s}\n"
-	// alertInterval is the time between two scrapes and between two evaluations. Rules fire after
+	// alertInterval is the time between two scrapes, and between two evaluations of the rules. A rule fires after
 	// alertFor.
 	alertInterval = time.Second
 	alertFor      = 6 * time.Second // Prometheus needs 5 s to discover its targets
-	// alertTimeout bounds the whole demo of alerts.
+	// alertTimeout bounds the duration of the demo of alerts.
 	alertTimeout = 2 * time.Minute
 )
 
 // errNotNotified means that the expected notifications did not arrive.
 var errNotNotified = errors.New("the notifications that the destination is down and that it is back did not arrive")
 
-// runAlerts lets a destination fail, monitored by Prometheus and Alertmanager, and prints which
-// alert fired when and which notifications were sent.
+// runAlerts lets a destination fail while Prometheus and Alertmanager monitor dlqd. It prints when each alert fires,
+// and each notification that is sent.
 func (d *demo) runAlerts(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, alertTimeout)
 	defer cancel()
@@ -67,8 +67,8 @@ func (d *demo) runAlerts(ctx context.Context) error {
 	return d.followAlerts(ctx, started, stack, notifications)
 }
 
-// followAlerts prints events until the notifications have arrived that the breaker's alert fires
-// and that it is resolved.
+// followAlerts prints events until two notifications have arrived: that the breaker's alert is firing, and that it is
+// resolved.
 func (d *demo) followAlerts(ctx context.Context, started time.Time, stack *alerting.Stack,
 	notifications <-chan alerting.Notification,
 ) error {
@@ -104,12 +104,12 @@ func (d *demo) followAlerts(ctx context.Context, started time.Time, stack *alert
 		case <-ctx.Done():
 			return errors.Join(errNotNotified, ctx.Err())
 		case n := <-notifications:
-			// An alert fires before it is sent. Query Prometheus now, so that its line is printed
-			// first.
+			// An alert fires before its notification is sent. Query Prometheus now, so that the line about the alert is
+			// printed first.
 			if err := printFiring(); err != nil {
 				return err
 			}
-			if n.Title == "" { // Opsgenie closes an incident by its key, without a title
+			if n.Title == "" { // Opsgenie closes an incident by the incident's key, without a title
 				continue
 			}
 			d.printf("%snotified %s: %s", at(), n.Receiver, n.Title)

@@ -31,23 +31,22 @@ import (
 const (
 	messages = 400
 	senders  = 8
-	// maxFaultDuration bounds how long the receiver fails if the demo does not end it earlier.
+	// maxFaultDuration bounds how long the receiver fails, if the demo does not end the failures earlier.
 	maxFaultDuration = 5 * time.Minute
-	// settleTimeout bounds the time until all messages are delivered or decided.
+	// settleTimeout bounds the time until each message is delivered or its dead letter is decided.
 	settleTimeout = time.Minute
 	watchInterval = 200 * time.Millisecond
 	stopTimeout   = 10 * time.Second
 )
 
-// ErrCountMismatch means that a message is unaccounted for, was not accepted or is still in
-// progress.
+// ErrCountMismatch means that a message is missing from the counts, was not accepted, or is still in progress.
 var ErrCountMismatch = errors.New("the demo's message counts do not match")
 
 // Options configure a demo.
 type Options struct {
 	Program     string // path of this program
-	PostgresBin string // directory of the Postgres programs; searched for if empty
-	// Alerts demonstrates alerts instead of the fate of messages.
+	PostgresBin string // directory of the Postgres programs; if empty, they are searched for
+	// Alerts makes the demo show alerts instead of what happens to messages.
 	Alerts bool
 }
 
@@ -57,7 +56,7 @@ func Run(ctx, hard context.Context, options Options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// The server may run as another user, who must be able to traverse this directory to its data.
+	// The server may run as another user, who must be able to pass through this directory to the server's data.
 	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // it can be entered, not read
 		return err
 	}
@@ -123,7 +122,7 @@ func (d *demo) printf(format string, args ...any) { _, _ = fmt.Fprintf(d.out, fo
 
 type receiverAddresses struct{ url, refusing string }
 
-// startReceiver starts the receiver as a separate process, like a real one.
+// startReceiver starts the receiver as a separate process, like a real receiver.
 func (d *demo) startReceiver(ctx context.Context, faults time.Duration) (receiverAddresses, func(), error) {
 	ctx, cancel := context.WithCancel(ctx)
 	cmd := exec.CommandContext(ctx, d.program, "receiver", "--listen", "127.0.0.1:0", "--troubles", faults.String()) //nolint:gosec // this program itself
@@ -156,7 +155,7 @@ func (d *demo) startReceiver(ctx context.Context, faults time.Duration) (receive
 	return receiverAddresses{found[0], found[1]}, stop, nil
 }
 
-// Times that are minutes in production are shortened to seconds.
+// Durations that are minutes in production are seconds in the demo.
 const (
 	demoBreakers = "defaults: {consecutiveFailures: 10, openFor: 1s}\n"
 	demoRouting  = `strategies:
@@ -283,7 +282,7 @@ func (d *demo) post(ctx context.Context, message map[string]any) error {
 	return nil
 }
 
-// snapshot counts the messages by state at one moment.
+// snapshot has the numbers of messages by state at one moment.
 type snapshot struct {
 	Completed, Live                                        int64 // jobs of messages without a dead letter
 	Pending, Processing, Manual, Resolved, Failed, Archive int64
@@ -310,8 +309,8 @@ func (d *demo) snapshot(ctx context.Context) (snapshot, error) {
 	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[snapshot])
 }
 
-// watch prints events, ends the receiver's failures once their effects have shown, and returns when
-// no message is in progress, at the latest after settleTimeout.
+// watch prints events. It ends the receiver's failures once their effects are visible. It returns when no message is in
+// progress, or after settleTimeout.
 func (d *demo) watch(ctx context.Context, receiver string, sent <-chan error) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
@@ -365,10 +364,10 @@ func (s *eventPrinter) printf(format string, args ...any) {
 	s.demo.printf("%5.1f s  "+format, append([]any{time.Since(s.started).Seconds()}, args...)...)
 }
 
-// event is one line. Only the first event of a key is printed.
+// event is one line of output. Only the first event with a key is printed.
 type event struct{ Key, Line string }
 
-// printNew prints new events.
+// printNew prints the events since the last call.
 func (s *eventPrinter) printNew(ctx context.Context) error {
 	rows, err := s.pool.Query(ctx, `
 		(SELECT DISTINCT ON (error_class) 'class ' || error_class AS key,
@@ -460,7 +459,7 @@ func (d *demo) summary(ctx context.Context, receiver string) error {
 		accepted, s.Completed, s.open(), s.closed(), s.Live)
 	d.printf("the receiver accepted %d messages: completed %d + resolved %d (and %d repeats: delivery is at least once)",
 		received.Messages, s.Completed, s.Resolved, received.Repeats)
-	// The receiver may have accepted more, if an answer came too late.
+	// The receiver may have accepted more messages than dlqd counts, if an answer came too late.
 	if accepted != messages || s.total() != accepted || s.Live != 0 || int64(received.Messages) < s.Completed+s.Resolved {
 		return ErrCountMismatch
 	}
@@ -482,8 +481,8 @@ func (d *demo) receiverCount(ctx context.Context, receiver string) (Count, error
 	return c, json.NewDecoder(response.Body).Decode(&c)
 }
 
-// printNextSteps prints commands for the demo's data. The receiver has ended with the demo: without another one at its
-// address, each replay is refused.
+// printNextSteps prints commands for the demo's data. The receiver ends with the demo, so replays fail until another
+// receiver runs at its address.
 func (d *demo) printNextSteps(receiver string) {
 	data := filepath.Join(d.dir, "data")
 	d.printf("\nTry next, with the data of this demo:")

@@ -1,5 +1,5 @@
-// Package demo demonstrates dlqd with realistic input: a few hundred messages, sent over HTTP to a
-// receiver that behaves like real services.
+// Package demo demonstrates dlqd with realistic input: it sends a few hundred messages over HTTP to a receiver that
+// behaves like real services.
 package demo
 
 import (
@@ -16,23 +16,21 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// FaultDuration is how long the receiver's services fail and refuse connections after its start, by
-// default.
+// FaultDuration is the default time after the receiver's start in which its services fail and refuse connections.
 const FaultDuration = 8 * time.Second
 
-// Receiver is a practice receiver. Each path is a service with its own kind of failures; "/"
-// accepts every message.
+// Receiver is a receiver for practice. Each path is a service with its own kind of failures. The path "/" accepts every
+// message.
 type Receiver struct {
 	faults  context.Context // done when the temporary failures end
 	recover context.CancelFunc
 	limiter *rate.Limiter
 
 	mu       sync.Mutex
-	accepted map[string]int // how often each message was answered 200, by id
+	accepted map[string]int // how often each message was answered with status 200, by id
 }
 
-// NewReceiver returns a receiver whose temporary failures end after the given time, or with POST
-// /recover.
+// NewReceiver returns a receiver. Its temporary failures end after the given duration, or with POST /recover.
 func NewReceiver(duration time.Duration) *Receiver {
 	faults, cancel := context.WithTimeout(context.Background(), duration)
 	return &Receiver{faults: faults, recover: cancel, limiter: rate.NewLimiter(30, 10), accepted: map[string]int{}}
@@ -41,11 +39,11 @@ func NewReceiver(duration time.Duration) *Receiver {
 // Count is how many messages a receiver has accepted.
 type Count struct {
 	Messages int `json:"messages"` // distinct messages
-	Repeats  int `json:"repeats"`  // deliveries of messages that it had already accepted
+	Repeats  int `json:"repeats"`  // deliveries of messages that the receiver had already accepted
 }
 
-// Serve listens on an address, announces it, and serves until ctx is done. It announces a second
-// address, which refuses connections until the temporary failures end.
+// Serve listens on an address, announces it, and serves until ctx is done. It also announces a second address, which
+// refuses connections until the temporary failures end.
 func (r *Receiver) Serve(ctx context.Context, address string, announce func(url, refusing string)) error {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
@@ -82,10 +80,10 @@ func (r *Receiver) Serve(ctx context.Context, address string, announce func(url,
 	return nil
 }
 
-// ServeHTTP answers as the service of the path does. The answer depends on a hash of the message's
-// id, so that a message that a service refuses for good stays refused.
+// ServeHTTP answers like the service of the path. The answer depends on a hash of the message's id. So if a service
+// permanently refuses a message, it refuses each redelivery, too.
 func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	_, _ = io.Copy(io.Discard, req.Body) // the server notices only then that a client hangs up
+	_, _ = io.Copy(io.Discard, req.Body) // only after that does the server notice that a client disconnects
 	id := req.Header.Get("Webhook-Id")
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(id))

@@ -14,18 +14,18 @@ import (
 	"github.com/dlqd/dlqd/internal/background"
 )
 
-// certificatesInterval is how often the files of certificates are read.
+// certificatesInterval is the time between two reads of the certificate files.
 const certificatesInterval = time.Second
 
-// CertificateFiles names the PEM files for TLS connections.
+// CertificateFiles has the paths of the PEM files for TLS connections.
 type CertificateFiles struct {
 	Cert, Key string
-	// ClientCA signs the certificates of clients; empty to request none. A client may connect
-	// without a certificate. A certificate of another CA is refused.
+	// ClientCA is the file of the CA that signs certificates of clients. If it is empty, no client certificate is
+	// requested. A client may connect without a certificate, but not with a certificate of another CA.
 	ClientCA string
 }
 
-// Check returns an error if a file is named without the files that it needs.
+// Check returns an error if a path is set without the other paths that it requires.
 func (f CertificateFiles) Check() error {
 	switch {
 	case (f.Cert == "") != (f.Key == ""):
@@ -36,7 +36,7 @@ func (f CertificateFiles) Check() error {
 	return nil
 }
 
-// Certificates holds the current certificates of files.
+// Certificates has the current certificates of the files.
 type Certificates struct {
 	files  CertificateFiles
 	config atomic.Pointer[tls.Config]
@@ -52,13 +52,11 @@ func LoadCertificates(files CertificateFiles) (*Certificates, error) {
 	return c, nil
 }
 
-// Config returns a server's configuration, which uses the current certificates for each new
-// connection.
+// Config returns a configuration for a server. The server uses the current certificates for each new connection.
 func (c *Certificates) Config() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12,
-		// http.Server reads this list, once, to decide whether it speaks HTTP/2, also on a Unix
-		// socket.
+		// http.Server reads this list once, to decide whether it serves HTTP/2. That also applies on a Unix socket.
 		NextProtos:         protocols(),
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return c.config.Load(), nil },
 	}
@@ -66,8 +64,8 @@ func (c *Certificates) Config() *tls.Config {
 
 func protocols() []string { return []string{"h2", "http/1.1"} }
 
-// Loop returns the loop that reads changed files. Files that do not fit together, as when only one
-// of two was written, change nothing.
+// Loop returns the loop that reads changed files. Files that do not fit together change nothing, for example if only
+// one of two new files has been written.
 func (c *Certificates) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "certificates", Interval: certificatesInterval, WhenIdle: true,
@@ -104,7 +102,7 @@ func (c *Certificates) reload() error {
 			return fmt.Errorf("%s: contains no certificate", c.files.ClientCA)
 		}
 		config.ClientAuth = tls.VerifyClientCertIfGiven
-		// A resumed session could show a certificate of a CA that is no longer trusted.
+		// With a resumed session, a client could present a certificate of a CA that is no longer trusted.
 		config.SessionTicketsDisabled = true
 	}
 	c.config.Store(config)

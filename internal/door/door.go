@@ -1,5 +1,5 @@
-// Package door checks requests and connections before the rest of dlqd sees them: the host name and
-// origin, the headers of every response, and how much one client may use.
+// Package door checks requests and connections before the rest of dlqd handles them. It checks host name and origin,
+// sets headers of every response, and limits the resources that one client may use.
 package door
 
 import (
@@ -18,8 +18,8 @@ import (
 	"github.com/rs/cors"
 )
 
-// DefaultMaxRequests bounds the requests that are answered at once. A single client may have half
-// of them: see [Quota].
+// DefaultMaxRequests bounds the number of requests that are answered at a time. A single client may have half of them:
+// see [Quota].
 const DefaultMaxRequests = 2048
 
 // Reasons for refusing a request or a connection: the values of the metric's label.
@@ -33,7 +33,7 @@ const (
 	RefusedConnections = "connections"
 )
 
-// Reasons returns all reasons.
+// Reasons returns all reasons for refusing a request or a connection.
 func Reasons() []string {
 	return []string{
 		RefusedHost, RefusedOrigin, RefusedRequests, RefusedRate, RefusedBodies, RefusedSlow,
@@ -43,20 +43,20 @@ func Reasons() []string {
 
 // Config configures [Guard] and [Limit].
 type Config struct {
-	// Hosts are the allowed host names, besides loopback names and the address of the connection.
+	// Hosts are the allowed host names, in addition to loopback names and the address of the connection.
 	Hosts []string
-	// Origins are the origins of other sites whose pages may use the API, such as
-	// https://console.example. If it is empty, no such page may.
+	// Origins are the origins of other sites whose pages may use the API, such as https://console.example. If Origins is
+	// empty, no page of another site may.
 	Origins []string
-	// MaxRequests bounds the requests that are answered at once; 0 means DefaultMaxRequests.
+	// MaxRequests bounds the number of requests that are answered at a time; 0 means DefaultMaxRequests.
 	MaxRequests int
-	// Rate limits the requests of each client; the zero Rate is no limit.
+	// Rate limits the rate of requests of each client. The zero Rate means no limit.
 	Rate Rate
-	// Client returns the name of the client to which a request's limits and shares apply.
+	// Client returns a name for the client of a request. Limits and shares apply to each name.
 	Client func(*http.Request) string
 	// Refused, if not nil, is called with the reason of each refusal.
 	Refused func(reason string)
-	// TooMany, if not nil, answers a request above the limits in place of [Problem].
+	// TooMany, if not nil, answers a request that exceeds a limit. If it is nil, [Problem] does.
 	TooMany func(w http.ResponseWriter, r *http.Request, detail string)
 }
 
@@ -77,13 +77,12 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// Guard passes the requests that are allowed to next. [Config.Check] must have succeeded.
+// Guard passes allowed requests to next. The caller must have called [Config.Check] successfully.
 func Guard(config Config, next http.Handler) http.Handler {
 	if config.Refused == nil {
 		config.Refused = func(string) {}
 	}
-	// A page of another site, open in a browser that reaches this machine, must not change
-	// anything.
+	// A page of another site may be open in a browser that can reach this machine. Such a page must not change anything.
 	crossOrigin := http.NewCrossOriginProtection()
 	for _, origin := range config.Origins {
 		if err := crossOrigin.AddTrustedOrigin(origin); err != nil {
@@ -109,8 +108,8 @@ func Guard(config Config, next http.Handler) http.Handler {
 	return withSecurityHeaders(checkHost(config, next))
 }
 
-// securityHeaders are headers that restrict what a browser does with a response, and keep caches from
-// storing it: most responses contain payloads, or could.
+// securityHeaders are headers that restrict what a browser does with a response, and that keep caches from storing it,
+// because most responses may contain payloads.
 var securityHeaders = []struct {
 	name  string
 	value []string // shared by all responses
@@ -133,9 +132,9 @@ func withSecurityHeaders(next http.Handler) http.Handler {
 	})
 }
 
-// checkHost refuses requests for other host names (DNS rebinding). If the name of a site is made to
-// resolve to this machine, a browser takes its pages for the API's own origin, but their requests
-// carry the site's name.
+// checkHost refuses requests for other host names (DNS rebinding). An attacker can make the name of a site resolve to
+// this machine. A browser then treats pages of that site as same-origin with the API. But their requests carry the
+// site's host name.
 func checkHost(config Config, next http.Handler) http.Handler {
 	own := config.names()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -170,14 +169,14 @@ func isOwnHost(own []string, host string, local net.Addr) bool {
 // Host returns the host name of a request, without the port.
 func Host(r *http.Request) string { return hostOf(r.Host) }
 
-// IsOwnHost reports whether a request is for one of dlqd's own names. Unlike [Guard], it also checks the
-// name of a request through a Unix socket.
+// IsOwnHost reports whether a request is for one of dlqd's own names. Unlike [Guard], it also checks requests through a
+// Unix socket.
 func (c *Config) IsOwnHost(r *http.Request) bool {
 	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	return isOwnHost(c.names(), hostOf(r.Host), local)
 }
 
-// names returns Hosts and localhost in the form in which they are compared.
+// names returns Hosts and localhost in the form that hostOf returns.
 func (c *Config) names() []string {
 	names := make([]string, 0, len(c.Hosts)+1)
 	names = append(names, "localhost")
@@ -187,9 +186,8 @@ func (c *Config) names() []string {
 	return names
 }
 
-// hostOf returns the host of a Host header in the form in which names are compared. It returns ""
-// if the part after the host is not a port: in a URL, the host of localhost:1@evil.example is
-// evil.example.
+// hostOf returns the host of a Host header in a normal form for comparisons. It returns "" if the text after the host
+// is not a port: in a URL, the host of localhost:1@evil.example is evil.example.
 func hostOf(hostPort string) string {
 	host := strings.ToLower(hostPort)
 	if name, port, err := net.SplitHostPort(host); err == nil {
@@ -202,8 +200,8 @@ func hostOf(hostPort string) string {
 	return strings.TrimSuffix(host, ".")
 }
 
-// HostsOf returns the hosts in addresses to listen on, except for "", unspecified addresses such as
-// 0.0.0.0, and Unix sockets.
+// HostsOf returns the hosts in addresses to listen on. It omits "", unspecified addresses such as 0.0.0.0, and Unix
+// sockets.
 func HostsOf(listen []string) []string {
 	var hosts []string
 	for _, at := range listen {
@@ -219,8 +217,8 @@ func HostsOf(listen []string) []string {
 // prefixIPv6 is the length, in bits, of the IPv6 prefix that one customer of a provider has.
 const prefixIPv6 = 64
 
-// Peer returns a request's peer: its IPv4 address or its IPv6 network, since one machine can have
-// any number of addresses there.
+// Peer returns the peer of a request: its IPv4 address or its IPv6 network. A machine can have any number of addresses
+// in its IPv6 network.
 func Peer(r *http.Request) string { return peerOf(r.RemoteAddr) }
 
 func peerOf(remote string) string {
@@ -239,8 +237,8 @@ func peerOf(remote string) string {
 	return network.String()
 }
 
-// ClientCertificate returns the certificate that a request's client showed, or nil. TLS verified it
-// when the connection began: see [Certificates].
+// ClientCertificate returns the certificate that a request's client presented, or nil. TLS verified that certificate at
+// the start of the connection: see [Certificates].
 func ClientCertificate(r *http.Request) *x509.Certificate {
 	if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
 		return nil

@@ -12,11 +12,11 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// unlimited are the paths without a limit: monitoring must not take a busy program for dead.
+// unlimited are the paths without a limit. With a limit, monitoring could take a busy program for a dead one.
 var unlimited = map[string]bool{"/livez": true, "/readyz": true, "/metrics": true}
 
-// Limit refuses requests of clients that make too many, at once or for their rate. It runs after
-// the client is authenticated.
+// Limit refuses requests of clients that exceed their number of concurrent requests or their rate. It runs after the
+// client was authenticated.
 func Limit(config Config, next http.Handler) http.Handler {
 	if config.Refused == nil {
 		config.Refused = func(string) {}
@@ -54,17 +54,17 @@ func Limit(config Config, next http.Handler) http.Handler {
 	})
 }
 
-// Rate is a number of requests per time. They become available again evenly: half of them after
-// half of the time.
+// Rate is a number of requests per time. Used requests become available again evenly: half of them after half of the
+// time.
 type Rate struct {
 	Requests int
 	Per      time.Duration
 }
 
-// String returns the rate as [ParseRate] reads it.
+// String returns the rate in the form that [ParseRate] reads.
 func (r Rate) String() string { return strconv.Itoa(r.Requests) + "/" + r.Per.String() }
 
-// ParseRate parses a rate such as 100/s, 600/m or 50/10s; an empty text is no limit.
+// ParseRate parses a rate such as 100/s, 600/m or 50/10s. An empty text means no limit.
 func ParseRate(text string) (Rate, error) {
 	if text == "" {
 		return Rate{}, nil
@@ -91,7 +91,7 @@ type rates struct {
 
 	mu      sync.Mutex
 	clients map[string]*rate.Limiter
-	sweepAt int // number of clients at which those with a full bucket are removed
+	sweepAt int // number of clients at which clients with a full bucket are removed
 }
 
 const firstSweep = 1024
@@ -106,8 +106,8 @@ func newRates(limit Rate) *rates {
 	}
 }
 
-// take counts a request and writes the fields of draft-ietf-httpapi-ratelimit-headers (revision
-// 10). It returns how long the client has to wait, or 0.
+// take counts a request of a client, and sets the header fields of draft-ietf-httpapi-ratelimit-headers (revision 10).
+// It returns how long the client has to wait, or 0 if the request is allowed.
 func (r *rates) take(client string, now time.Time, header http.Header) (wait time.Duration) {
 	bucket := r.bucket(client, now)
 	allowed := bucket.AllowN(now, 1)
@@ -131,7 +131,7 @@ func (r *rates) bucket(client string, now time.Time) *rate.Limiter {
 	}
 	if len(r.clients) >= r.sweepAt {
 		for name, b := range r.clients {
-			if b.TokensAt(now) >= float64(r.rate.Requests) { // a full bucket is the same as a new one
+			if b.TokensAt(now) >= float64(r.rate.Requests) { // a full bucket is equal to a new one
 				delete(r.clients, name)
 			}
 		}

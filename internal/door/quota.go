@@ -5,10 +5,9 @@ import (
 	"sync"
 )
 
-// Quota shares a limited resource among clients: concurrent requests, connections, bytes of bodies.
-// A client may hold at most as much as is left free. A single client can therefore have half of the
-// quota, each of two clients a third, and the next client always gets some, without a count of
-// clients.
+// Quota shares a limited resource among clients: concurrent requests, connections, bytes of bodies. A client may hold
+// at most as much as is left free. So a single client can have half of the quota, and each of two clients a third. A
+// further client always gets some. The quota does not need to know the number of clients.
 type Quota struct {
 	mu   sync.Mutex
 	free int64
@@ -18,8 +17,8 @@ type Quota struct {
 // NewQuota returns a quota of the given size.
 func NewQuota(size int64) *Quota { return &Quota{free: size, held: map[string]int64{}} }
 
-// Acquire takes n for a client and reports whether it could: the client may then hold no more than is
-// left free.
+// Acquire takes n for a client and returns true, if the client then holds no more than is left free. Otherwise it takes
+// nothing and returns false.
 func (r *Quota) Acquire(client string, n int64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -32,7 +31,7 @@ func (r *Quota) Acquire(client string, n int64) bool {
 	return true
 }
 
-// Release returns n that a client acquired.
+// Release returns n, which a client has acquired, to the quota.
 func (r *Quota) Release(client string, n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -42,12 +41,12 @@ func (r *Quota) Release(client string, n int64) {
 	}
 }
 
-// DefaultMaxConnections bounds the connections to the API. A single address may have half of them:
-// see [Quota].
+// DefaultMaxConnections bounds the number of connections to the API. A single address may have half of them: see
+// [Quota].
 const DefaultMaxConnections = 8192
 
-// Listener limits the connections of a listener by a quota, which it may share with others. It
-// closes excess connections at once.
+// Listener limits the connections of a listener by a quota, which several listeners may share. It closes excess
+// connections at once and calls refused with the reason.
 func Listener(inner net.Listener, quota *Quota, refused func(reason string)) net.Listener {
 	return &listener{inner, quota, refused}
 }

@@ -5,16 +5,15 @@ import (
 	"strings"
 )
 
-// Typing is the part of a text at the cursor, and the range that a completion replaces, in
-// characters.
+// Typing is the part of a text at the cursor, and the range that a completion replaces. Positions count characters.
 type Typing struct {
-	Field  string // field whose value is being typed; empty for a field or a word
+	Field  string // field whose value the user is typing; empty for a field's name or a word
 	Prefix string
 	From   int
 	To     int
 }
 
-// At returns the part of a text at a cursor, and whether it can be completed.
+// At returns the part of a text at the cursor position at. It returns false if that part cannot be completed.
 func At(text string, at int) (Typing, bool) {
 	runes := []rune(text)
 	at = max(min(at, len(runes)), 0)
@@ -27,7 +26,7 @@ func At(text string, at int) (Typing, bool) {
 	typed := string(runes[from:at])
 	name, values, isField := strings.Cut(typed, ":")
 	if !isField {
-		if strings.Contains(string(runes[at:to]), ":") { // the name of a field that has values already
+		if strings.Contains(string(runes[at:to]), ":") { // the name of a field that already has values
 			to = from + len([]rune(strings.SplitN(string(runes[from:to]), ":", 2)[0])) + 1
 		}
 		return Typing{Prefix: typed, From: from, To: to}, !strings.ContainsAny(typed, `"-`)
@@ -36,7 +35,7 @@ func At(text string, at int) (Typing, bool) {
 	if d == nil || d.name == "payload" {
 		return Typing{}, false
 	}
-	begins, quoted := 0, false // start of the last value, and whether it is quoted
+	begins, quoted := 0, false // start of the last value, and whether that value is quoted
 	for i := 0; i < len(values); i++ {
 		switch {
 		case quoted && values[i] == '\\':
@@ -57,8 +56,7 @@ func At(text string, at int) (Typing, bool) {
 	return t, true
 }
 
-// Complete returns the fields or values of the language that complete the prefix, in the language's
-// order.
+// Complete returns the fields or values of the language that begin with the prefix, in the order of the language.
 func (t *Typing) Complete() []Field {
 	var out []Field
 	prefix := strings.ToLower(t.Prefix)
@@ -85,7 +83,7 @@ func (t *Typing) Complete() []Field {
 }
 
 // Insert returns the text that a completion inserts for a name. If ofLanguage is set, the name is a word of the
-// language, such as me or nobody. Otherwise it is a value, which is quoted if it is spelled like such a word.
+// language, such as me or nobody. Otherwise the name is a value. A value that is spelled like such a word is quoted.
 func (t *Typing) Insert(name string, ofLanguage bool) string {
 	switch {
 	case t.Field == "" && name == "payload":

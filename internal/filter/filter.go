@@ -2,8 +2,8 @@
 //
 //	status:manual queue:payments kind:order.* payload.customer:42 age:>2d "timed out"
 //
-// and the filter that such a text stands for: the JSON from which dlq.filter_where builds a
-// condition. Console, CLI, API and SQL share this filter. docs/filter.md describes the language.
+// It converts such a text to a filter: the JSON from which dlq.filter_where builds a condition. Console, CLI, API and
+// SQL use the same filter. docs/filter.md describes the language.
 package filter
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy/strategies"
 )
 
-// Filter selects the dead letters for which all of its fields hold. An empty filter selects all.
+// Filter selects the dead letters that match all of its fields. An empty filter selects all.
 type Filter struct {
 	Status        []string `json:"status,omitempty" enum:"dlq_pending,dlq_processing,dlq_manual,dlq_returned,dlq_resolved,dlq_failed,dlq_archived" doc:"In one of these states."`
 	Queue         []string `json:"queue,omitempty" doc:"In one of these queues; * stands for any text."`
@@ -53,19 +53,18 @@ type Filter struct {
 	MaxAge        string   `json:"maxAge,omitempty" doc:"Captured at most this long ago, such as 2 days." example:"2 days"`
 	MinRetryCount *int     `json:"minRetryCount,omitempty" minimum:"0" maximum:"2147483647" doc:"With at least this many redeliveries."`
 	MaxRetryCount *int     `json:"maxRetryCount,omitempty" minimum:"0" maximum:"2147483647" doc:"With at most this many redeliveries."`
-	// Payload stays raw for the database to compare, because decoding would change a number beyond
-	// 2^53.
+	// Payload stays raw, and the database compares it: decoding would change a number beyond 2^53.
 	Payload   json.RawMessage `json:"payload,omitempty" doc:"Payload contains this JSON."`
 	PayloadAt []Place         `json:"payloadAt,omitempty" doc:"Payload has one of the values at each of these paths."`
 }
 
-// Place is a path in payloads and its values.
+// Place is a path in payloads, with the accepted values.
 type Place struct {
 	Path   []string `json:"path" minItems:"1" maxItems:"64" doc:"Keys, outermost first. Arrays along the path are searched." example:"[\"customer\",\"id\"]"`
 	Values []string `json:"values" minItems:"1" doc:"Accepted values, as text: strings, numbers or booleans." example:"[\"42\"]"`
 }
 
-// JSON returns the filter as the database reads it.
+// JSON returns the filter in the form that the database reads.
 func (f *Filter) JSON() json.RawMessage {
 	raw, err := json.Marshal(f)
 	if err != nil {
@@ -74,7 +73,7 @@ func (f *Filter) JSON() json.RawMessage {
 	return raw
 }
 
-// FromJSON decodes a filter as the database reads it: a single value may stand in place of a list.
+// FromJSON decodes a filter in the form that the database reads. In place of a list, it accepts a single value.
 func FromJSON(raw json.RawMessage) (Filter, error) {
 	var f Filter
 	var fields map[string]json.RawMessage
@@ -99,8 +98,8 @@ func FromJSON(raw json.RawMessage) (Filter, error) {
 	return f, nil
 }
 
-// Merge returns the filter that selects what both a and b select. It returns an error if they share
-// a field.
+// Merge returns the filter that selects the dead letters that both a and b select. It returns an error if a field is
+// set in both.
 func Merge(a, b Filter) (Filter, error) {
 	var out Filter
 	fields := map[string]json.RawMessage{}
@@ -128,10 +127,10 @@ func Merge(a, b Filter) (Filter, error) {
 	return out, json.Unmarshal(raw, &out)
 }
 
-// field is a field of the language, with the part of a filter that it sets.
+// field is a field of the language, with the part of a filter that the field sets.
 type field struct {
 	name    string // in the language
-	json    string // in the filter's JSON, if it is exactly one field there
+	json    string // name in the filter's JSON, if the field sets exactly one
 	doc     string
 	example string
 	values  func() []string // the only values; nil if any value is allowed
@@ -139,8 +138,8 @@ type field struct {
 	numbers func(*Filter) *[]int64
 	least   int64 // the least number
 	most    int64 // the greatest number; 0 for no limit
-	// read is set instead of words and numbers for fields whose value has a syntax of its own: it parses one value.
-	// The parser reads payload itself.
+	// read parses one value. It is set instead of words and numbers for fields whose values have a syntax of their own.
+	// For the field payload, it is not used: the parser reads payload itself.
 	read func(*Filter, value) error
 }
 
@@ -300,7 +299,7 @@ type Field struct {
 	Doc     string   `json:"doc" doc:"Description."`
 	Example string   `json:"example" doc:"Example of a term."`
 	Values  []string `json:"values,omitempty" doc:"Allowed values; absent if any value is allowed."`
-	JSON    string   `json:"-"` // field of the filter's JSON, if it is exactly one
+	JSON    string   `json:"-"` // name in the filter's JSON, if the field sets exactly one
 }
 
 // Fields returns the fields of the language.

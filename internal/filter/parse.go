@@ -17,7 +17,7 @@ import (
 	"github.com/dlqd/dlqd/internal/message"
 )
 
-// MaxBytes is the length of the longest text that Parse accepts.
+// MaxBytes is the maximum length, in bytes, of a text that Parse accepts.
 const MaxBytes = 4096
 
 // Term is a part of a text: a field with its values, or a word. Positions count characters (Unicode
@@ -34,7 +34,7 @@ type Term struct {
 // Error lists the terms of a text that cannot be parsed.
 type Error struct {
 	Text  string
-	Terms []Term // those with a problem
+	Terms []Term // terms with a problem
 }
 
 func (e *Error) Error() string {
@@ -50,8 +50,8 @@ func (e *Error) Error() string {
 	return "filter: " + strings.Join(parts, "; ")
 }
 
-// Parse returns the filter that a text stands for. me is the caller, or empty if unknown. Its
-// error is an [*Error].
+// Parse returns the filter that a text describes. me is the name of the caller, or empty if unknown. The error is an
+// [*Error].
 func Parse(text, me string) (Filter, error) {
 	f, terms := Read(text, me)
 	terms = slices.DeleteFunc(terms, func(t Term) bool { return t.Problem == "" })
@@ -61,7 +61,7 @@ func Parse(text, me string) (Filter, error) {
 	return f, nil
 }
 
-// Read returns the filter of the terms that are valid, and all terms with their problems.
+// Read returns the filter of the valid terms, and all terms with their problems.
 func Read(text, me string) (Filter, []Term) {
 	r := &parser{text: text, me: me}
 	switch {
@@ -101,7 +101,7 @@ func (s *suggestion) Error() string { return s.problem }
 // value is a value of a term.
 type value struct {
 	text   string
-	quoted bool // quoted, so that words such as me or nobody have no special meaning
+	quoted bool // whether the value is quoted; then words such as me or nobody have no special meaning
 }
 
 type parser struct {
@@ -127,7 +127,7 @@ func (r *parser) skipTerm() {
 	}
 }
 
-// fieldLike matches a field's name and colon. It does not match 10:30, which is a word.
+// fieldLike matches the name of a field and a colon. It does not match 10:30, which is a word.
 var fieldLike = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_.+/-]*:`)
 
 func (r *parser) term() (Term, error) {
@@ -184,7 +184,7 @@ func (r *parser) values() ([]value, error) {
 	}
 }
 
-// word reads a value: in quotes, or up to a blank (in a list, also up to a comma).
+// word reads a value: in quotes, or up to a blank. If listed is set, an unquoted value also ends at a comma.
 func (r *parser) word(listed bool) (value, error) {
 	rest := r.rest()
 	if !strings.HasPrefix(rest, `"`) {
@@ -287,8 +287,7 @@ func (r *parser) set(d *field, values []value) error {
 	return nil
 }
 
-// place and placeKey match the keys of a payload path. A key with a dot, colon, quote or blank is
-// quoted.
+// place matches a payload path, and placeKey one of its keys. A key with a dot, colon, quote or blank is quoted.
 var (
 	place    = regexp.MustCompile(`^(?i:payload)((?:\.(?:"(?:[^"\\]|\\.)*"|[^\s".:]+))+):`)
 	placeKey = regexp.MustCompile(`\.("(?:[^"\\]|\\.)*"|[^\s".:]+)`)
@@ -355,7 +354,7 @@ func (r *parser) payload() (Term, error) {
 		p.Values = append(p.Values, v.text)
 	}
 	t.Values = p.Values
-	for i := range r.filter.PayloadAt { // a path that occurs again adds alternatives
+	for i := range r.filter.PayloadAt { // if a path occurs again, its values are alternatives
 		if at := &r.filter.PayloadAt[i]; slices.Equal(at.Path, p.Path) {
 			at.Values = append(at.Values, p.Values...)
 			return t, nil
@@ -365,7 +364,7 @@ func (r *parser) payload() (Term, error) {
 	return t, nil
 }
 
-// maxPath is the maximum depth of a message.
+// maxPath is the maximum depth of a message's payload.
 const maxPath = 64
 
 func unknownField(name, rest string) error {
@@ -402,7 +401,7 @@ func unknownValue(d *field, text string) error {
 	return errors.New(problem + list)
 }
 
-// nearest returns the word that text is probably a misspelling of, or "".
+// nearest returns the word that the user probably meant by text, or "" if none is similar.
 func nearest(text string, words []string) (near string) {
 	least := 1 + min(len(text)/3, 2)
 	for _, w := range words {
@@ -416,9 +415,8 @@ func nearest(text string, words []string) (near string) {
 	return near
 }
 
-// distance returns the number of edits between two words: insertions, deletions, replacements
-// and swaps of neighbors (optimal string alignment). Words above 40 bytes, which the language
-// does not have, count as different.
+// distance returns the number of edits between two words: insertions, deletions, replacements, and swaps of neighbours
+// (optimal string alignment). The language has no word above 40 bytes, so such words count as different.
 func distance(a, b string) int {
 	if len(a) > 40 || len(b) > 40 {
 		return 40
@@ -456,11 +454,11 @@ func setOnce(into *string, text string) error {
 	return nil
 }
 
-// times lists the accepted layouts of a time. Without a zone, it is UTC.
+// times lists the accepted layouts of a time. A time without a zone is UTC.
 var times = []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02T15:04Z07:00", "2006-01-02T15:04"}
 
-// readTime returns the time that a text names. If the text names a day, from is its beginning and until its end;
-// otherwise both are the time.
+// readTime returns the time that a text describes. If the text is a day, from is the beginning of the day and until is
+// its end. Otherwise both are the time.
 func readTime(text string) (from, until time.Time, err error) {
 	problem := fmt.Errorf("invalid time %q: must be like 2026-11-20, 2026-11-20T08:00 (UTC) or 2026-11-20T08:00:00+01:00",
 		text)
@@ -573,7 +571,7 @@ func readAge(f *Filter, v value) error {
 		return errors.New("age takes > or < and a duration: age:>2d, age:<30m")
 	}
 	text = strings.TrimPrefix(text[1:], "=")
-	if !v.quoted { // a quoted value is an interval in the syntax of Postgres
+	if !v.quoted { // a quoted value is already an interval in the syntax of Postgres
 		var err error
 		if text, err = readDuration(text); err != nil {
 			return err
@@ -628,5 +626,5 @@ func readAttempts(f *Filter, v value) error {
 	return nil
 }
 
-// maxAttempts is the largest value of the database's column.
+// maxAttempts is the maximum value of the column in the database.
 const maxAttempts = 1<<31 - 1

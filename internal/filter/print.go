@@ -10,7 +10,7 @@ import (
 	"unicode"
 )
 
-// Print returns a text that [Parse] reads as the filter.
+// Print returns a text from which [Parse] returns an equal filter.
 func (f *Filter) Print() string {
 	var terms []string
 	add := func(name string, values ...string) {
@@ -81,7 +81,7 @@ func mapSlice[T any](values []T, text func(T) string) []string {
 	return out
 }
 
-// quoteIfNeeded returns a value without quotes if it reads back as one value, else in quotes.
+// quoteIfNeeded returns a value without quotes if the parser reads it as one value, and otherwise in quotes.
 func quoteIfNeeded(text string) string {
 	if text == "" || text[0] == '"' || strings.ContainsFunc(text, func(c rune) bool {
 		return unicode.IsSpace(c) ||
@@ -115,8 +115,8 @@ func printTime(text string) string {
 	return quoteIfNeeded(text)
 }
 
-// printAge writes an age in the short form if that reads back as the same age, else in quotes as
-// Postgres writes it.
+// printAge returns an age in the short form, if the parser reads the same age from it. Otherwise it returns the age in
+// quotes, in the form of Postgres.
 func printAge(sign, text string) string {
 	short := text
 	for _, u := range units {

@@ -1,8 +1,8 @@
-// Package grpc calls unary gRPC methods whose messages are known only at run time: it maps JSON to the method's
-// request, and the method's answer to JSON, by descriptors that come from a file or from the server (reflection).
+// Package grpc calls unary gRPC methods whose message types are known only at run time. It maps JSON to a method's
+// request, and the method's answer to JSON. The descriptors come from a file or from the server (reflection).
 //
-// Calls are requests of net/http (the protocol is HTTP/2 with messages in frames and the status in the trailer), so
-// that proxies, time limits and the errors of the network are those of other deliveries.
+// A call is a request of net/http: gRPC is HTTP/2 with messages in frames and the status in the trailer. So proxies,
+// time limits and network errors work as they do for other deliveries.
 package grpc
 
 import (
@@ -27,14 +27,14 @@ import (
 
 const (
 	contentType = "application/grpc"
-	// prefixBytes is the length of the prefix of a message. The prefix contains whether the message is compressed, and
-	// the message's length.
+	// prefixBytes is the length of the prefix of a message. The prefix says whether the message is compressed, and how
+	// long it is.
 	prefixBytes = 5
-	// maxMessages limits the messages of an answer that are kept.
+	// maxMessages is the maximum number of messages of an answer that are kept.
 	maxMessages = maxDescriptorFiles
-	// maxStatusBytes limits what is read of a status' message and of its details.
+	// maxStatusBytes is the maximum number of bytes that are read of a status' message, and of its details.
 	maxStatusBytes = 64 << 10
-	// deadlineSlack is how much earlier than the client a server may see the deadline.
+	// deadlineSlack is how much earlier than the client a server may reach the deadline.
 	deadlineSlack = time.Second
 	// Names of statuses. An answer without a status counts as statusUnknown.
 	statusOK            = "OK"
@@ -43,7 +43,7 @@ const (
 	statusUnavailable   = "UNAVAILABLE"
 )
 
-// IsURL reports whether a URL is that of a gRPC method.
+// IsURL reports whether a URL has the scheme of a gRPC method.
 func IsURL(raw string) bool {
 	return strings.HasPrefix(raw, "grpc://") || strings.HasPrefix(raw, "grpcs://")
 }
@@ -87,8 +87,8 @@ func (t *Target) url(service protoreflect.FullName, method protoreflect.Name) st
 	return t.base.JoinPath(string(service), string(method)).String()
 }
 
-// Transport returns a transport for calls: one that speaks HTTP/2 with and without TLS. It takes the other settings of
-// base. Calls without TLS use no proxy, because a proxy would have to speak HTTP/2 without TLS.
+// Transport returns a transport for calls. It uses HTTP/2 with and without TLS, and has the other settings of base.
+// Calls without TLS use no proxy, because the proxy would have to support HTTP/2 without TLS.
 func Transport(base *http.Transport) *http.Transport {
 	t := base.Clone()
 	t.Protocols = &http.Protocols{}
@@ -106,8 +106,8 @@ func Transport(base *http.Transport) *http.Transport {
 	return t
 }
 
-// Prepare makes a POST request to a method's URL a call with the given messages. The server gets the deadline of the
-// request's context.
+// Prepare turns a POST request to a method's URL into a gRPC call with the given messages. It sends the deadline of the
+// request's context to the server.
 func Prepare(request *http.Request, messages ...[]byte) {
 	var body []byte
 	for _, message := range messages {
@@ -132,7 +132,7 @@ func Prepare(request *http.Request, messages ...[]byte) {
 	}
 }
 
-// DeadlineError returns the error of a call. It returns context.DeadlineExceeded also if the server ended the call at
+// DeadlineError returns the error of a call. It also returns context.DeadlineExceeded if the server ended the call at
 // the deadline: some servers reset the stream a moment before the deadline of the context.
 func DeadlineError(ctx context.Context, err error) error {
 	deadline, limited := ctx.Deadline()
@@ -142,15 +142,16 @@ func DeadlineError(ctx context.Context, err error) error {
 	return err
 }
 
-// IsAnswer reports whether a response comes from a gRPC server. Proxies and other HTTP servers send other responses.
+// IsAnswer reports whether a response comes from a gRPC server. Responses of proxies and other HTTP servers do not have
+// this form.
 func IsAnswer(response *http.Response) bool {
 	return response.StatusCode == http.StatusOK && strings.HasPrefix(response.Header.Get("Content-Type"), contentType)
 }
 
-// ReadAnswer reads a gRPC server's response to the end. limit is the total length of the messages that are returned.
-// ReadAnswer returns nil for a compressed message, and for the first message beyond the limit and each one after it.
-// The status counts nevertheless, because the server may have done the work. Messages after the first maxMessages are
-// not returned.
+// ReadAnswer reads a gRPC server's response to the end. limit is the maximum total length, in bytes, of the returned
+// messages. Instead of a compressed message, ReadAnswer returns nil. It does so, too, for the first message that
+// exceeds the limit and for all messages after that one. Messages after the first maxMessages are not returned. The
+// status is returned in any case, because the server may have done the work.
 func ReadAnswer(response *http.Response, limit int64) (messages [][]byte, status *StatusError, err error) {
 	left := limit
 	for {
@@ -179,7 +180,7 @@ func ReadAnswer(response *http.Response, limit int64) (messages [][]byte, status
 	}
 }
 
-// unexpected returns the error of a message that was cut off.
+// unexpected returns the error for a message that was cut off.
 func unexpected(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -187,13 +188,13 @@ func unexpected(err error) error {
 	return err
 }
 
-// StatusError is how a call ended.
+// StatusError is the status with which a call ended.
 type StatusError struct {
 	Name    string // such as UNAVAILABLE
 	Message string
-	// Reason is the reason of the status' ErrorInfo, such as CARD_DECLINED; empty if it has none.
+	// Reason is the reason in the status' ErrorInfo, such as CARD_DECLINED; empty if the status has none.
 	Reason string
-	// RetryDelay is the delay of the status' RetryInfo; nil if it has none.
+	// RetryDelay is the delay in the status' RetryInfo; nil if the status has none.
 	RetryDelay *time.Duration
 }
 
@@ -210,7 +211,7 @@ var names = []string{
 	"INTERNAL", statusUnavailable, "DATA_LOSS", "UNAUTHENTICATED",
 }
 
-// Metadata returns a value that the server sent with the status, or else with the answer.
+// Metadata returns a value that the server sent with the status or, if there is none, with the answer's header.
 func Metadata(response *http.Response, name string) string {
 	if value := response.Trailer.Get(name); value != "" {
 		return value
@@ -218,7 +219,7 @@ func Metadata(response *http.Response, name string) string {
 	return response.Header.Get(name)
 }
 
-// statusOf returns the status of a response that was read to the end.
+// statusOf returns the status of a response, which must have been read to the end.
 func statusOf(response *http.Response) *StatusError {
 	number := Metadata(response, "Grpc-Status")
 	if number == "" {
@@ -233,8 +234,8 @@ func statusOf(response *http.Response) *StatusError {
 	return s
 }
 
-// readDetails reads the status' details. Details that cannot be read, or are longer than maxStatusBytes, are ignored:
-// the status counts without them.
+// readDetails reads the details of the status. It ignores details that cannot be read or are longer than
+// maxStatusBytes.
 func (s *StatusError) readDetails(encoded string) {
 	if len(encoded) > maxStatusBytes {
 		return
@@ -257,7 +258,7 @@ func (s *StatusError) readDetails(encoded string) {
 	}
 }
 
-// printable returns a text without characters that the database cannot store.
+// printable returns a text without characters that are not printable, such as those that the database cannot store.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -267,7 +268,7 @@ func printable(text string) string {
 	}, strings.ToValidUTF8(text, ""))
 }
 
-// percentDecoded decodes a status' message. Unlike a URL, it may contain a % that begins no escape.
+// percentDecoded decodes the message of a status. Unlike in a URL, a % may appear that does not begin an escape.
 func percentDecoded(text string) string {
 	var out strings.Builder
 	for i := 0; i < len(text); i++ {
@@ -300,7 +301,7 @@ func invoke(ctx context.Context, client *http.Client, address string, limit int6
 	defer func() { _ = response.Body.Close() }()
 	if !IsAnswer(response) {
 		name := statusUnknown
-		switch response.StatusCode { // from a proxy, as gRPC maps them
+		switch response.StatusCode { // from a proxy; the mapping is gRPC's
 		case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 			name = statusUnavailable
 		}

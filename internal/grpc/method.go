@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/dynamicpb"
-	_ "google.golang.org/protobuf/types/known/anypb" // types that descriptors may import without bringing them
+	_ "google.golang.org/protobuf/types/known/anypb" // types that descriptors may import without including them
 	_ "google.golang.org/protobuf/types/known/durationpb"
 	_ "google.golang.org/protobuf/types/known/emptypb"
 	_ "google.golang.org/protobuf/types/known/fieldmaskpb"
@@ -27,29 +27,29 @@ import (
 )
 
 const (
-	// maxDescriptorBytes limits the descriptors of a method, which come from a server or a file.
+	// maxDescriptorBytes limits the size of a method's descriptors, which come from a server or a file.
 	maxDescriptorBytes = 4 << 20
-	// maxDescriptorFiles limits their files.
+	// maxDescriptorFiles limits the number of files in these descriptors.
 	maxDescriptorFiles = 1000
-	// maxNameBytes limits a name, maxScopeBytes the full name of the package or message that contains it, and
-	// maxNamesBytes all full names.
+	// maxNameBytes limits a name, maxScopeBytes the full name of the package or message that contains the name, and
+	// maxNamesBytes the total length of all full names.
 	maxNameBytes  = 200
 	maxScopeBytes = 1000
 	maxNamesBytes = 64 << 20
-	// maxPublicPaths limits the paths of public imports.
+	// maxPublicPaths limits the number of paths of public imports.
 	maxPublicPaths = 100_000
-	// wellKnown is the package whose messages have JSON forms of their own. protojson relies on their fields, so its
-	// own definitions are used.
+	// wellKnown is the package whose messages have special JSON forms. protojson relies on the fields of these messages,
+	// so protojson's definitions replace those in the descriptors.
 	wellKnown = "google.protobuf"
 )
 
-// Method is a unary method. The request of the zero Method is empty, and its answer is not read.
+// Method is a unary method. The zero Method has an empty request, and its answer is not read.
 type Method struct {
 	input, output protoreflect.MessageDescriptor
 	types         *dynamicpb.Types
 }
 
-// MethodOf returns a target's method as a file of descriptors defines it: a FileDescriptorSet with imports.
+// MethodOf returns the method of a target, as a FileDescriptorSet with imports defines it.
 func MethodOf(target *Target, set []byte) (*Method, error) {
 	protos, err := protosOf(set)
 	if err != nil {
@@ -58,7 +58,7 @@ func MethodOf(target *Target, set []byte) (*Method, error) {
 	return methodOf(target, protos)
 }
 
-// MessageOf returns the message of a name as a file of descriptors defines it: a FileDescriptorSet with imports.
+// MessageOf returns the message with the given name, as a FileDescriptorSet with imports defines it.
 func MessageOf(name string, set []byte) (of protoreflect.MessageDescriptor, err error) {
 	defer func() {
 		if p := recover(); p != nil { // protodesc panics on some invalid descriptors
@@ -92,7 +92,7 @@ func protosOf(set []byte) ([]*descriptorpb.FileDescriptorProto, error) {
 	return files.GetFile(), nil
 }
 
-// filesOf links descriptors.
+// filesOf links the files of descriptors.
 func filesOf(protos []*descriptorpb.FileDescriptorProto) (*protoregistry.Files, error) {
 	if len(protos) > maxDescriptorFiles {
 		return nil, fmt.Errorf("the descriptors have %d files; at most %d are allowed", len(protos), maxDescriptorFiles)
@@ -131,7 +131,7 @@ func methodOf(target *Target, protos []*descriptorpb.FileDescriptorProto) (*Meth
 	return &Method{input: method.Input(), output: method.Output(), types: dynamicpb.NewTypes(files)}, nil
 }
 
-// withWellKnown returns the files, with protojson's files in place of those of the package google.protobuf.
+// withWellKnown returns the files. protojson's files replace those of the package google.protobuf.
 func withWellKnown(protos []*descriptorpb.FileDescriptorProto) ([]*descriptorpb.FileDescriptorProto, error) {
 	out, have := []*descriptorpb.FileDescriptorProto{}, map[string]bool{}
 	var own []string
@@ -146,8 +146,8 @@ func withWellKnown(protos []*descriptorpb.FileDescriptorProto) ([]*descriptorpb.
 		}
 		for _, message := range file.GetMessageType() {
 			name := strings.TrimPrefix(file.GetPackage()+"."+message.GetName(), ".")
-			// A message with the name of a package, such as google, could contain types with the full names of
-			// protojson's.
+			// If a message had the name of a package, such as google, it could contain types with the full names of
+			// protojson's types.
 			if strings.HasPrefix(wellKnown+".", name+".") { //nolint:gocritic // the order is right
 				return nil, fmt.Errorf("descriptors: %s: %s is a package", file.GetName(), name)
 			}
@@ -163,7 +163,7 @@ func withWellKnown(protos []*descriptorpb.FileDescriptorProto) ([]*descriptorpb.
 		own = own[1:]
 		file, err := protoregistry.GlobalFiles.FindFileByPath(name)
 		if have[name] || err != nil || file.Package() != wellKnown {
-			continue // what is missing is named when the descriptors are linked
+			continue // linking the descriptors reports missing files
 		}
 		known := protodesc.ToFileDescriptorProto(file)
 		have[name], out = true, append(out, known)
@@ -172,11 +172,11 @@ func withWellKnown(protos []*descriptorpb.FileDescriptorProto) ([]*descriptorpb.
 	return out, nil
 }
 
-// nameLengths checks the lengths of names, which a server may choose: linking descriptors allocates each full name, and
-// one or two bytes of an answer can become the name of a field or of an enum's value in JSON.
+// nameLengths checks the lengths of names, which a server chooses. Linking descriptors allocates each full name. And
+// one or two bytes of an answer can become the name of a field or of an enum value in JSON.
 type nameLengths struct{ total int }
 
-// add counts a name in a scope, both in bytes.
+// add counts a name in a scope. Both lengths are in bytes.
 func (n *nameLengths) add(scope, name int) error {
 	n.total += scope + name
 	switch {
@@ -190,7 +190,7 @@ func (n *nameLengths) add(scope, name int) error {
 	return nil
 }
 
-// check counts the names that a file or a message declares. scope is the length of the full name of the package or the
+// check counts the names that a file or a message declares. scope is the length of the full name of that package or
 // message.
 func (n *nameLengths) check(scope int, messages []*descriptorpb.DescriptorProto,
 	enums []*descriptorpb.EnumDescriptorProto, fields ...*descriptorpb.FieldDescriptorProto,
@@ -244,7 +244,8 @@ func (n *nameLengths) checkFile(file *descriptorpb.FileDescriptorProto) error {
 	return n.check(scope, file.GetMessageType(), file.GetEnumType(), file.GetExtension()...)
 }
 
-// checkPublicImports limits the paths of public imports: protodesc follows each path, also to files that it has met.
+// checkPublicImports limits the number of paths of public imports. protodesc follows each path, even to files that it
+// has already visited.
 func checkPublicImports(protos []*descriptorpb.FileDescriptorProto) error {
 	files, counts := map[string]*descriptorpb.FileDescriptorProto{}, map[string]int{}
 	for _, file := range protos {
@@ -256,7 +257,7 @@ func checkPublicImports(protos []*descriptorpb.FileDescriptorProto) error {
 		if known {
 			return count
 		}
-		counts[name] = 0 // for a cycle, which is an error when the descriptors are linked
+		counts[name] = 0 // ends a cycle, which is an error when the descriptors are linked
 		imports := files[name].GetDependency()
 		for _, i := range files[name].GetPublicDependency() {
 			if i >= 0 && int(i) < len(imports) {
@@ -277,7 +278,7 @@ func checkPublicImports(protos []*descriptorpb.FileDescriptorProto) error {
 	return nil
 }
 
-// MappingError is the error of a document that is not a request of a method.
+// MappingError says that a document does not describe a request of a method.
 type MappingError struct {
 	request protoreflect.FullName
 	text    string
@@ -288,15 +289,16 @@ func (e *MappingError) Error() string {
 	return "the payload is not a " + string(e.request) + ": " + e.text
 }
 
-// Request returns the request that a JSON document describes. The document must have no field that the request lacks.
-// The error is a [MappingError].
+// Request returns the request that a JSON document describes. A field that the request's type does not have is an
+// error. The error is a [MappingError].
 func (m *Method) Request(document []byte) ([]byte, error) {
 	if m.input == nil {
 		return nil, nil
 	}
 	request := dynamicpb.NewMessage(m.input)
 	if err := (protojson.UnmarshalOptions{Resolver: m.types}).Unmarshal(document, request); err != nil {
-		// protojson varies its blanks on purpose, and errors of the same cause belong to one group.
+		// protojson varies its blanks on purpose, but errors with the same cause must have the same text, so that they
+		// belong to one group.
 		text := strings.TrimPrefix(strings.ReplaceAll(err.Error(), "\u00a0", " "), "proto: ")
 		return nil, &MappingError{m.input.FullName(), text}
 	}
@@ -307,8 +309,8 @@ func (m *Method) Request(document []byte) ([]byte, error) {
 	return raw, nil
 }
 
-// Answer returns the JSON form of an answer, or nil if raw is not one. A field success that is false is part of it,
-// although a proto3 message does not hold false.
+// Answer returns the JSON form of an answer, or nil if raw is not an answer of the method. It includes a field success
+// that is false, although a proto3 message does not contain false values.
 func (m *Method) Answer(raw []byte) []byte {
 	if m.output == nil {
 		return nil

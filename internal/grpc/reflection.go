@@ -19,21 +19,23 @@ import (
 )
 
 const (
-	// reflectedFor is how long descriptors that a server sent are used. A server that replaces it may have others.
+	// reflectedFor is how long descriptors from a server are used. A server that replaces the first may have other
+	// descriptors.
 	reflectedFor = time.Minute
-	// maxRounds limits the rounds of requests for descriptors. Each round asks for the imports of the descriptors of
-	// the round before.
+	// maxRounds limits the rounds of requests for descriptors. Each round requests the imports of the previous round's
+	// descriptors.
 	maxRounds = 20
 	// reflectionMethod is the method of both versions of the reflection service.
 	reflectionMethod = "ServerReflectionInfo"
 )
 
-// reflectionServices are the names of the reflection service. Older servers have only the second, which is the same.
+// reflectionServices are the names of the reflection service. Older servers have only the second one. Both have the
+// same messages.
 var reflectionServices = []protoreflect.FullName{
 	"grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection",
 }
 
-// DescriptorError is the error of descriptors that do not have the method.
+// DescriptorError says that descriptors do not define the method, or cannot be used.
 type DescriptorError struct{ err error }
 
 // Error implements error.
@@ -42,7 +44,7 @@ func (e *DescriptorError) Error() string { return e.err.Error() }
 // Unwrap returns the wrapped error.
 func (e *DescriptorError) Unwrap() error { return e.err }
 
-// Reflected returns methods as their servers describe them.
+// Reflected returns methods as servers describe them, and caches these descriptions.
 type Reflected struct {
 	mu      sync.Mutex
 	methods map[string]reflected // by the method's URL
@@ -54,9 +56,9 @@ type reflected struct {
 	until  time.Time
 }
 
-// Method returns a target's method, and whether its descriptors were kept from an earlier call. If fresh is set, Method
-// does not use kept descriptors. Concurrent calls share a request to the server. The error is a [DescriptorError], a
-// [StatusError] or an error of the network.
+// Method returns a target's method. kept is true if the descriptors come from an earlier call. If fresh is set, Method
+// does not use such descriptors. Concurrent calls share one request to the server. The error is a [DescriptorError], a
+// [StatusError] or a network error.
 func (r *Reflected) Method(ctx context.Context, client *http.Client, target *Target,
 	fresh bool,
 ) (method *Method, kept bool, err error) {
@@ -71,7 +73,7 @@ func (r *Reflected) Method(ctx context.Context, client *http.Client, target *Tar
 	deadline, limited := ctx.Deadline()
 	flight := r.flights.DoChan(key, func() (found any, err error) {
 		defer func() {
-			if p := recover(); p != nil { // of descriptors that a library does not expect
+			if p := recover(); p != nil { // descriptors that the library does not expect
 				err = &DescriptorError{fmt.Errorf("server reflection at %s: panicked: %v", target.base.Host,
 					background.Panicked(p).Value)}
 			}
@@ -108,7 +110,7 @@ func (r *Reflected) known(address string) *Method {
 	return nil
 }
 
-// ask asks the server for the descriptors of a method, and keeps the method for later calls.
+// ask requests the descriptors of a method from the server, and caches the method for later calls.
 func (r *Reflected) ask(ctx context.Context, client *http.Client, target *Target) (*Method, error) {
 	files, err := reflect(ctx, client, target)
 	if err != nil {
@@ -124,7 +126,7 @@ func (r *Reflected) ask(ctx context.Context, client *http.Client, target *Target
 		r.methods = map[string]reflected{}
 	}
 	now := time.Now()
-	for other, old := range r.methods { // of destinations that are gone
+	for other, old := range r.methods { // remove methods of destinations that are gone
 		if now.After(old.until) {
 			delete(r.methods, other)
 		}
@@ -133,7 +135,7 @@ func (r *Reflected) ask(ctx context.Context, client *http.Client, target *Target
 	return method, nil
 }
 
-// reflect asks a server for the files that define a service.
+// reflect requests the files that define a service from the server.
 func reflect(ctx context.Context, client *http.Client, target *Target) ([]*descriptorpb.FileDescriptorProto, error) {
 	var files []*descriptorpb.FileDescriptorProto
 	total, have, asked := 0, map[string]bool{}, map[string]bool{}
@@ -185,8 +187,8 @@ func reflect(ctx context.Context, client *http.Client, target *Target) ([]*descr
 	return nil, fail("imports are nested deeper than %d files; set descriptorFile", maxRounds)
 }
 
-// importsOf returns requests for the imports of files, without imports that are known or in asked. It adds the
-// requested imports to asked.
+// importsOf returns requests for the imports of files. It omits imports in have or in asked, and adds the requested
+// imports to asked.
 func importsOf(files []*descriptorpb.FileDescriptorProto, have, asked map[string]bool) (
 	requests []*reflection.ServerReflectionRequest,
 ) {
@@ -205,7 +207,7 @@ func importsOf(files []*descriptorpb.FileDescriptorProto, have, asked map[string
 	return requests
 }
 
-// ask sends requests to a server's reflection service and returns its answers.
+// ask sends requests to a server's reflection service and returns the answers.
 func ask(ctx context.Context, client *http.Client, target *Target,
 	requests []*reflection.ServerReflectionRequest,
 ) (answers [][]byte, err error) {

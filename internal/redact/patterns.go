@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// dlq.pattern (db/code/14_masking.sql) has the same patterns; a test compares them.
+// dlq.pattern (db/code/14_masking.sql) has the same patterns. A test compares both.
 const (
 	tokenPattern = `eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?` +
 		`|(?:[Bb]earer|BEARER|[Bb]asic|BASIC)[ :]+[A-Za-z0-9._~+/=-]{8,}` +
@@ -23,13 +23,13 @@ var (
 	cards  = regexp.MustCompile(cardPattern)
 )
 
-// Tokens hides tokens in a text. It recognizes them by the formats of their issuers.
+// Tokens hides tokens in a text. It recognizes a token by the format of its issuer.
 func Tokens(text string) string { return tokens.ReplaceAllString(text, Hidden) }
 
-// Emails hides e-mail addresses in a text, also those in URLs.
+// Emails hides e-mail addresses in a text, including addresses in URLs.
 func Emails(text string) string { return emails.ReplaceAllString(text, Hidden) }
 
-// CardNumbers hides payment card numbers in a text: those with a correct check digit (ISO/IEC 7812,
+// CardNumbers hides payment card numbers in a text. It hides only numbers with a correct check digit (ISO/IEC 7812,
 // Luhn).
 func CardNumbers(text string) string {
 	var out strings.Builder

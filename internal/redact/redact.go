@@ -1,5 +1,5 @@
-// Package redact hides secrets in URLs, and in texts that repeat them: what is logged, shown or
-// stored must not grant access.
+// Package redact hides secrets in URLs, and in texts that contain such secrets. Logs, pages and the database must not
+// contain a text that grants access.
 package redact
 
 import (
@@ -11,20 +11,20 @@ import (
 	"strings"
 )
 
-// Hidden replaces what is not shown.
+// Hidden is the text that replaces a secret.
 const Hidden = "***"
 
-// minSecretLength is the length, in bytes, of the shortest secret that is searched for in texts. Shorter secrets would
+// minSecretLength is the minimum length, in bytes, of a secret that is searched for in texts. A shorter secret would
 // also match parts of ordinary words.
 const minSecretLength = 4
 
-// publicSegment matches a segment of a path, or the name of a parameter, that may be shown: lower-case
-// words joined by - _ or ., or a number of up to four digits, with or without a v before it. A
-// longer, mixed or upper-case text may be a token.
+// publicSegment matches a segment of a path, or the name of a parameter, that may be shown: lower-case words joined by
+// -, _ or ., or a number of up to four digits, optionally after a v. A text that is longer or has upper-case letters
+// may be a token.
 var publicSegment = regexp.MustCompile(`^(v?[0-9]{1,4}|[a-z]{1,20}([-_.][a-z]{1,20}){0,4})$`)
 
-// URL returns a URL without its user, password and fragment, the values of its query, and the
-// segments of its path that may be tokens. It returns [Hidden] if raw is not a URL with a host.
+// URL returns a URL in which these parts are hidden: user, password and fragment, the values of the query, and the
+// segments of the path that may be tokens. It returns [Hidden] if raw is not a URL with a host.
 func URL(raw string) string {
 	u, err := url.Parse(raw)
 	if err != nil || u.Host == "" {
@@ -55,7 +55,7 @@ func URL(raw string) string {
 	return out
 }
 
-// Origin returns a URL of which only scheme and host are shown.
+// Origin returns a URL with all parts hidden except scheme and host.
 func Origin(raw string) string {
 	u, err := url.Parse(raw)
 	if err != nil || u.Host == "" {
@@ -86,8 +86,8 @@ var urls = regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://[^\s"'<>` + "`" + `]+`)
 // Text returns a text with [URL] applied to the URLs in it.
 func Text(text string) string { return urls.ReplaceAllStringFunc(text, URL) }
 
-// Secrets returns the parts of a URL that [URL] hides, as they are written there and decoded. If
-// all is set, it also returns the path segments that [URL] shows.
+// Secrets returns the parts of a URL that [URL] hides, both as written in the URL and decoded. If all is set, it also
+// returns the path segments that [URL] shows.
 func Secrets(raw string, all bool) []string {
 	u, err := url.Parse(raw)
 	if err != nil {
@@ -125,7 +125,7 @@ func Secrets(raw string, all bool) []string {
 
 // Hide replaces secrets in a text.
 func Hide(text string, secrets ...string) string {
-	// The longest come first, because one may be part of another.
+	// Replace the longest secrets first, because one secret may be a part of another.
 	slices.SortFunc(secrets, func(a, b string) int { return cmp.Compare(len(b), len(a)) })
 	for _, secret := range secrets {
 		if len(secret) >= minSecretLength {

@@ -1,5 +1,5 @@
-// Package telemetry exports traces, metrics and logs to an OpenTelemetry collector, if an endpoint
-// is set. With or without one, it propagates trace contexts from a submission to its deliveries.
+// Package telemetry exports traces, metrics and logs to an OpenTelemetry collector, if an endpoint is set. Even without
+// an endpoint, it passes the trace context of a submission on to its deliveries.
 package telemetry
 
 import (
@@ -35,9 +35,9 @@ const scope = "github.com/dlqd/dlqd"
 
 // Config configures [Start].
 type Config struct {
-	// Endpoint is the collector's base URL (OTLP over HTTP: http://localhost:4318); empty to export
-	// nothing. OpenTelemetry's own environment variables set the rest: OTEL_EXPORTER_OTLP_HEADERS,
-	// OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME …
+	// Endpoint is the collector's base URL (OTLP over HTTP: http://localhost:4318). If it is empty, nothing is exported.
+	// OpenTelemetry's environment variables set everything else: OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER,
+	// OTEL_SERVICE_NAME …
 	Endpoint string
 	// Version and Instance identify this process.
 	Version, Instance string
@@ -48,16 +48,16 @@ type Config struct {
 
 // Telemetry exports traces, metrics and logs of this process, or nothing if no endpoint is set.
 type Telemetry struct {
-	// Tracer creates spans. Without an endpoint, it only propagates an existing trace context.
+	// Tracer creates spans. Without an endpoint, it only passes on an existing trace context.
 	Tracer trace.Tracer
-	// Logger is the logger of the config, with trace ids. Its records also go to the collector.
+	// Logger is the logger of the config, and adds trace ids to records. Its records also go to the collector.
 	Logger *slog.Logger
 
 	stops []func(context.Context) error
 }
 
-// EndpointOfEnvironment returns the endpoint of OpenTelemetry's environment variables, or "" if
-// they set none or disable the SDK.
+// EndpointOfEnvironment returns the endpoint in OpenTelemetry's environment variables. It returns "" if they set none,
+// or if they disable the SDK.
 func EndpointOfEnvironment() string {
 	if os.Getenv("OTEL_SDK_DISABLED") == "true" {
 		return ""
@@ -80,13 +80,13 @@ func CheckEndpoint(endpoint string) error {
 	return nil
 }
 
-// isOn reports whether a signal ("traces", "metrics", "logs") is exported.
-// OTEL_TRACES_EXPORTER=none, for example, turns one off.
+// isOn reports whether a signal ("traces", "metrics", "logs") is exported. The environment can turn a signal off, for
+// example with OTEL_TRACES_EXPORTER=none.
 func isOn(signal string) bool {
 	return os.Getenv("OTEL_"+strings.ToUpper(signal)+"_EXPORTER") != "none"
 }
 
-// Start starts exporting. Only [Telemetry.Stop] waits for the collector: what does not fit in the export queues
+// Start starts the export. Only [Telemetry.Stop] waits for the collector; data for which the export queues have no room
 // is dropped.
 func Start(ctx context.Context, config Config) (*Telemetry, error) {
 	local := &handler{local: config.Logger.Handler()}
@@ -97,7 +97,7 @@ func Start(ctx context.Context, config Config) (*Telemetry, error) {
 	if err := CheckEndpoint(config.Endpoint); err != nil {
 		return nil, fmt.Errorf("OTLP endpoint: %w", err)
 	}
-	// Not t.Logger, which would export the errors of exporting.
+	// Do not use t.Logger, because it would export the errors of the export.
 	otel.SetErrorHandler(&errorLogger{logger: config.Logger})
 	process, err := resource.New(ctx,
 		resource.WithAttributes(attribute.String("service.name", "dlqd"), attribute.String("service.version", config.Version),
@@ -141,19 +141,18 @@ func Start(ctx context.Context, config Config) (*Telemetry, error) {
 }
 
 const (
-	// A failure that persists is logged at once, after logAgain, and then ever more rarely, up to
-	// maxLogAgain. If nothing has failed for logAgain, the collector works again: each signal is
-	// sent more often than that.
+	// A failure that persists is logged at once, again after logAgain, and then at growing intervals, up to maxLogAgain.
+	// If nothing has failed for logAgain, the collector works again, because each signal is sent more often than that.
 	logAgain    = 2 * time.Minute
 	maxLogAgain = time.Hour
 )
 
-// errorLogger logs the errors of exporting.
+// errorLogger logs the errors of the export.
 type errorLogger struct {
 	logger *slog.Logger
 
 	mu         sync.Mutex
-	last, next time.Time // the last failure, and when failures are logged again
+	last, next time.Time // time of the last failure, and the time from which failures are logged again
 	after      time.Duration
 	unlogged   int
 }
@@ -191,7 +190,7 @@ func (t *Telemetry) Stop(ctx context.Context) {
 	wg.Wait()
 }
 
-// handler logs records with the ids of their span, and exports them.
+// handler adds the ids of the current span to log records, and exports the records.
 type handler struct{ local, export slog.Handler } // export is nil if nothing is exported
 
 func (h *handler) Enabled(ctx context.Context, level slog.Level) bool {
@@ -226,8 +225,8 @@ func (h *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return changed
 }
 
-// exportable returns a field with the text that log/slog writes, for types that the bridge to
-// OpenTelemetry does not know (named types) or sends as bare numbers (times and durations).
+// exportable returns a field with the text that log/slog would write. It does so for types that the OpenTelemetry
+// bridge does not know (named types) or sends as plain numbers (times and durations).
 func exportable(a slog.Attr) slog.Attr {
 	value := a.Value.Resolve()
 	switch value.Kind() { //nolint:exhaustive // the others are sent as they are
@@ -246,7 +245,7 @@ func exportable(a slog.Attr) slog.Attr {
 	}
 }
 
-// formatted returns a value as log/slog writes it.
+// formatted returns the text that log/slog writes for a value.
 func formatted(value slog.Value) string {
 	if value.Kind() == slog.KindTime {
 		return value.Time().Format(time.RFC3339Nano)
@@ -285,7 +284,7 @@ func exportableValue(value slog.Value) slog.Value {
 	}
 }
 
-// formatsItself reports whether a value formats itself.
+// formatsItself reports whether a value has a method that formats it: Error or String.
 func formatsItself(value any) bool {
 	switch value.(type) {
 	case error, fmt.Stringer:

@@ -13,17 +13,17 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 )
 
-// maxTraceState is the length, in bytes, to which a tracestate is shortened: W3C Trace Context asks
-// to propagate at least that much.
+// maxTraceState is the length, in bytes, to which a tracestate is shortened. W3C Trace Context requires that at least
+// this length is propagated.
 const maxTraceState = 512
 
-// The headers of W3C Trace Context, and the keys of a job's metadata.
+// The headers of W3C Trace Context. They are also the keys in a job's metadata.
 const (
 	parentHeader = "traceparent"
 	stateHeader  = "tracestate"
 )
 
-// Tracer returns t or, if t is nil, a tracer that only propagates an existing trace context.
+// Tracer returns t. If t is nil, it returns a tracer that only passes on an existing trace context.
 func Tracer(t trace.Tracer) trace.Tracer {
 	if t == nil {
 		return noop.Tracer{}
@@ -31,8 +31,8 @@ func Tracer(t trace.Tracer) trace.Tracer {
 	return t
 }
 
-// Extract returns ctx with the trace context of a traceparent and a tracestate. It ignores invalid
-// ones.
+// Extract returns ctx with the trace context of a traceparent and a tracestate. If they are invalid, it returns ctx
+// unchanged.
 func Extract(ctx context.Context, parent, state string) context.Context {
 	if parent == "" {
 		return ctx
@@ -41,8 +41,8 @@ func Extract(ctx context.Context, parent, state string) context.Context {
 	return propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{parentHeader: parent, stateHeader: state})
 }
 
-// maxStateMember is the longest member that a shortened tracestate keeps. W3C Trace Context asks to
-// drop longer members first, and then the last ones.
+// maxStateMember is the maximum length, in bytes, of a member that a shortened tracestate keeps. W3C Trace Context
+// recommends to drop longer members first, and then members at the end.
 const maxStateMember = 128
 
 func shorten(state string) string {
@@ -65,14 +65,14 @@ func shorten(state string) string {
 	return kept
 }
 
-// WithNewTrace returns ctx for a new trace, with the tracestate of the trace in ctx.
+// WithNewTrace returns ctx for a new trace. The new trace keeps the tracestate of the trace in ctx.
 func WithNewTrace(ctx context.Context) context.Context {
 	state := trace.SpanContextFromContext(ctx).TraceState()
 	return trace.ContextWithSpanContext(ctx, trace.NewSpanContext(trace.SpanContextConfig{TraceState: state}))
 }
 
-// Link links a span to another trace, with the reason as an attribute. The tracestate is an
-// attribute too, because the exporter omits the tracestate of a link.
+// Link returns an option that links a span to another trace. The reason and the tracestate are attributes of the link.
+// The tracestate is an attribute because the exporter omits the tracestate of a link.
 func Link(to trace.SpanContext, reason string) trace.SpanStartOption {
 	attributes := []attribute.KeyValue{attribute.String("dlqd.link", reason)}
 	if state := to.TraceState().String(); state != "" {
@@ -87,8 +87,8 @@ func Exports(t trace.Tracer) bool {
 	return !off
 }
 
-// Inject returns the trace context of ctx as a traceparent and a tracestate, which are empty if there
-// is none.
+// Inject returns the trace context of ctx as a traceparent and a tracestate. Both are empty if ctx has no trace
+// context.
 func Inject(ctx context.Context) (parent, state string) {
 	if !trace.SpanContextFromContext(ctx).IsValid() {
 		return "", ""
@@ -98,7 +98,7 @@ func Inject(ctx context.Context) (parent, state string) {
 	return carrier[parentHeader], carrier[stateHeader]
 }
 
-// RunSpanContext returns the trace context of a replay run. The trace's id is the run's id: an operator
+// RunSpanContext returns the trace context of a replay run. The id of the trace is the id of the run. So an operator
 // finds one by the other, and a redelivery, whose job has the run's id, can be linked to the trace.
 func RunSpanContext(run uuid.UUID) trace.SpanContext {
 	return trace.NewSpanContext(trace.SpanContextConfig{
@@ -118,7 +118,7 @@ func StartRun(ctx context.Context, tracer trace.Tracer, run uuid.UUID) trace.Spa
 	return span                                                                                      //nolint:spancheck // likewise
 }
 
-// ids generates the ids of traces and spans: random ones, except for replay runs.
+// ids generates the ids of traces and spans. They are random, except for replay runs.
 type ids struct{}
 
 func (ids) NewIDs(ctx context.Context) (t trace.TraceID, s trace.SpanID) {

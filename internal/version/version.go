@@ -1,4 +1,4 @@
-// Package version says which dlqd a program is: what the go command recorded in it.
+// Package version describes a dlqd program by the data that the go command recorded in it.
 package version
 
 import (
@@ -8,13 +8,13 @@ import (
 	"sync"
 )
 
-// Unknown is the version and the commit of a program that Go built without git, from a directory or an archive.
+// Unknown is the version and the commit of a program that was built without git, from a directory or an archive.
 const Unknown = "unknown"
 
 // river is the library of River.
 const river = "github.com/riverqueue/river"
 
-// tested lists the versions of River with which "make riverdlq-matrix" tested riverdlq last, one a line.
+// tested lists the versions of River with which "make riverdlq-matrix" last tested riverdlq, one on each line.
 //
 //go:embed river.txt
 var tested string
@@ -22,15 +22,15 @@ var tested string
 // Build describes a program: what the go command recorded in it, and the versions of River with which riverdlq was
 // tested.
 type Build struct {
-	// Version is the semantic version without "v": the tag of the commit, or the version that follows the last tag,
-	// with time and commit (0.2.1-0.20261125093000-3d5ebe1c5944). It ends with +dirty if files were changed.
+	// Version is the semantic version without "v". It is the tag of the commit or, without a tag, the version after the
+	// last tag with time and commit (0.2.1-0.20261125093000-3d5ebe1c5944). It ends with +dirty if files were changed.
 	Version string `json:"version"`
 	Commit  string `json:"commit"`
 	Go      string `json:"go"`
 	River   River  `json:"river"`
 }
 
-// River has the versions of River that a program contains, and that riverdlq was tested with.
+// River has the version of River in a program, and the versions with which riverdlq was tested.
 type River struct {
 	// Library is the version of River's library in the program.
 	Library string `json:"library"`

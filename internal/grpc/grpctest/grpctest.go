@@ -1,4 +1,5 @@
-// Package grpctest runs a gRPC server for tests. Its types are known only at run time, like the types of receivers.
+// Package grpctest runs a gRPC server for tests. Its message types are known only at run time, as the types of
+// receivers are.
 package grpctest
 
 import (
@@ -26,7 +27,7 @@ import (
 // Method is the path of the server's method.
 const Method = "shop.v1.Payments/Capture"
 
-// files are the server's files, beside the one of Timestamp.
+// files are the descriptors of the server's files, without the file of Timestamp.
 const files = `
 file {
   name: "shop/v1/payments.proto" package: "shop.v1" syntax: "proto3"
@@ -68,17 +69,17 @@ file {
 
 // Config configures a server.
 type Config struct {
-	Address    string // to listen on; empty for a free port
+	Address    string // to listen on; empty means a free port
 	TLS        *tls.Config
-	Reflection string // v1, v1alpha, or empty for none
-	// Capture answers calls. The answer is nil, or the text format of a CaptureResponse.
+	Reflection string // v1, v1alpha, or empty for no reflection
+	// Capture answers calls. Its answer is the text format of a CaptureResponse.
 	Capture func(ctx context.Context, request *dynamicpb.Message) (answer string, err error)
 }
 
 // Server is a running server.
 type Server struct {
 	Address string
-	// Reflections counts the calls of reflection.
+	// Reflections counts the calls of the reflection service.
 	Reflections atomic.Int64
 
 	server *grpc.Server
@@ -87,7 +88,7 @@ type Server struct {
 // Stop ends the server and cuts its connections.
 func (s *Server) Stop() { s.server.Stop() }
 
-// Descriptors returns the server's descriptors with their imports, as protoc writes them.
+// Descriptors returns the server's descriptors with their imports, in the form that protoc writes.
 func Descriptors(tb testing.TB) []byte {
 	tb.Helper()
 	raw, err := proto.Marshal(set(tb))

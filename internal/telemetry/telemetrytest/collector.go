@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Collector holds what was sent to it.
+// Collector keeps the data that was sent to it.
 type Collector struct {
 	URL string
 
@@ -68,7 +68,7 @@ func NewCollector(t *testing.T) *Collector {
 	return c
 }
 
-// message is a pointer to a T that protobuf decodes.
+// message is a pointer to a T that is a protobuf message.
 type message[T any] interface {
 	*T
 	proto.Message
@@ -112,7 +112,7 @@ func (c *Collector) Services() []string {
 	return names
 }
 
-// Spans returns the spans of a name, in the order in which they arrived.
+// Spans returns the spans with a name, in the order in which they arrived.
 func (c *Collector) Spans(name string) []*trace.Span {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,7 +125,7 @@ func (c *Collector) Spans(name string) []*trace.Span {
 	return found
 }
 
-// Records returns the log records of a message.
+// Records returns the log records with a message.
 func (c *Collector) Records(message string) []*logs.LogRecord {
 	c.mu.Lock()
 	defer c.mu.Unlock()
