@@ -29,7 +29,7 @@ func newAlertmanager(t *testing.T) *alertmanager {
 	receivers, err := alerting.NewReceivers(t.Context(), nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, receivers.Close()) })
-	// Prometheus has no targets here, and waits an hour before it alerts on that.
+	// Prometheus has no targets in this test, and waits an hour before it alerts about that.
 	stack, err := alerting.Start(t.Context(), alerting.Config{
 		Dir: t.TempDir(), Targets: []string{}, Console: "http://dlqd.example",
 		Interval: time.Second, For: time.Hour, Receivers: receivers,
@@ -39,8 +39,8 @@ func newAlertmanager(t *testing.T) *alertmanager {
 	return &alertmanager{T: t, stack: stack, receivers: receivers}
 }
 
-// post sends alerts to Alertmanager, as firing or as resolved. Each alert is its name and its
-// labels: "DlqdDown severity=critical job=dlqd".
+// post sends alerts to Alertmanager, as firing or as resolved. Each alert is a text with its name and its labels:
+// "DlqdDown severity=critical job=dlqd".
 func (a *alertmanager) post(resolved bool, alerts ...string) {
 	a.Helper()
 	var list []any
@@ -68,8 +68,8 @@ func (a *alertmanager) post(resolved bool, alerts ...string) {
 	require.Equal(a, http.StatusOK, response.StatusCode)
 }
 
-// count returns how many notifications a receiver got for a firing alert, and how many resolved the
-// incidents of these.
+// count returns the number of notifications that a receiver got for a firing alert, and the number of notifications
+// that resolved the incidents of these.
 func (a *alertmanager) count(receiver, alert string) (fired, resolved int) {
 	incidents := map[string]bool{}
 	for _, n := range a.receivers.Notifications() {
@@ -93,8 +93,8 @@ func (a *alertmanager) awaitCount(receiver, alert string, fired, resolved int) {
 	}, waitTimeout, 50*time.Millisecond, "%s of %s: %v", receiver, alert, a.receivers.Notifications())
 }
 
-// TestAlertmanager_ResolvesEachTrigger checks that PagerDuty and Opsgenie get a resolve for each
-// trigger, even while another alert fires that explains the incident.
+// TestAlertmanager_ResolvesEachTrigger checks that PagerDuty and Opsgenie get a resolve for each trigger, even while
+// another alert that explains the incident is firing.
 func TestAlertmanager_ResolvesEachTrigger(t *testing.T) {
 	t.Parallel()
 	a := newAlertmanager(t)
@@ -116,9 +116,9 @@ func TestAlertmanager_ResolvesEachTrigger(t *testing.T) {
 	}
 }
 
-// TestAlertmanager_InhibitsExplainedLoops checks that DlqdLoopFailing is inhibited by an alert
-// on its process or its database, and not by one on another process. DLQMetricsStale inhibits the
-// metrics loop of every process.
+// TestAlertmanager_InhibitsExplainedLoops checks that DlqdLoopFailing is inhibited by an alert about its process or its
+// database, and not by an alert about another process. DLQMetricsStale inhibits DlqdLoopFailing for the metrics loop of
+// every process.
 func TestAlertmanager_InhibitsExplainedLoops(t *testing.T) {
 	t.Parallel()
 	a := newAlertmanager(t)
@@ -145,9 +145,9 @@ func TestAlertmanager_InhibitsExplainedLoops(t *testing.T) {
 	}
 }
 
-// TestAlertmanager_NeverInhibitsCriticalAlerts checks that alertmanager.yaml sends critical alerts
-// at once and their changes each minute, and inhibits none of them: Alertmanager sends no resolve
-// for an alert that ends while it is inhibited.
+// TestAlertmanager_NeverInhibitsCriticalAlerts checks that alertmanager.yaml sends critical alerts at once and their
+// changes every minute, and inhibits none of them. The reason: Alertmanager sends no resolve for an alert that ends
+// while it is inhibited.
 func TestAlertmanager_NeverInhibitsCriticalAlerts(t *testing.T) {
 	t.Parallel()
 	var config struct {

@@ -35,10 +35,10 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// waitTimeout limits every wait. It is long, because the machine may be busy.
+// waitTimeout bounds every wait. It is long, because the machine may be busy.
 const waitTimeout = 10 * time.Minute
 
-// monitored is a dlqd with a Prometheus and an Alertmanager.
+// monitored is a dlqd that a Prometheus and an Alertmanager monitor.
 type monitored struct {
 	*testing.T
 
@@ -53,8 +53,8 @@ type monitored struct {
 	receivers *alerting.Receivers
 	started   time.Time
 
-	receiver   atomic.Int32 // HTTP status of dlqd's receiver
-	unmeasured atomic.Bool  // the measurement of the machine's load fails
+	receiver   atomic.Int32 // HTTP status that dlqd's receiver answers
+	unmeasured atomic.Bool  // if set, measuring the machine's load fails
 	fired      map[string]bool
 }
 
@@ -173,7 +173,7 @@ func (w *monitored) asSuperuser(statements ...string) {
 	}
 }
 
-// waitFor waits until missing returns "".
+// waitFor waits until the function missing returns "".
 func (w *monitored) waitFor(missing func() string) {
 	w.Helper()
 	for started := time.Now(); ; time.Sleep(50 * time.Millisecond) {
@@ -199,7 +199,7 @@ func (w *monitored) await(want, sql string) {
 	})
 }
 
-// reconcile runs the reconciler until it has found two failures with the reason why.
+// reconcile runs the reconciler until it has found two failures that capture missed for the reason why.
 func (w *monitored) reconcile(why string) {
 	w.Helper()
 	w.waitFor(func() string {
@@ -226,8 +226,8 @@ func (w *monitored) awaitSeries(query string) {
 	})
 }
 
-// awaitAlerts waits until each alert has fired, given by name, or by name and queue ("DLQQueueSize
-// payments").
+// awaitAlerts waits until each of the alerts has fired. An alert is given by its name, or by its name and queue
+// ("DLQQueueSize payments").
 func (w *monitored) awaitAlerts(names ...string) {
 	w.Helper()
 	w.waitFor(func() string {
@@ -259,7 +259,7 @@ func (w *monitored) awaitFiring(name string) {
 	})
 }
 
-// runningJobs returns SQL that inserts n running jobs of an application, for failJobs.
+// runningJobs returns SQL that inserts n running jobs of an application. The statement failJobs then makes them fail.
 func (w *monitored) runningJobs(n int, queue string) string {
 	return fmt.Sprintf(`INSERT INTO river_job (kind, queue, args, max_attempts, attempt, state, metadata, attempted_at)
 		SELECT 'app', '%s', '{}', 1, 1, 'running', '{}', now() FROM generate_series(1, %d)`, queue, n)
@@ -269,9 +269,8 @@ const failJobs = `UPDATE river_job SET state = 'discarded', finalized_at = now()
 	errors = ARRAY['{"error": "no", "attempt": 1, "at": "2026-01-01T00:00:00Z"}'::jsonb] WHERE state = 'running'
 		AND kind = 'app'`
 
-// TestAlerts makes every alert fire, with an installed Prometheus and Alertmanager. Each alert must
-// reach a receiver, with a text that says what is wrong, since when and what to do. Every query of
-// the dashboard must return data.
+// TestAlerts makes every alert fire, with an installed Prometheus and Alertmanager. Each alert must reach a receiver,
+// with a text that says what is wrong, since when, and what to do. Every query of the dashboard must return data.
 func TestAlerts(t *testing.T) { //nolint:paralleltest // it needs the whole machine
 	w := newMonitored(t, policytest.Files{
 		"retry-policies": `queues:
@@ -290,9 +289,9 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 		return "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND queue = '" + queue + "'"
 	}
 
-	// Create the state before the alerts: a series that did not exist before does not count as
-	// grown. Only River knows the queues "fresh", "stuck" and "forgotten". The queues app-near and
-	// app-over are only known by their limits.
+	// Create the state before the alerts, because Prometheus does not count a new series as an increase. The queues
+	// "fresh", "stuck" and "forgotten" exist only in River. The queues app-near and app-over are known only by their
+	// limits.
 	w.exec("INSERT INTO river_queue (name, updated_at) VALUES ('fresh', now()), ('stuck', now()), ('forgotten', now())")
 	w.exec(w.runningJobs(1, "app"))
 	w.exec(failJobs)
@@ -319,7 +318,7 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.awaitSeries(`dlqd_delivery_wait_seconds_count{queue="late"} == 1`)
 	w.Logf("%5.1f s: before", time.Since(w.started).Seconds())
 
-	// Many failures, some of them in application queues without earlier failures.
+	// Many jobs fail, some of them in application queues without earlier failures.
 	w.exec(w.runningJobs(25, "fresh"))
 	w.exec(w.runningJobs(10, "app-near"))
 	w.exec(w.runningJobs(12, "app-over"))
@@ -359,14 +358,14 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 		WHERE queue = 'late' AND state = 'available'`)
 	w.post("/api/queues/late/resume", map[string]any{})
 
-	// The jobs of redeliveries are deleted. This waits for some of the dead letters only: the
-	// others are in the inbox, and the alerts count them, too.
+	// The jobs of redeliveries are deleted. Wait only for some of the dead letters: the others are in the inbox, and the
+	// alerts count these, too.
 	w.await("true", "SELECT count(*) >= 100 FROM dlq.dead_letter_open WHERE queue = 'app'")
 	w.exec("SELECT dlq.replay(id) FROM dlq.find('{\"queue\": \"app\"}', 8)")
 	w.exec("DELETE FROM river_job WHERE queue = 'app' AND state = 'available'")
 	w.exec("SELECT dlq.sweep_redeliveries()")
 
-	// Failures that capture does not see.
+	// Jobs fail without capture.
 	w.exec(w.runningJobs(2, "app"))
 	w.asSuperuser(failJobs)
 	w.reconcile("missed")
@@ -377,7 +376,7 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 
 	// Actions of operators, a restore, a missing partition and an invalid policy.
 	w.exec("SELECT dlq.stop_automatic('kim', 'test')")
-	// The identifier of another server, as after a restore of its backup.
+	// This is the identifier of another server, as after a restore of another server's backup.
 	w.exec("UPDATE dlq.settings SET value = jsonb_set(value::jsonb, '{system}', '\"1\"') WHERE key = 'server'")
 	postgrestest.ExecUndisturbed(w, w.pool, "DO $$ BEGIN EXECUTE "+
 		"format('DROP TABLE dlq.dead_letter_archived_%s', to_char(now() AT TIME ZONE 'UTC', 'YYYYMM')); END $$")
@@ -394,7 +393,7 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 		"DLQQueueGrowing fresh", "DLQQueueNearSizeLimit app-near", "DLQQueueOverSizeLimit app-over",
 		"DLQOldestNearAgeLimit app-near", "DLQOldestEntry app-over")
 
-	// No process reads a source, retention comes near, and records are lost.
+	// No process reads a source, its records will soon be deleted by the topic's retention, and records are lost.
 	w.exec(`INSERT INTO dlq.sources (name, cluster, queue) VALUES ('topics', 'main', 'topics')`)
 	w.exec(`INSERT INTO dlq.source_positions (cluster, topic_id, partition, topic, source, queue, first_offset, next_offset)
 		VALUES ('main', gen_random_uuid(), 0, 'dlt', 'topics', 'topics', 0, 100000)`)
@@ -426,7 +425,7 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.awaitAlerts("DLQMetricsStale")
 	require.NoError(t, holder.Rollback(t.Context()))
 
-	// dlqd is down, and comes back with the API only.
+	// dlqd stops, and starts again with the API only.
 	w.stop()
 	w.awaitAlerts("DlqdDown")
 	require.NoError(t, os.Remove(filepath.Join(w.config.Source.Dir, "worker-pool.yaml")))
@@ -437,7 +436,7 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.exec(failJobs)
 	w.asSuperuser("UPDATE dlq.dead_letter_inbox SET created_at = now() - interval '10 minutes'")
 	w.awaitAlerts("DLQNotFiled")
-	// The database accepts no more messages.
+	// The database refuses further messages.
 	w.exec(`CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS
 		$$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END $$`)
 	w.exec("CREATE TRIGGER no_room BEFORE INSERT ON river_job EXECUTE FUNCTION no_room()")
@@ -447,8 +446,8 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 		w.submitRefused()
 	}
 	w.awaitAlerts("IntakeRefused")
-	// The new process must count the backlog, too. Its numbers lack the entries filed since the
-	// last refresh of the rollups until the next refresh.
+	// The new process must serve the backlog, too. Until the next refresh of the rollups, its numbers lack the entries
+	// that were filed since the last refresh.
 	w.awaitFiring("DLQBacklogGrowing")
 
 	// The database refuses connections.
@@ -459,15 +458,15 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 		database)
 	require.NoError(t, err)
 	w.awaitAlerts("DlqdDatabaseDown")
-	w.awaitFiring("DLQBacklogGrowing") // alerts on the database's content keep firing
+	w.awaitFiring("DLQBacklogGrowing") // alerts on the content of the database continue to fire
 	_, err = w.super.Exec(t.Context(), "ALTER DATABASE "+pgx.Identifier{database}.Sanitize()+" ALLOW_CONNECTIONS true")
 	require.NoError(t, err)
 
 	w.checkNotifications()
 }
 
-// checkNotifications checks that there was a notification of every alert of the rules, and that the
-// last one to each receiver has a complete text and links.
+// checkNotifications checks that there was a notification for every alert in the rules, and that the last notification
+// to each receiver has a complete text and links.
 func (w *monitored) checkNotifications() {
 	w.Helper()
 	w.waitFor(func() string {

@@ -17,7 +17,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// rule is an alert of rules.yaml.
+// rule is an alert in rules.yaml.
 type rule struct {
 	Alert       string            `yaml:"alert"`
 	Expr        string            `yaml:"expr"`
@@ -57,8 +57,8 @@ func run(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// TestRules checks that each alert has a severity, texts, a link to a page, a runbook with the same
-// first steps, a unit test and a line in the documentation.
+// TestRules checks that each alert has a severity, texts, a link to a page, a runbook with the same first steps, a unit
+// test, and a line in the documentation.
 func TestRules(t *testing.T) {
 	t.Parallel()
 	run(t, "promtool", "check", "config", "prometheus/prometheus.yaml")
@@ -105,8 +105,8 @@ func TestAlertmanager_Routes(t *testing.T) {
 	}
 }
 
-// TestDashboard_MatchesSchema validates the dashboard against the types that Grafana publishes
-// (testdata/README.md), and its panels against the options of their plugins.
+// TestDashboard_MatchesSchema validates the dashboard against the types that Grafana publishes (testdata/README.md),
+// and the dashboard's panels against the options of their plugins.
 func TestDashboard_MatchesSchema(t *testing.T) {
 	t.Parallel()
 	var schemas map[string]any
@@ -122,7 +122,7 @@ func TestDashboard_MatchesSchema(t *testing.T) {
 	}
 	var dashboard map[string]any
 	require.NoError(t, json.Unmarshal([]byte(read(t, "grafana/dlqd.json")), &dashboard))
-	// An annotation's query fields belong to its data source, which publishes no schema.
+	// The query fields of an annotation belong to its data source, which publishes no schema.
 	for _, annotation := range dashboard["annotations"].(map[string]any)["list"].([]any) {
 		for _, own := range []string{"expr", "step", "titleFormat", "textFormat", "tagKeys", "useValueForTime"} {
 			require.Contains(t, annotation, own)
@@ -151,8 +151,8 @@ func TestDashboard_MatchesSchema(t *testing.T) {
 	}
 }
 
-// TestManifests_AreCurrent compares the chart's files with the hash of those that deploy/kubernetes was rendered from.
-// "make trial-chart" compares the manifests themselves; it needs Helm's libraries.
+// TestManifests_AreCurrent compares the chart's files with the hash of the files from which deploy/kubernetes was
+// rendered. "make trial-chart" compares the manifests themselves, which requires Helm's libraries.
 func TestManifests_AreCurrent(t *testing.T) {
 	t.Parallel()
 	const chart = "helm/dlqd"
@@ -172,7 +172,7 @@ func TestManifests_AreCurrent(t *testing.T) {
 	}
 }
 
-// TestCompose checks the configuration that compose.yaml gives Prometheus and Alertmanager.
+// TestCompose checks the configuration that compose.yaml contains for Prometheus and Alertmanager.
 func TestCompose(t *testing.T) {
 	t.Parallel()
 	var compose struct {

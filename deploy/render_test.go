@@ -11,8 +11,7 @@ import (
 	"github.com/dlqd/dlqd/deploy"
 )
 
-// TestRender_LinksByJob checks that rendered rules are those of rules.yaml with links by scrape
-// job.
+// TestRender_LinksByJob checks that rendered rules equal rules.yaml, with links by scrape job.
 func TestRender_LinksByJob(t *testing.T) {
 	t.Parallel()
 	as, err := deploy.Render(deploy.Links{})

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// maxExposure is the highest exposure, as "systemd-analyze security" calls it, that the unit may have, of 10.
+// maxExposure is the maximum exposure of the unit, of 10, as "systemd-analyze security" computes it.
 const maxExposure = 3.0
 
 func TestService_IsValidAndConfined(t *testing.T) {
@@ -20,7 +20,7 @@ func TestService_IsValidAndConfined(t *testing.T) {
 	if _, err := exec.LookPath("systemd-analyze"); err != nil {
 		t.Skip("systemd is not installed")
 	}
-	// The program need not be installed here.
+	// The program need not be installed on this machine.
 	self, err := os.Executable()
 	require.NoError(t, err)
 	unit := strings.Replace(read(t, "dlqd.service"), "ExecStart=/usr/bin/dlqd ", "ExecStart="+self+" ", 1)

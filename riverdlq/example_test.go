@@ -42,7 +42,7 @@ var (
 	errBusy     = errors.New("too many requests")
 )
 
-// charge stands for a call of a bank.
+// charge stands for a request to a bank.
 func charge(_ context.Context, _ string, amount int) error {
 	if amount > 1000 {
 		return errDeclined
@@ -50,8 +50,8 @@ func charge(_ context.Context, _ string, amount int) error {
 	return errBusy
 }
 
-// A worker says what went wrong. The class of the first error is permanent, so the middleware would
-// cancel that job. River would retry the second.
+// A worker returns structured errors. The class of the first error is permanent, so the middleware would cancel that
+// job. River would retry the second job.
 func Example() {
 	worker := &ChargeWorker{}
 	for _, amount := range []int{5000, 100} {
@@ -67,7 +67,7 @@ func Example() {
 	// BankBusy: too many requests (permanent: false)
 }
 
-// A worker returns an Error of a permanent class when running the job again cannot help.
+// A worker returns an Error of a permanent class if running the job again cannot help.
 func ExampleError() {
 	err := &riverdlq.Error{
 		Type: "CardDeclined", Code: "51", Class: riverdlq.ClassBusiness,
@@ -98,7 +98,7 @@ func ExampleClass_Permanent() {
 	// code_bug
 }
 
-// A client records structured errors once its configuration has the middleware.
+// A client records structured errors if its configuration has the middleware.
 func ExampleNewMiddleware() {
 	config := &river.Config{
 		Middleware: []rivertype.Middleware{riverdlq.NewMiddleware()},
@@ -107,7 +107,7 @@ func ExampleNewMiddleware() {
 	// Output: 1
 }
 
-// The load of the machine is recorded with each failed attempt, if the application measures it.
+// If the application measures the load of the machine, the load is recorded with each failed attempt.
 func ExampleMiddleware() {
 	middleware := &riverdlq.Middleware{SystemState: latestLoad}
 	state, known := middleware.SystemState()
@@ -115,7 +115,7 @@ func ExampleMiddleware() {
 	// Output: {CPU:41.5 Memory:63} true
 }
 
-// latestLoad stands for a measurement that the application takes from time to time.
+// latestLoad stands for a measurement that the application makes from time to time.
 func latestLoad() (riverdlq.SystemState, bool) {
 	return riverdlq.SystemState{CPU: 41.5, Memory: 63}, true
 }
@@ -140,10 +140,10 @@ func (w *ReceiptWorker) Work(ctx context.Context, job *river.Job[ChargeArgs]) er
 	return sendReceipt(ctx, job.Args.PaymentID)
 }
 
-// sendReceipt stands for a call of a mail server.
+// sendReceipt stands for a request to a mail server.
 func sendReceipt(context.Context, string) error { return nil }
 
-// A worker records what it has done, and the middleware the version of the program.
+// A worker records the work that it has completed, and the middleware records the version of the program.
 func ExampleStage() {
 	worker := &ReceiptWorker{}
 	middleware := riverdlq.NewMiddleware()

@@ -24,8 +24,8 @@ import (
 	"github.com/dlqd/dlqd/riverdlq"
 )
 
-// TestMiddleware_WritesMetadata compares the metadata of a failed job with testdata/metadata.json,
-// which every later dlqd must be able to read.
+// TestMiddleware_WritesMetadata compares the metadata of a failed job with testdata/metadata.json. Every later dlqd
+// must be able to read that file.
 func TestMiddleware_WritesMetadata(t *testing.T) {
 	t.Parallel()
 	job := run(t, &river.InsertOpts{MaxAttempts: 2}, func(ctx context.Context, job *river.Job[testArgs]) error {
@@ -104,7 +104,7 @@ func TestRecord_FailsOutsideWorker(t *testing.T) {
 	}
 }
 
-// TestREADME_QuotesExamples checks that the README's code is in the examples, which are compiled and run.
+// TestREADME_QuotesExamples checks that the code in the README occurs in the examples, which are compiled and run.
 func TestREADME_QuotesExamples(t *testing.T) {
 	t.Parallel()
 	readme, err := os.ReadFile("README.md")
@@ -140,8 +140,7 @@ type noWait struct{}
 
 func (noWait) NextRetry(*rivertype.JobRow) time.Time { return time.Now() }
 
-// run inserts a job, works it with work in a River that has the middleware, and returns it once it
-// has ended.
+// run inserts a job, works it with the function work in a River with the middleware, and returns the job after its end.
 func run(
 	t *testing.T, opts *river.InsertOpts, work func(context.Context, *river.Job[testArgs]) error,
 ) *rivertype.JobRow {
@@ -183,7 +182,7 @@ func run(
 	}
 }
 
-// database returns a pool on a new database with River's tables. It skips the test if there is no server.
+// database returns a pool on a new database with River's tables. It skips the test if no server is configured.
 func database(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	url := os.Getenv("DLQD_TEST_DATABASE_URL")
@@ -213,7 +212,7 @@ func database(t *testing.T) *pgxpool.Pool {
 	return pool
 }
 
-// recorded returns what the middleware recorded in a job's metadata, with the digits of numbers.
+// recorded returns the data that the middleware recorded in a job's metadata. Numbers keep their digits.
 func recorded(t *testing.T, metadata []byte) map[string]any {
 	t.Helper()
 	var all map[string]any
@@ -233,7 +232,7 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// A stage and the version are kept with jobs that fail and with those that complete. A later attempt keeps the stage.
+// The metadata of failed and of completed jobs has the stage and the version. A later attempt keeps the stage.
 func TestStage_IsKeptWithTheJob(t *testing.T) {
 	t.Parallel()
 	job := run(t, &river.InsertOpts{MaxAttempts: 2}, func(ctx context.Context, job *river.Job[testArgs]) error {

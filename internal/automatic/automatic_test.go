@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// operatorSwitch is an operator's switch, set with dlq.set_automatic.
+// operatorSwitch is a switch that an operator sets with dlq.set_automatic.
 type operatorSwitch struct {
 	scope, name string
 	enabled     bool
@@ -34,8 +34,8 @@ func with(e automatic.Entry, change func(*automatic.Entry)) automatic.Entry {
 	return e
 }
 
-// The table of decisions. Go, which workers use, and SQL, which operators see, must agree on each
-// row.
+// This is the table of decisions. Go, which workers use, and SQL, which operators see, must make the same decision for
+// each row.
 func TestSwitches(t *testing.T) {
 	t.Parallel()
 	single := with(job, func(e *automatic.Entry) { e.SingleAttempt = true })
@@ -211,8 +211,8 @@ func TestSwitches_ChangesAreAudited(t *testing.T) {
 	}
 }
 
-// A change waits for transactions that redeliver by the old switches, and fails if one does not
-// end. A stop takes effect regardless.
+// A change waits for transactions that redeliver by the old switches. It fails if one of them does not end in time. A
+// stop takes effect in any case.
 func TestSwitches_ChangeWaitsAtMostFiveSeconds(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)

@@ -19,7 +19,7 @@ import (
 	"github.com/dlqd/dlqd/internal/background"
 )
 
-// bundle is a loop with turns of the test, in a bubble whose time advances while all goroutines
+// bundle has a loop whose turns the test controls. It runs in a bubble in which time advances while all goroutines
 // wait.
 type bundle struct {
 	*testing.T
@@ -49,8 +49,8 @@ func (l *logBuffer) String() string {
 	return l.text.String()
 }
 
-// setup returns a loop that is not started, with an interval of one second. Its turns succeed until
-// failing sets an error.
+// setup returns a loop that is not started and has an interval of one second. Its turns succeed until failing sets an
+// error.
 func setup(t *testing.T, change func(*background.Config)) *bundle {
 	t.Helper()
 	b := &bundle{T: t}
@@ -102,7 +102,7 @@ func TestLoop_RunsAtOnceAndAtItsInterval(t *testing.T) {
 		b.advance(10 * time.Second)
 		require.EqualValues(t, 11, b.turns.Load())
 		require.Empty(t, b.loop.Status().Problem)
-		b.group.Start() // no effect: it runs
+		b.group.Start() // no effect: the loop is running
 		b.advance(time.Second)
 		require.EqualValues(t, 12, b.turns.Load())
 		b.stop()
@@ -223,8 +223,8 @@ func TestLoop_BacksOffAndLogsOnce(t *testing.T) {
 	})
 }
 
-// If a turn returns when its context is cancelled, it fails at its timeout. If it does not return, the loop reports
-// that it hangs.
+// A turn that returns when its context is cancelled fails at its timeout. If it does not return, the loop reports that
+// the turn hangs.
 func TestLoop_IsUnhealthyWithoutSuccess(t *testing.T) {
 	t.Parallel()
 	for name, returnsOnCancel := range map[string]bool{"fails": true, "hangs": false} {
@@ -263,7 +263,7 @@ func TestLoop_IsUnhealthyWithoutSuccess(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				require.EqualError(t, b.group.Stop(ctx), "loop test: the turn did not end in time")
-				b.group.Start() // must not start the loop a second time
+				b.group.Start() // must not start a second run of the loop
 				close(release)
 				b.advance(0)
 				b.start()
@@ -354,8 +354,8 @@ func TestGroup_IdleLoopsRunNoTurns(t *testing.T) {
 	})
 }
 
-// TestGroup_ConcurrentStartsAndStops starts, wakes and stops loops concurrently: no loop runs two turns at a time,
-// and after the last stop none runs.
+// TestGroup_ConcurrentStartsAndStops starts, wakes and stops loops concurrently. No loop runs two turns at a time, and
+// after the last stop no loop runs.
 func TestGroup_ConcurrentStartsAndStops(t *testing.T) {
 	t.Parallel()
 	group := &background.Group{Logger: slog.New(slog.DiscardHandler)}

@@ -9,7 +9,7 @@ import (
 	"github.com/dlqd/dlqd/internal/background"
 )
 
-// A single turn that hung for minutes does not lengthen the rest. Long turns lengthen it up to the
+// A single turn that hung for minutes does not lengthen the rest. If all turns are long, the rest grows up to its
 // limit.
 func TestRest_IgnoresOneLongTurn(t *testing.T) {
 	t.Parallel()

@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestDemo_NamesAReceiverForReplays checks that the next steps start a receiver at the address of the destinations.
+// TestDemo_NamesAReceiverForReplays checks that the printed commands start a receiver at the address to which the
+// demo's destinations point.
 func TestDemo_NamesAReceiverForReplays(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer

@@ -135,7 +135,7 @@ func TestParse_ReadsEveryField(t *testing.T) {
 	}
 }
 
-// Read returns the valid part of a text together with the problems.
+// Read returns the filter of the valid terms of a text, together with the problems of the others.
 func TestRead_ReturnsValidPartAndProblems(t *testing.T) {
 	t.Parallel()
 	f, terms := filter.Read(`queue:a qeueu:b "timed out" class:x`, "")
@@ -201,7 +201,7 @@ func aFilter(t *rapid.T) filter.Filter {
 	return f
 }
 
-// A printed filter parses back to the same filter.
+// Parsing a printed filter returns the same filter.
 func TestPrint_ParsesBack(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -224,8 +224,8 @@ func TestPrint_ParsesBack(t *testing.T) {
 	})
 }
 
-// For any text, each term is read or has a problem with its position. What is read prints to a text
-// with the same meaning.
+// For any text, each term is read or has a problem with its position. The filter of the valid terms can be printed as a
+// text with the same meaning.
 func TestRead_CoversAnyText(t *testing.T) {
 	t.Parallel()
 	words := slices.Collect(func(yield func(string) bool) {
@@ -318,7 +318,7 @@ func TestFields_CoverTheFilter(t *testing.T) {
 	}
 }
 
-// docs/filter.md lists the fields as the code describes them.
+// docs/filter.md describes the fields in the same words as the code.
 func TestFields_MatchTheDocumentation(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/filter.md")
@@ -335,7 +335,7 @@ func TestFields_MatchTheDocumentation(t *testing.T) {
 	require.Contains(t, string(page), want.String(), "docs/filter.md must have this table:\n"+want.String())
 }
 
-// The cases mark the cursor by |.
+// In each case, | marks the cursor.
 func TestAt(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{

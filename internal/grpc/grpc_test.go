@@ -43,7 +43,7 @@ func newClient(pool *x509.CertPool) *http.Client {
 	})}
 }
 
-// call calls a method with a document. It returns the answer as JSON.
+// call calls a method with a JSON document. It returns the answer as JSON, and the status.
 func call(t *testing.T, client *http.Client, target *grpc.Target, method *grpc.Method,
 	document string,
 ) (answer string, status *grpc.StatusError) {
@@ -87,7 +87,7 @@ func TestParseURL(t *testing.T) {
 	}
 }
 
-// Both versions of reflection describe the method, with its imports, and the descriptors are kept for a while.
+// Both versions of the reflection service describe the method with its imports. The descriptors are reused for a while.
 func TestReflected_DescribesMethodWithImports(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"v1", "v1alpha"} {
@@ -139,10 +139,10 @@ func TestReflected_SaysWhatIsMissing(t *testing.T) {
 	}
 }
 
-// A call over TLS needs a certificate that the client trusts.
+// A call over TLS requires a certificate that the client trusts.
 func TestCall_OverTLS(t *testing.T) {
 	t.Parallel()
-	certified := httptest.NewTLSServer(http.NotFoundHandler()) // for its certificate, which is for 127.0.0.1
+	certified := httptest.NewTLSServer(http.NotFoundHandler()) // for its certificate for 127.0.0.1
 	t.Cleanup(certified.Close)
 	server := grpctest.Start(t, grpctest.Config{
 		Reflection: "v1", TLS: &tls.Config{Certificates: certified.TLS.Certificates},
@@ -161,7 +161,7 @@ func TestCall_OverTLS(t *testing.T) {
 	require.ErrorContains(t, err, "x509: certificate signed by unknown authority")
 }
 
-// The status of a large answer counts, although its message is not read.
+// The status of a large answer is returned, although the answer's message is not.
 func TestReadAnswer_SkipsLargeMessage(t *testing.T) {
 	t.Parallel()
 	server := grpctest.Start(t, grpctest.Config{Capture: func(context.Context, *dynamicpb.Message) (string, error) {
@@ -175,7 +175,7 @@ func TestReadAnswer_SkipsLargeMessage(t *testing.T) {
 	require.Empty(t, answer)
 }
 
-// The server gets the deadline.
+// A call sends its deadline to the server.
 func TestPrepare_SendsDeadline(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -208,7 +208,8 @@ func TestMethod_RefusesOtherDocuments(t *testing.T) {
 	require.Nil(t, method.Answer([]byte{0xff}))
 }
 
-// Descriptors cannot define the messages that protojson knows, have endless names, or name other methods.
+// MethodOf refuses descriptors that redefine messages that protojson knows, have very long names, or do not define the
+// method.
 func TestMethodOf_ChecksDescriptors(t *testing.T) {
 	t.Parallel()
 	to := target(t, "grpc://h/"+grpctest.Method)
@@ -275,7 +276,7 @@ func hostile(t *testing.T, handler http.HandlerFunc) string {
 	return server.Listener.Addr().String()
 }
 
-// An answer of many messages is read up to its status, and few of its messages are kept.
+// An answer with many messages is read up to its status. Only a few of its messages are kept.
 func TestReadAnswer_KeepsFewMessages(t *testing.T) {
 	t.Parallel()
 	to := target(t, "grpc://"+hostile(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -297,7 +298,8 @@ func TestReadAnswer_KeepsFewMessages(t *testing.T) {
 	require.LessOrEqual(t, len(status.Message), 64<<10)
 }
 
-// A proxy that cannot reach the server says that the server is away, not that its descriptors are wrong.
+// If a proxy cannot reach the server, the error says that the server is unavailable, not that its descriptors are
+// wrong.
 func TestReflected_ServerBehindProxyIsAway(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[int]string{
@@ -315,7 +317,7 @@ func TestReflected_ServerBehindProxyIsAway(t *testing.T) {
 	}
 }
 
-// If a server's descriptors have many imports, dlqd limits its requests for them.
+// dlqd limits its requests for descriptors, even if a server's descriptors have many imports.
 func TestReflected_LimitsImports(t *testing.T) {
 	t.Parallel()
 	file := &descriptorpb.FileDescriptorProto{Name: new("a.proto")}
@@ -343,7 +345,7 @@ func TestReflected_LimitsImports(t *testing.T) {
 	require.EqualValues(t, 1, calls.Load())
 }
 
-// Many deliveries that need the same descriptors ask the server once.
+// Many deliveries that need the same descriptors at once cause a single request to the server.
 func TestReflected_AsksOnceForMany(t *testing.T) {
 	t.Parallel()
 	server := grpctest.Start(t, grpctest.Config{Reflection: "v1"})

@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Numbers in an error's context are recorded digit by digit.
+// Numbers in an error's context keep all their digits.
 func TestContext_KeepsDigitsOfNumbers(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {

@@ -38,36 +38,36 @@ import (
 // MetadataKey is the key in a job's metadata that holds its structured error.
 const MetadataKey = "dlq:error"
 
-// AttemptsKey is the key in a job's metadata that holds its failed attempts by number: the duration
-// of each, and the load of the worker's machine if [Middleware.SystemState] returns it.
+// AttemptsKey is the key in a job's metadata that holds its failed attempts by number: the duration of each and, if
+// [Middleware.SystemState] returns it, the load of the worker's machine.
 const AttemptsKey = "dlq:attempts"
 
-// StageKey is the key in a job's metadata that holds the stage that [Stage] recorded last, a string.
+// StageKey is the key in a job's metadata that holds the last stage that [Stage] recorded, as a string.
 const StageKey = "dlq:stage"
 
-// VersionKey is the key in a job's metadata that holds the version of the program that worked it last,
-// a string ([Middleware.Version]).
+// VersionKey is the key in a job's metadata that holds the version of the program that last worked the job, as a string
+// ([Middleware.Version]).
 const VersionKey = "dlq:version"
 
-// maxNameBytes limits a recorded stage or version. A longer one is cut.
+// maxNameBytes limits a recorded stage or version. A longer name is cut.
 const maxNameBytes = 100
 
-// maxAttempts is the number of failed attempts that a job's metadata keeps. The oldest are dropped.
+// maxAttempts is the number of failed attempts that a job's metadata keeps. Older attempts are dropped.
 const maxAttempts = 100
 
-// maxMessageBytes limits each recorded text (message, type, code, title, keys and strings of the
-// context), because the job stores them at every attempt. A longer text is cut.
+// maxMessageBytes limits each recorded text (message, type, code, title, keys and strings of the context), because each
+// failed attempt stores these texts in the job. A longer text is cut.
 const maxMessageBytes = 64 << 10
 
-// maxContextBytes limits the context as JSON. A larger one is dropped.
+// maxContextBytes limits the size of the context as JSON. A larger context is dropped.
 const maxContextBytes = 256 << 10
 
-// Class is the kind of an error. It says whether running the job again can help. dlqd chooses by it
-// what to do with the job, unless a rule of the policy matches.
+// Class is the kind of an error. It says whether running the job again can help. By the class, dlqd chooses what
+// happens to the job, unless a rule of the policy matches.
 type Class string
 
-// The classes, with examples. Running the job again can help against the first three. The others
-// need an operator or a change of the program.
+// The classes, with examples. For the first three classes, running the job again can help. Errors of the others need an
+// operator or a change of the program.
 const (
 	ClassTransient    Class = "transient"    // connection reset or refused, timeout, HTTP 408, 423, 425, 500, 502
 	ClassRateLimited  Class = "rate_limited" // HTTP 429, quota exceeded
@@ -102,16 +102,15 @@ func (c Class) Permanent() bool {
 type Error struct {
 	Type    string         // name of the error, such as "CardDeclined"
 	Code    string         // code within the type, such as an HTTP status or a SQLSTATE
-	Class   Class          // empty: dlqd classifies it by the other fields
-	Title   string         // what went wrong, the same text each time: dlqd groups by it if no Code names the error
-	Message string         // for people; if empty, the text of Err
-	Context map[string]any // anything that can be marshaled to JSON; up to 256 KiB
+	Class   Class          // if empty, dlqd classifies the error by the other fields
+	Title   string         // what went wrong; the same text each time, by which dlqd groups errors without a Code
+	Message string         // for people; if empty, the text of Err is used
+	Context map[string]any // values that can be marshaled to JSON; up to 256 KiB as JSON
 	Err     error          // the underlying error, for errors.Is and errors.As
 }
 
-// Error returns the type and the message as text that River can store. A NUL character in it would
-// make the database refuse the completion of this job, and of every job that River completes in the
-// same batch.
+// Error returns the type and the message, as text that River can store. A NUL character in the text would make the
+// database refuse the completion of this job, and of every job that River completes in the same batch.
 func (e *Error) Error() string {
 	message := e.Message
 	if message == "" && e.Err != nil {
@@ -137,9 +136,9 @@ type record struct {
 	Context json.RawMessage `json:"context,omitempty"`
 }
 
-// Record stores the structured error in err's chain in the job's metadata. If the chain has none,
-// Record does nothing. ctx must be a context that River passes to a worker, a middleware or a hook;
-// with another one, Record returns an error.
+// Record stores the structured error in err's chain in the job's metadata. If the chain has no structured error, Record
+// does nothing. ctx must be a context that River passes to a worker, a middleware or a hook; with any other context,
+// Record returns an error.
 func Record(ctx context.Context, job *rivertype.JobRow, err error) error {
 	var structured *Error
 	if !errors.As(err, &structured) {
@@ -163,12 +162,12 @@ func Record(ctx context.Context, job *rivertype.JobRow, err error) error {
 	return river.MetadataSet(ctx, MetadataKey, r)
 }
 
-// Stage records how far the worker has come: the last work that is done and that another attempt would repeat, such as
-// "charged". The stage that was recorded last counts, even if an earlier attempt recorded it. stage is a name that the
-// program defines, never data: letters, digits, spaces and ". / : _ -", up to 100 bytes.
+// Stage records how far the worker has come: the last completed work that another attempt would repeat, such as
+// "charged". The last recorded stage counts, even if an earlier attempt recorded it. stage is a name that the program
+// defines, never data. It has letters, digits, spaces and ". / : _ -", and up to 100 bytes.
 //
-// The job's row gets the stage when the attempt ends, in River's statement: a worker that dies records no stage. ctx
-// must be a context that River passes to a worker, a middleware or a hook; with another one, Stage returns an error.
+// River stores the stage in the job's row when the attempt ends, so if the worker dies, no stage is recorded. ctx must
+// be a context that River passes to a worker, a middleware or a hook; with any other context, Stage returns an error.
 // Several goroutines of an attempt must not call Stage at once.
 func Stage(ctx context.Context, stage string) error {
 	return river.MetadataSet(ctx, StageKey, name(stage))
@@ -179,12 +178,12 @@ func name(s string) string {
 	return clean(s[:min(len(s), maxNameBytes)])
 }
 
-// storable returns context as JSON that jsonb can hold, or nil if it cannot be stored: then the
-// rest of the error is still recorded, and the job still completes.
+// storable returns context as JSON that jsonb can hold. It returns nil if the context cannot be stored. In that case
+// the rest of the error is still recorded, and the job still completes.
 //
-// Decoding replaces invalid Unicode (half a surrogate pair). Numbers keep their digits, because an
-// id beyond 2^53 does not fit a float64. A context is dropped if it has a number outside the range
-// of a float64 or longer than maxNumberLength.
+// Decoding replaces invalid Unicode (half of a surrogate pair). Numbers keep their digits, because an id beyond 2^53
+// does not fit a float64. A context is dropped if it has a number outside the range of a float64, or a number that is
+// longer than maxNumberLength.
 func storable(context map[string]any) json.RawMessage {
 	raw, err := json.Marshal(context)
 	if err != nil || len(raw) > maxContextBytes {
@@ -207,11 +206,11 @@ func storable(context map[string]any) json.RawMessage {
 	return raw
 }
 
-// maxNumberLength limits the characters of a number, because jsonb writes out all its digits. The
-// largest float64 has 309.
+// maxNumberLength is the maximum number of characters of a number. jsonb writes all digits of a number. The largest
+// float64 has 309 digits.
 const maxNumberLength = 400
 
-// cleanTree makes all texts storable, and reports whether all numbers are.
+// cleanTree makes all texts in tree storable. It reports whether all numbers in tree can be stored.
 func cleanTree(tree any) (any, bool) {
 	ok := true
 	each := func(node any) any {
@@ -239,7 +238,7 @@ func cleanTree(tree any) (any, bool) {
 	return tree, ok
 }
 
-// clean cuts a text to maxMessageBytes and replaces what jsonb cannot hold: invalid UTF-8 and NUL.
+// clean cuts a text to maxMessageBytes, and replaces characters that jsonb cannot hold: invalid UTF-8 and NUL.
 func clean(s string) string {
 	if len(s) > maxMessageBytes {
 		s = s[:maxMessageBytes]
@@ -247,17 +246,17 @@ func clean(s string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }
 
-// Middleware records structured errors, returned or as the value of a panic. It cancels a job,
-// instead of letting River retry it, if the class of a returned error is permanent.
+// Middleware records structured errors that a worker returns or panics with. If the class of a returned error is
+// permanent, the middleware cancels the job, so that River does not retry it.
 type Middleware struct {
 	river.MiddlewareDefaults
 
-	// Version, if not empty, is the version of this program, such as "4.2.0": letters, digits and ". + _ -",
-	// up to 100 bytes. Each job gets it when an attempt ends, so that dlqd learns which version works a queue.
+	// Version, if not empty, is the version of this program, such as "4.2.0": letters, digits and ". + _ -", up to 100
+	// bytes. Each job gets the version when an attempt ends, so that dlqd learns which version works a queue.
 	Version string
 
-	// SystemState, if not nil, returns the load of this machine, or false if it is unknown. It is
-	// called after each failed attempt and must not block.
+	// SystemState, if not nil, returns the load of this machine, or false if the load is unknown. It is called after each
+	// failed attempt, and must not block.
 	SystemState func() (SystemState, bool)
 }
 
@@ -273,7 +272,7 @@ func NewMiddleware() *Middleware { return &Middleware{} }
 // Work implements rivertype.WorkerMiddleware.
 func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
 	if m.Version != "" {
-		_ = river.MetadataSet(ctx, VersionKey, name(m.Version)) // fails if recordAttempt below fails
+		_ = river.MetadataSet(ctx, VersionKey, name(m.Version)) // fails only if recordAttempt below fails, too
 	}
 	start, returned := time.Now(), false
 	defer func() {
@@ -285,7 +284,7 @@ func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner fu
 			if err, ok := value.(error); ok {
 				_ = Record(ctx, job, err)
 			}
-			panic(value) // River recovers it, and its trace has the frames of the first panic
+			panic(value) // River recovers this panic, and its trace has the frames of the first panic
 		}
 	}()
 	err := doInner(ctx)
@@ -308,14 +307,13 @@ func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner fu
 	return err
 }
 
-// attempt is the record of one attempt under [AttemptsKey].
+// attempt is the record of one failed attempt under [AttemptsKey].
 type attempt struct {
 	Seconds float64      `json:"seconds"`
 	System  *SystemState `json:"system,omitempty"`
 }
 
-// recordAttempt adds this attempt to the earlier ones in the job's metadata, of which it keeps the
-// last maxAttempts.
+// recordAttempt adds this attempt to the earlier attempts in the job's metadata. It keeps the last maxAttempts.
 func (m *Middleware) recordAttempt(ctx context.Context, job *rivertype.JobRow, took time.Duration) error {
 	var metadata struct {
 		Attempts map[int]json.RawMessage `json:"dlq:attempts"`
@@ -330,7 +328,7 @@ func (m *Middleware) recordAttempt(ctx context.Context, job *rivertype.JobRow, t
 		}
 	}
 	raw, err := json.Marshal(last)
-	if err != nil { // NaN or infinity, which JSON cannot hold
+	if err != nil { // NaN or infinity, which JSON cannot represent
 		return nil //nolint:nilerr // the attempt failed for another reason
 	}
 	metadata.Attempts[job.Attempt] = raw

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A failure that persists is logged at once, then ever more rarely. After a time without failures,
-// the next one is logged at once.
+// A failure that persists is logged at once, and then at growing intervals. After a time without failures, the next
+// failure is logged at once.
 func TestErrorLogger_LogsPersistentErrorsRarely(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer

@@ -32,8 +32,7 @@ func TestExtract_IgnoresInvalidContexts(t *testing.T) {
 		{"ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "", "", ""},
 		{"cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-what-the-future-will-be-like", "", parent, ""},
 		{parent, "a=\xff", parent, ""},
-		// A state of more than 512 characters loses members of more than 128 first, then the last
-		// ones.
+		// A state of more than 512 characters first loses members of more than 128 characters, and then members at its end.
 		{parent, "a=1,b=" + strings.Repeat("x", 256) + ",c=3,d=" + strings.Repeat("x", 254), parent, "a=1,c=3"},
 		{parent, members("xyzvw"), parent, members("xyzv")},
 	} {
@@ -114,7 +113,7 @@ type secret struct{ text string }
 
 func (secret) LogValue() slog.Value { return slog.AnyValue(class("shown")) }
 
-// A field of any type is exported as it is logged.
+// A field of any type is exported in the form in which it is logged.
 func TestStart_ExportsFieldsAsLogged(t *testing.T) {
 	t.Parallel()
 	collector := telemetrytest.NewCollector(t)
@@ -176,8 +175,8 @@ func TestStartRun_TraceIDIsTheRunID(t *testing.T) {
 	require.Equal(t, spanID[:], spans[0].GetSpanId())
 }
 
-// BenchmarkTelemetry_Disabled measures what telemetry adds to a submission and a delivery without an endpoint: it
-// extracts a trace context, starts three spans, and injects the context.
+// BenchmarkTelemetry_Disabled measures the cost of telemetry without an endpoint for a submission and a delivery:
+// extracting a trace context, starting three spans, and injecting the context.
 func BenchmarkTelemetry_Disabled(b *testing.B) {
 	for name, parent := range map[string]string{"without a trace": "", "with a trace": parent} {
 		b.Run(name, func(b *testing.B) {
