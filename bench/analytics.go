@@ -17,7 +17,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// analyticsRuns is the number of times that each question is measured, for its percentiles.
+// analyticsRuns is how often each analytics query is measured, for its percentiles.
 const analyticsRuns = 200
 
 // analyticsBench fills ten million entries and thirty million moves of 90 days and rebuilds the rollups. It measures
@@ -53,8 +53,8 @@ func analyticsBench(b *bench, scale float64) error {
 	})
 }
 
-// refreshBehind keeps a transaction open while a million moves arrive in transactions of 10,000. It
-// prints the time of a refresh with 10,000 new moves and with none, and the same without the open
+// refreshBehind measures refreshes while another transaction stays open and a million moves arrive in transactions of
+// 10,000. It prints the time of a refresh with 10,000 new moves and of one with none, and the same without the open
 // transaction.
 func refreshBehind(b *bench, pool *pgxpool.Pool, scale float64) error {
 	store := analytics.NewStore(pool, postgres.DefaultSchemas())
@@ -83,7 +83,7 @@ func refreshBehind(b *bench, pool *pgxpool.Pool, scale float64) error {
 				if err := store.Refresh(b.ctx); err != nil {
 					return err
 				}
-				*took = time.Since(start) // each batch overwrites it: the time of the last batch is printed
+				*took = time.Since(start) // each batch overwrites the duration, so that the last one is printed
 			}
 		}
 		if err := tx.Rollback(b.ctx); err != nil {
@@ -99,8 +99,8 @@ func refreshBehind(b *bench, pool *pgxpool.Pool, scale float64) error {
 	return nil
 }
 
-// fillHistory fills entries, of which three percent are open, with three moves each. Before that it
-// drops the indexes that are not unique, and creates them again at the end.
+// fillHistory inserts entries, of which three percent are open, with three moves each. Before the inserts it drops the
+// indexes that are not unique, and afterwards it creates them again.
 func fillHistory(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	const row = `SELECT i, to_timestamp(floor(extract(epoch
 		FROM now() - interval '90 days') + i * (90 * 86400.0 / %[1]d))) AS at,
@@ -177,8 +177,7 @@ func fillHistory(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	return setWAL(ctx, pool, "RESET max_wal_size")
 }
 
-// setWAL changes how much WAL the server writes before it makes a checkpoint. It ends with ANALYZE
-// and a checkpoint.
+// setWAL changes how much WAL the server writes between two checkpoints. Afterwards it runs ANALYZE and a checkpoint.
 func setWAL(ctx context.Context, pool *pgxpool.Pool, change string) error {
 	for _, sql := range []string{"ALTER SYSTEM " + change, "SELECT pg_reload_conf()", "ANALYZE", "CHECKPOINT"} {
 		if _, err := pool.Exec(ctx, sql); err != nil {
@@ -188,8 +187,8 @@ func setWAL(ctx context.Context, pool *pgxpool.Pool, change string) error {
 	return nil
 }
 
-// measureAnalytics measures each question analyticsRuns times over a common window, 7 days, and over a long
-// one, 90 days.
+// measureAnalytics measures each analytics query analyticsRuns times over a usual window, 7 days, and over a long one,
+// 90 days.
 func measureAnalytics(b *bench, pool *pgxpool.Pool) error {
 	store, trail := analytics.NewStore(pool, postgres.DefaultSchemas()),
 		deadletter.NewStore(pool, postgres.DefaultSchemas())
@@ -252,13 +251,13 @@ func measureAnalytics(b *bench, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// refreshCost measures captures while nothing refreshes the rollups, and while dlqd's loop does.
+// refreshCost compares the rate of captures without refreshes of the rollups and with the loop that refreshes them.
 func refreshCost(b *bench, pool *pgxpool.Pool) error {
 	store := analytics.NewStore(pool, postgres.DefaultSchemas())
 	b.row("captures/s", "without refreshes", "with refreshes", "ratio")
 	run := func(refresh bool) func() (float64, error) {
 		return func() (float64, error) {
-			// River's table grows with each failed job, which slows further failures down.
+			// River's table grows with each failed job, which makes later failures slower.
 			if _, err := pool.Exec(b.ctx, "TRUNCATE river_job"); err != nil {
 				return 0, err
 			}

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// capture measures the cost of dlqd's triggers for an application, beside River without them: jobs
-// that River works, one statement that discards many jobs, transactions that fail one job each, and
-// WAL. No dlqd process runs meanwhile.
+// capture measures what dlqd's triggers cost an application, compared with River without triggers: jobs that River
+// works, one statement that discards many jobs, transactions that fail one job each, and WAL. No dlqd process runs
+// meanwhile.
 func capture(b *bench, scale float64) error {
 	b.newTable("River's batches", "with capture jobs/s", "without jobs/s", "ratio")
 	for _, c := range []struct {
@@ -114,7 +114,7 @@ func (b *bench) commits(jobs, conns int, withDLQ bool) func() (float64, error) {
 	}
 }
 
-// captureWAL prints the WAL that one failure writes in the application's transaction.
+// captureWAL prints how much WAL one failure adds in the application's transaction.
 func (b *bench) captureWAL() error {
 	const jobs = 5000
 	written := map[bool]float64{}

@@ -22,8 +22,8 @@ import (
 // batchSize is the number of entries that one transaction claims.
 const batchSize = 100
 
-// claim fills the open partition with 1,000,000 entries and measures what DLQ workers do there. The
-// baseline is the same with 10,000 entries.
+// claim fills the open partition with 1,000,000 entries and measures the transactions of DLQ workers. The baseline is
+// the same with 10,000 entries.
 func claim(b *bench, scale float64) error {
 	const least = 6 * batchSize // one batch for each step
 	large, small := max(least, int(1_000_000*scale)), max(least, int(10_000*scale))
@@ -84,8 +84,8 @@ func fill(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	return nil
 }
 
-// measureClaims returns the rows per second of one worker for claims only, for claims that decide,
-// and for claims that redeliver. Each transaction handles one batch of 100.
+// measureClaims returns the entries per second of one worker for claims only, for claims that decide, and for claims
+// that redeliver. Each transaction handles one batch.
 func measureClaims(ctx context.Context, pool *pgxpool.Pool, rows int) ([3]float64, error) {
 	store := deadletter.NewStore(pool, postgres.DefaultSchemas())
 	var rates [3]float64
@@ -122,7 +122,7 @@ func measureClaims(ctx context.Context, pool *pgxpool.Pool, rows int) ([3]float6
 		Logger: quiet, Now: func() time.Time { return now },
 	})
 	for i, step := range []string{"decide", "redeliver"} {
-		if step == "redeliver" { // as if the entries were due
+		if step == "redeliver" { // make the entries look due
 			if _, err := pool.Exec(ctx, `SET session_replication_role = replica; UPDATE dlq.dead_letter_open
 				SET strategy = 'immediate', next_retry_at = now() - interval '1 day' WHERE strategy = 'immediate';
 				SET session_replication_role = DEFAULT`,
@@ -161,7 +161,7 @@ func plans(ctx context.Context, pool *pgxpool.Pool) error {
 	if err := show("backlog", deadletter.BacklogSQL); err != nil {
 		return err
 	}
-	// A third of the entries waits for a condition and a third is parked, in a thousand failure groups.
+	// A third of the entries waits for a condition, and a third is parked, in a thousand failure groups.
 	if _, err := pool.Exec(ctx, `SET session_replication_role = replica;
 		UPDATE dlq.dead_letter_open SET strategy = 'conditional', waiting_for = 'condition: x',
 			next_retry_at = now() + interval '1 hour' WHERE error_class = 'outage';

@@ -15,16 +15,17 @@ import (
 	"text/tabwriter"
 )
 
-// ratiosFile holds the ratios of the last release, one a line: benchmark, row, column, value.
+// ratiosFile has the ratios of the last release, one on each line: benchmark, row, column, value.
 const ratiosFile = "bench/ratios.tsv"
 
-// cell is a figure of a benchmark's tables. column names the baseline of a ratio, too: the column before it.
+// cell is the place of a figure in a benchmark's tables. If the figure is a ratio, column also names the baseline: the
+// column before the ratio.
 type cell struct{ row, column string }
 
 func (c cell) isRatio() bool { return strings.HasSuffix(c.column, " ratio") }
 
-// compareBuilds runs a benchmark of this build and of another one in turn, and prints how each figure changed, beside
-// the ratios of the last release. With write, the ratios of this build replace them.
+// compareBuilds runs a benchmark of this build and of another one in turn. It prints how each figure changed, and the
+// ratios of the last release. If write is set, the ratios of this build replace those in ratiosFile.
 func compareBuilds(ctx context.Context, other, name string, rounds int, args []string, write bool) error {
 	if other == "" || runs[name] == nil {
 		return errors.New("usage: bench -beside PROGRAM [-rounds N] [-scale F] [-write] compare BENCHMARK")
@@ -67,7 +68,7 @@ func compareBuilds(ctx context.Context, other, name string, rounds int, args []s
 	for _, c := range order {
 		before, now := figures[0][c], figures[1][c]
 		if len(before) != rounds || len(now) != rounds {
-			continue // only one of them has it
+			continue // only one of the builds has this figure
 		}
 		changes := make([]float64, rounds)
 		for i := range changes {
@@ -96,8 +97,8 @@ func formatFigure(v float64) string {
 
 var gap = regexp.MustCompile(` {2,}`)
 
-// readTables returns the figures of a benchmark's output, in its order. A line of one cell ends a table; the first
-// line of a table has the names of its columns.
+// readTables returns the figures in a benchmark's output, and their order. A line with a single cell ends a table. The
+// first line of a table has the names of the columns.
 func readTables(out string) (order []cell, values map[cell]float64) {
 	values = map[cell]float64{}
 	var columns []string

@@ -26,8 +26,8 @@ const (
 	watchDuration   = 30 * time.Second
 )
 
-// consoleBench requests each page of the console many times, with ten million entries and their
-// moves, and measures first paints and the load of open pages.
+// consoleBench requests each page of the console many times, with ten million entries and their moves in the database.
+// It measures the requests, first paints, and the database load of open pages.
 func consoleBench(b *bench, scale float64) error {
 	return b.withPool(8, func(pool *pgxpool.Pool) error {
 		entries := int(10_000_000 * scale)
@@ -54,8 +54,8 @@ func consoleBench(b *bench, scale float64) error {
 	})
 }
 
-// fillOnce fills a history of entries with rollups, unless the database of -keep has it from an
-// earlier run.
+// fillOnce inserts a history of entries, with rollups. It does nothing if the database of -keep has that history from
+// an earlier run.
 func (b *bench) fillOnce(pool *pgxpool.Pool, entries int) error {
 	mark := fmt.Sprintf("%d entries", entries)
 	var existing string
@@ -142,7 +142,7 @@ func fetchPage(ctx context.Context, address string) (size, status int, err error
 	return int(n), response.StatusCode, err
 }
 
-// watchPages prints the database's transactions per second with no, one and many open pages.
+// watchPages prints the database's transactions per second with no open page, with one, and with many.
 func watchPages(b *bench, pool *pgxpool.Pool, base string) error {
 	b.newTable("open pages", "transactions/s: overview", "list", "dead letter", "replays", "running replay run")
 	var id string
@@ -150,7 +150,7 @@ func watchPages(b *bench, pool *pgxpool.Pool, base string) error {
 		&id); err != nil {
 		return err
 	}
-	var run string // a replay run that stays active, because no worker runs
+	var run string // a replay run that stays active, because no worker is running
 	if err := pool.QueryRow(b.ctx, "SELECT dlq.replay_start(jsonb_build_object('ids', jsonb_build_array($1::text)), "+
 		"'bench', p_rate => 0.001, p_force => true)", id).Scan(&run); err != nil {
 		return err
@@ -192,7 +192,7 @@ func transactionsWhile(ctx context.Context, pool *pgxpool.Pool, base, page strin
 	}
 	begun.Wait()
 	count := func() (n int64, err error) {
-		// Sessions report their transactions within a second.
+		// Sessions report their transactions to the statistics within a second.
 		return n, pool.QueryRow(ctx, `SELECT xact_commit + xact_rollback FROM pg_stat_database
 			WHERE datname = current_database()`).Scan(&n)
 	}

@@ -19,9 +19,8 @@ import (
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
-// filing measures how fast one DLQ worker files and decides failures from capture and from the
-// reconciler. It also measures the time from a job's commit to the decision, in steady traffic and
-// in a storm.
+// filing measures how fast one DLQ worker files and decides failures, which come from capture or from the reconciler.
+// It also measures the time from a job's commit to the decision, with steady traffic and during a storm of failures.
 func filing(b *bench, scale float64) error {
 	if err := b.filingRates(int(50_000 * scale)); err != nil {
 		return err
@@ -32,8 +31,8 @@ func filing(b *bench, scale float64) error {
 	return b.filingDelays("storm", int(100_000*scale), 1000, 0)
 }
 
-// listIndexes are the indexes of the open partition that serve lists and look-ups by message id.
-// DLQ workers do not need them.
+// listIndexes are the indexes of the open partition that serve lists and searches by message id. DLQ workers do not use
+// them.
 var listIndexes = []string{"event", "status", "queue", "kind", "class", "type", "source"}
 
 func (b *bench) filingRates(entries int) error {
@@ -58,11 +57,11 @@ func (b *bench) filingRates(entries int) error {
 	return b.table.Flush()
 }
 
-// viaCapture lets capture record the jobs.
+// viaCapture ends the jobs with end, so that capture records their failures.
 func viaCapture(_ *pgxpool.Pool, end func() error) error { return end() }
 
-// viaReconciler lets the reconciler find the jobs, beside two years of partitions of closed
-// entries.
+// viaReconciler ends the jobs without capture, so that the reconciler finds their failures. The database then has
+// partitions of closed entries for two years.
 func (b *bench) viaReconciler(pool *pgxpool.Pool, end func() error) error {
 	if _, err := pool.Exec(b.ctx, `SELECT dlq.ensure_partition(p, now() - m * interval '1 month')
 		FROM unnest('{dlq.dead_letter_resolved,dlq.dead_letter_failed,dlq.dead_letter_archived}'::regclass[]) p,
@@ -83,8 +82,9 @@ func (b *bench) viaReconciler(pool *pgxpool.Pool, end func() error) error {
 	return nil
 }
 
-// filingRate drops the list indexes listed in the parameter without. It returns the number of entries filed per second
-// and the WAL per entry in bytes. found runs the function that ends the jobs, and brings their failures into the inbox.
+// filingRate drops the list indexes in the list without. It returns the number of entries filed per second, and the WAL
+// per entry in bytes. The function found must run the function that ends the jobs, and bring the jobs' failures into
+// the inbox.
 func (b *bench) filingRate(entries, batch int, found func(*pgxpool.Pool, func() error) error,
 	without ...string,
 ) (rate, wal float64, err error) {
@@ -142,8 +142,8 @@ func (b *bench) filingRate(entries, batch int, found func(*pgxpool.Pool, func() 
 	return rate, wal, err
 }
 
-// insertFailing inserts jobs at their last attempt. Two thirds fail with transient errors; the
-// others need an operator.
+// insertFailing inserts jobs at their last attempt. Two thirds have transient errors. The errors of the others need an
+// operator.
 func insertFailing(ctx context.Context, pool *pgxpool.Pool, jobs int) error {
 	_, err := pool.Exec(ctx, `INSERT INTO river_job (kind, args, queue, priority, max_attempts, attempt, state,
 		attempted_at, errors)
@@ -172,10 +172,10 @@ func filingWorker(pool *pgxpool.Pool, batch int, parked func([]worker.Parked)) (
 	}), nil
 }
 
-// filingDelays fails jobs while a DLQ worker runs, and prints the time from their commit to the
-// decision. A number of jobs (statement) fails in each statement, and the statements follow each
-// other at an interval (every). It measures the third of the jobs that needs an operator, because
-// the worker reports parked entries after its commit.
+// filingDelays makes jobs fail while a DLQ worker runs, and prints the time from the jobs' commit to the decision. Each
+// statement makes the given number of jobs fail (statement). The statements follow each other at an interval (every).
+// filingDelays measures only the third of the jobs that needs an operator, because the worker reports parked entries
+// after its commit.
 func (b *bench) filingDelays(name string, jobs, statement int, every time.Duration) error {
 	return b.withPool(8, func(pool *pgxpool.Pool) error {
 		if err := b.reset(pool, true); err != nil {
@@ -243,7 +243,7 @@ func (b *bench) filingDelays(name string, jobs, statement int, every time.Durati
 	})
 }
 
-// delays prints, for each fifth of the jobs, the time from a failure's commit to the decision.
+// delays prints the time from the commit of a failure to its decision, separately for each fifth of the jobs.
 func (b *bench) delays(committed, decided []time.Time) error {
 	jobs := len(committed) - 1
 	b.row("failed so far", "p50 ms", "p99 ms", "max ms")

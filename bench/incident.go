@@ -26,15 +26,15 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// Causes for which messages of the incident become dead letters. The receiver does the first half of its work even if
-// it answers with an error, so each replay that fails again repeats that half without effect.
+// Causes for which messages of the incident become dead letters. The receiver does the first half of a message's work
+// even if it answers with an error. So each replay that fails again repeats that half for nothing.
 const (
-	causeBug        = "BUG"        // is fixed before the replay
-	causeWeak       = "WEAK"       // its destination takes weakLimit requests a second
-	causeData       = "DATA"       // never succeeds
+	causeBug        = "BUG"        // the cause is fixed before the replay
+	causeWeak       = "WEAK"       // the destination takes only weakLimit requests a second
+	causeData       = "DATA"       // the message never succeeds
 	causeSuperseded = "SUPERSEDED" // a later message with the same key has done the work
-	causeStale      = "STALE"      // expired before the replay
-	live            = "LIVE"       // no dead letter: other traffic to the weak destination
+	causeStale      = "STALE"      // the message expired before the replay
+	live            = "LIVE"       // not dead letters: other traffic to the weak destination
 )
 
 var causes = []string{causeBug, causeWeak, causeData, causeSuperseded, causeStale}
@@ -43,12 +43,12 @@ const (
 	weakLimit   = 50 // requests a second that the weak destination takes
 	weakOutage  = 3 * time.Second
 	livePerSec  = 10
-	askedRate   = 200 // entries a second, as the operator asks for
+	askedRate   = 200 // entries a second that the operator requests
 	carefulRate = 25  // the rate after the operator has seen the weak destination fail
 	patience    = 10 * time.Minute
 )
 
-// incidentReceiver works the messages of an incident, and counts.
+// incidentReceiver does the work of the incident's messages, and counts requests.
 type incidentReceiver struct {
 	mu        sync.Mutex
 	mended    bool
@@ -56,9 +56,9 @@ type incidentReceiver struct {
 	second    time.Time
 	inSecond  int
 
-	recovered map[string]bool // messages that can be recovered and are
+	recovered map[string]bool // messages that can succeed and have succeeded
 	wasted    map[string]int  // requests that only repeated or undid work, by cause
-	peak      int             // most requests of a second to the weak destination
+	peak      int             // maximum number of requests to the weak destination in one second
 	liveSeen  int
 	liveBad   int
 }
@@ -120,7 +120,7 @@ func (r *incidentReceiver) ServeHTTP(w http.ResponseWriter, in *http.Request) {
 	}
 }
 
-// incident is one incident, and what one way of replaying it cost.
+// incident is one incident with one way of replaying its messages, and the cost of the replay.
 type incident struct {
 	b     *bench
 	api   string
@@ -128,14 +128,14 @@ type incident struct {
 	plant *incidentReceiver
 	sizes map[string]int
 
-	acts     []string          // what the operator did
-	decided  map[string]string // the first state other than going of each group, by cause
+	acts     []string          // actions of the operator
+	decided  map[string]string // for each cause, the first state of its group other than going
 	took     time.Duration
 	complete bool
 }
 
-// incidentBench lets messages die for five causes, and replays them at once, and progressively without those that are
-// out of date or superseded.
+// incidentBench makes messages die for five causes. It replays them in two ways: all at once, and progressively without
+// messages that are out of date or superseded.
 func incidentBench(b *bench, scale float64) error {
 	fmt.Printf("The operator asks for %d/s. The weak destination takes %d requests a second, and then fails for %s.\n\n",
 		askedRate, weakLimit, weakOutage)
@@ -146,7 +146,7 @@ func incidentBench(b *bench, scale float64) error {
 			"peak/s at weak", "live failed", "groups held or stopped", "acts of the operator")
 		for _, progressive := range []bool{false, true} {
 			if round > 0 && !progressive {
-				continue // the other shapes ask whether the decisions are right
+				continue // the other sizes only test whether the decisions are right
 			}
 			i, err := b.incident(sizes, progressive)
 			if err != nil {
@@ -162,11 +162,12 @@ func incidentBench(b *bench, scale float64) error {
 	return nil
 }
 
-// verdicts counts, by cause, the groups whose progressive replay took a decision, and the right ones.
+// verdicts counts, by cause, how many groups got a right decision in a progressive replay, and how many a wrong one.
 type verdicts map[string]*struct{ right, wrong int }
 
-// add judges the decisions of an incident. It is right that messages that never work are held or stopped, that the weak
-// destination is held or stopped if it refused one of the run's requests, and that every other group goes.
+// add judges the decisions of an incident. Groups of messages that never succeed must be held or stopped. The group of
+// the weak destination must be held or stopped if the destination refused one of the run's requests. All other groups
+// must go on.
 func (v verdicts) add(i *incident) {
 	i.plant.mu.Lock()
 	defer i.plant.mu.Unlock()
@@ -200,7 +201,7 @@ func (v verdicts) print(b *bench) {
 	}
 }
 
-// incidentSizes returns the number of messages of each cause. The first seed is the shape that docs/replay.md shows.
+// incidentSizes returns the number of messages of each cause. The first seed gives the sizes in docs/replay.md.
 func incidentSizes(seed uint64, total int) map[string]int {
 	shares := map[string]float64{
 		causeBug: 0.4, causeWeak: 0.2, causeData: 0.2, causeSuperseded: 0.1, causeStale: 0.1,
@@ -271,7 +272,7 @@ func (b *bench) incident(sizes map[string]int, progressive bool) (i *incident, e
 	})
 }
 
-// run makes the messages fail, fixes the bug and replays.
+// run submits the messages, which fail, then fixes the bug and replays.
 func (i *incident) run(progressive bool) error {
 	total := 0
 	for _, cause := range slices.Sorted(maps.Keys(i.sizes)) {
@@ -289,7 +290,7 @@ func (i *incident) run(progressive bool) error {
 	i.plant.mu.Lock()
 	i.plant.mended = true
 	i.plant.mu.Unlock()
-	// The later messages of the same keys succeed.
+	// Later messages with the same keys succeed.
 	if err := i.submit("", i.sizes[causeSuperseded]); err != nil {
 		return err
 	}
@@ -311,7 +312,7 @@ func (i *incident) run(progressive bool) error {
 	return <-traffic
 }
 
-// submit sends messages of a cause; "" are the later messages of superseded ones.
+// submit sends messages of a cause. The cause "" stands for the later messages with the keys of superseded ones.
 func (i *incident) submit(cause string, n int) error {
 	expires := time.Now().Add(2 * time.Second)
 	var group errgroup.Group
@@ -344,7 +345,7 @@ func (i *incident) traffic(ctx context.Context) error {
 	return nil
 }
 
-// incidentRun is what the operator sees of a replay run.
+// incidentRun has the fields of a replay run that the operator sees.
 type incidentRun struct {
 	ID, Status string
 	Groups     []struct {
@@ -354,7 +355,7 @@ type incidentRun struct {
 	}
 }
 
-// operate replays as an operator would: until all that can be recovered is recovered.
+// operate replays as an operator would, until every message that can succeed has succeeded.
 func (i *incident) operate(progressive bool) error {
 	body := fmt.Sprintf(`{"filter": {}, "all": true, "force": true, "rate": %d, "expect": %d`, askedRate, i.total())
 	if progressive {
@@ -368,7 +369,7 @@ func (i *incident) operate(progressive bool) error {
 	deadline := time.Now().Add(patience)
 	for !i.isRecovered() {
 		if time.Now().After(deadline) {
-			return nil // print says that it is not complete
+			return nil // print reports that the recovery is not complete
 		}
 		time.Sleep(time.Second)
 		path := "/api/dlq/replays/" + run.ID
@@ -388,7 +389,8 @@ func (i *incident) operate(progressive bool) error {
 	return nil
 }
 
-// decide ends held groups whose data is wrong. It continues the others, at a lower rate, once the breaker has closed.
+// decide ends held groups whose data is wrong. It continues other held groups at a lower rate, once the breaker has
+// closed.
 func (i *incident) decide(run *incidentRun, path string) error {
 	for _, g := range run.Groups {
 		if g.State != "held" && g.State != "stopped" {
@@ -418,7 +420,7 @@ func (i *incident) decide(run *incidentRun, path string) error {
 	return nil
 }
 
-// isBreakerOpen reports whether the weak destination's circuit breaker lets not all deliveries through.
+// isBreakerOpen reports whether the weak destination's circuit breaker is not closed.
 func (i *incident) isBreakerOpen() (bool, error) {
 	var list struct {
 		Breakers []struct{ Name, State string }
@@ -462,7 +464,7 @@ func (i *incident) wait(done func() (bool, error)) error {
 	}
 }
 
-// act is a call by the operator.
+// act sends a request of the operator and records the action.
 func (i *incident) act(name, path, body string, answer any) error {
 	i.acts = append(i.acts, name)
 	return i.call(http.MethodPost, path, body, answer)
@@ -507,7 +509,7 @@ func (i *incident) print(seed int, progressive bool) {
 		fmt.Sprint(len(i.acts), " ", summary(i.acts)))
 }
 
-// summary counts equal acts.
+// summary counts how often each action occurs.
 func summary(acts []string) map[string]int {
 	counts := map[string]int{}
 	for _, act := range acts {

@@ -14,13 +14,12 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// errRollback rolls back a transaction that was only for measuring.
+// errRollback rolls back a transaction that only measures.
 var errRollback = errors.New("rolled back")
 
-// indexStudy measures, for each list index of the open partition, for several and for all, what
-// filing and deciding gain without it. With 1,000,000 open entries it also measures lists with and
-// without the index that they use. They look for common values, and for values that only old
-// entries have.
+// indexStudy measures the list indexes of the open partition. For each index, for several and for all, it measures how
+// much faster filing and deciding are without them. With 1,000,000 open entries, it also measures lists with the index
+// that they use and without it. The lists search for common values, and for values that only old entries have.
 func indexStudy(b *bench, scale float64) error {
 	entries := int(30_000 * scale)
 	b.row("without the index of", "filed and decided/s", "ratio to all indexes", "WAL bytes per entry")
@@ -30,7 +29,7 @@ func indexStudy(b *bench, scale float64) error {
 	}
 	sets = append(sets, []string{"status", "kind", "type", "source", "class"}, listIndexes)
 	rates, wals := make([][]float64, len(sets)), make([]float64, len(sets))
-	for range b.rounds { // interleaved, so that drift of the machine affects all sets alike
+	for range b.rounds { // the sets alternate, so that a drift of the machine's speed affects all of them equally
 		for i, without := range sets {
 			rate, wal, err := b.filingRate(entries, 500, viaCapture, without...)
 			if err != nil {
@@ -53,7 +52,7 @@ func indexStudy(b *bench, scale float64) error {
 		if err := fill(b.ctx, pool, int(1_000_000*scale)); err != nil {
 			return err
 		}
-		// The oldest one percent get values that no other entry has.
+		// The oldest one percent of the entries get values that no other entry has.
 		if _, err := pool.Exec(b.ctx, `SET session_replication_role = replica;
 			UPDATE dlq.dead_letter_open SET status = 'dlq_manual', next_retry_at = NULL, queue = 'old', kind = 'old',
 				error_class = 'business', error_type = 'old', source = 'old'
@@ -108,8 +107,8 @@ func listTimes(b *bench, pool *pgxpool.Pool) error {
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.1f", float64(d.Microseconds())/1000) }
 
-// listTime returns the median time of five runs of a query. If without is not empty, it first drops the index
-// dead_letter_open_by_<without>, and rolls that back.
+// listTime returns the median duration of five runs of a query. If without is not empty, listTime drops the index
+// dead_letter_open_by_<without> for the measurement, and rolls that back.
 func listTime(b *bench, pool *pgxpool.Pool, without, sql string, args []any) (time.Duration, error) {
 	took := make([]time.Duration, 5)
 	err := pgx.BeginFunc(b.ctx, pool, func(tx pgx.Tx) error {

@@ -36,11 +36,12 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// limit names the server without dlqd beside which intake is measured: see [limitHandler].
+// limit names the server without dlqd with which intake is compared: see [limitHandler].
 const limit = "limit"
 
-// ingestBench sends single messages of 1 KB with ids over 64 and 256 connections, each request after the answer to the
-// previous one. The subjects are dlqd's API, the limit and, with -beside, the API of another build of this benchmark.
+// ingestBench sends single messages of 1 KB with ids over 64 and 256 connections. Each connection sends its next
+// request after the answer to the previous one. The measured servers are dlqd's API, the limit and, with -beside, the
+// API of another build of this benchmark.
 func ingestBench(b *bench, scale float64) error {
 	subjects := []string{"dlqd", limit}
 	if b.beside != "" {
@@ -84,7 +85,7 @@ func ingestBench(b *bench, scale float64) error {
 	return nil
 }
 
-// accessBench sends the same messages with a token, beside a server without authentication.
+// accessBench sends the same messages with a token, and without authentication to another server.
 func accessBench(b *bench, scale float64) error {
 	messages := int64(40_000 * scale)
 	b.row("connections", "with a token, inserts/s", "without, inserts/s", "ratio")
@@ -102,14 +103,14 @@ func accessBench(b *bench, scale float64) error {
 	return err
 }
 
-// load is what was measured of one server.
+// load has the measurements of one server.
 type load struct {
 	rate             float64 // messages a second
 	p50, p99         float64 // ms
 	server, postgres float64 // ms of CPU per thousand messages
 }
 
-// measure empties the database, starts a server in a process of its own, and sends messages to it.
+// measure empties the database, starts a server in a separate process, and sends messages to the server.
 func (b *bench) measure(subject string, connections int, messages int64, withToken bool) (l load, err error) {
 	err = b.withPool(4, func(pool *pgxpool.Pool) error {
 		if err := b.reset(pool, true); err != nil {
@@ -151,16 +152,16 @@ func perThousand(used time.Duration, messages int64) float64 {
 	return used.Seconds() * 1000 / float64(messages) * 1000
 }
 
-// serverProcess is a server that is measured.
+// serverProcess is the process of a server under measurement.
 type serverProcess struct {
 	cmd         *exec.Cmd
-	stdin       io.Closer // the server stops when it is closed
+	stdin       io.Closer // the server stops when its stdin is closed
 	lines       *bufio.Scanner
 	address     string
 	credentials string // a header, or ""
 }
 
-// startServer starts this program, or that of -beside, as a server.
+// startServer starts this program, or the program of -beside, as a server.
 func (b *bench) startServer(subject string, withToken bool) (*serverProcess, error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -179,7 +180,7 @@ func (b *bench) startServer(subject string, withToken bool) (*serverProcess, err
 	return startProcess(exec.CommandContext(b.ctx, program, args...)) //nolint:gosec // of the command line
 }
 
-// startProcess starts a server and reads the lines with its address and its credentials, which it prints.
+// startProcess starts a server, and reads the address and the credentials that the server prints.
 func startProcess(cmd *exec.Cmd) (*serverProcess, error) {
 	s := &serverProcess{cmd: cmd}
 	s.cmd.Stderr = os.Stderr
@@ -224,7 +225,7 @@ func postgresCPU(postmaster int) time.Duration {
 	for _, path := range stats {
 		raw, err := os.ReadFile(path)
 		if err != nil {
-			continue // it ended
+			continue // the process has ended
 		}
 		_, rest, _ := strings.Cut(string(raw), ") ")
 		fields := strings.Fields(rest)
@@ -234,7 +235,7 @@ func postgresCPU(postmaster int) time.Duration {
 		}
 		times := fields[11:13] // utime and stime
 		if pid == postmaster {
-			times = fields[11:15] // with those of processes that ended
+			times = fields[11:15] // including processes that have ended
 		}
 		for _, ticks := range times {
 			n, _ := strconv.Atoi(ticks)
@@ -313,9 +314,9 @@ func apiHandler(ctx context.Context, pool *pgxpool.Pool, withToken bool,
 	}), credentials, func() { ingester.Stop(ctx) }, nil
 }
 
-// limitHandler does the least that a server must do to make the same promise: it decodes the message, joins
-// concurrent ones into one River InsertManyFast (COPY) with River's unique key, and answers after the commit.
-// It checks nothing, and a repeated messageId fails the group.
+// limitHandler does the least work with which a server can make the same promise. It decodes the message, joins
+// concurrent messages into one River InsertManyFast (COPY) with River's unique key, and answers after the commit. It
+// validates nothing. A repeated messageId makes the insert of all joined messages fail.
 func limitHandler(ctx context.Context, pool *pgxpool.Pool) (http.Handler, func(), error) {
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Logger: quiet})
 	if err != nil {
@@ -336,7 +337,7 @@ func limitHandler(ctx context.Context, pool *pgxpool.Pool) (http.Handler, func()
 					case next := <-queue:
 						group = append(group, next)
 						continue
-					default: // the other flusher took it
+					default: // the other flusher took the message
 					}
 					break
 				}
@@ -372,15 +373,15 @@ func limitHandler(ctx context.Context, pool *pgxpool.Pool) (http.Handler, func()
 	return handler, func() { close(queue); flushers.Wait() }, nil
 }
 
-// sendMessages sends the given number of messages over the given number of connections, and returns the
-// sorted latencies.
+// sendMessages sends the given number of messages over the given number of connections. It returns the latencies,
+// sorted.
 func sendMessages(ctx context.Context, server *serverProcess, connections int, messages int64,
 ) ([]time.Duration, error) {
 	credentials := server.credentials
 	if credentials != "" {
 		credentials += "\r\n"
 	}
-	const firstID = 1_000_000_000_000 // all ids have one length
+	const firstID = 1_000_000_000_000 // all ids have the same length
 	body := fmt.Sprintf(`{"messageId": "%d", "queue": "default", "kind": "payment.captured", "source": "bench", `+
 		`"payload": {"blob": "%s"}}`, firstID, strings.Repeat("x", 880))
 	request := fmt.Appendf(nil, "POST /api/messages HTTP/1.1\r\nHost: localhost\r\n%sContent-Type: "+
@@ -406,8 +407,8 @@ func sendMessages(ctx context.Context, server *serverProcess, connections int, m
 	return all, errors.Join(errs...)
 }
 
-// sendRequests sends one request after the other on one connection while next, which may change the request, returns
-// true. It does as little work as possible, because the load shares the machine with the measured server.
+// sendRequests sends one request after the other on one connection, as long as next returns true. next may change the
+// request. sendRequests does as little work as possible, because it shares the machine with the measured server.
 func sendRequests(ctx context.Context, address string, request []byte, next func() bool) ([]time.Duration, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 	if err != nil {

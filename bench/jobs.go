@@ -29,7 +29,7 @@ func (noopArgs) Kind() string { return "noop" }
 
 var errNoop = errors.New("connection refused")
 
-// work runs a River client on jobs that it inserts beforehand, and returns jobs per second.
+// work inserts jobs, then runs a River client that works them, and returns the jobs per second.
 func work(b *bench, pool *pgxpool.Pool, jobs int, fail bool, middleware []rivertype.Middleware) (float64, error) {
 	blob := strings.Repeat("x", 900)
 	if _, err := pool.Exec(b.ctx, `INSERT INTO river_job (kind, args, max_attempts, queue)
@@ -59,7 +59,7 @@ func work(b *bench, pool *pgxpool.Pool, jobs int, fail bool, middleware []rivert
 		return 0, err
 	}
 	for left := 1; left > 0; time.Sleep(20 * time.Millisecond) {
-		// The cheapest check: is there a job that has not ended?
+		// This is the cheapest way to check whether a job has not ended yet.
 		err := pool.QueryRow(b.ctx, "SELECT 1 FROM river_job WHERE finalized_at IS NULL LIMIT 1").Scan(&left)
 		if errors.Is(err, pgx.ErrNoRows) {
 			break
@@ -94,8 +94,7 @@ func (b *bench) measureWork(jobs int, withDLQ, fail bool, middleware ...rivertyp
 	}
 }
 
-// processing works no-op jobs with dlqd's River client on its schema, and with bare River on
-// River's.
+// processing works no-op jobs with dlqd's River client on dlqd's schema, and with River's own client on River's schema.
 func processing(b *bench, scale float64) error {
 	jobs := int(200_000 * scale)
 	b.row("no-op jobs", "dlqd jobs/s", "bare River jobs/s", "ratio")

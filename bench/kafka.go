@@ -36,17 +36,17 @@ const (
 	kafkaTopic      = "dlq.bench"
 	kafkaPartitions = 8
 	kafkaBatch      = 500 // of records, as in internal/kafka
-	kafkaWriters    = 4   // as many as write a source's batches at a time
+	kafkaWriters    = 4   // as many writers as write batches of a source at the same time
 )
 
-// kafkaErrors are the errors of insertFailing.
+// kafkaErrors are the errors that insertFailing uses.
 var kafkaErrors = []string{
 	"dial tcp 10.0.0.7:443: connection refused", "unexpected status 503", "card was declined",
 }
 
-// kafkaBench measures how fast records of a topic are stored, beside a bare consumer that inserts the same rows; how
-// fast they are filed and decided, beside failed jobs of River; and the memory of a catch-up. The topic is one of kfake
-// in this process, which takes a part of the processors while records are read.
+// kafkaBench measures three things: how fast records of a topic are stored, compared with a bare consumer that inserts
+// the same rows; how fast they are filed and decided, compared with failed jobs of River; and the memory of a catch-up.
+// The topic belongs to kfake in this process, which uses a part of the processors while records are read.
 func kafkaBench(b *bench, scale float64) error {
 	records := int(100_000 * scale)
 	b.row("records of 1 KB", "stored/s", "bare consumer/s", "ratio")
@@ -96,7 +96,7 @@ func kafkaPolicy(brokers []string) (*policy.Policy, error) {
 	return policy.Load(policy.Source{Dir: dir, Destination: "http://127.0.0.1:1/"})
 }
 
-// fillTopic starts a cluster whose topic has dead letters of Spring Kafka.
+// fillTopic starts a cluster with a topic that has dead letters of Spring Kafka.
 func (b *bench) fillTopic(records int) (*kfake.Cluster, error) {
 	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(kafkaPartitions, kafkaTopic))
 	if err != nil {
@@ -142,7 +142,7 @@ type countingStore struct {
 
 	records atomic.Int64
 	all     int64
-	done    chan struct{} // closed once all are stored
+	done    chan struct{} // closed when all records are stored
 }
 
 // Append implements source.Appender.
@@ -154,8 +154,8 @@ func (s *countingStore) Append(ctx context.Context, batch source.Batch) (source.
 	return stored, err
 }
 
-// storedRate returns how many records a source stores per second, and the most live memory beside that of the filled
-// topic.
+// storedRate returns how many records a source stores per second. It also returns the maximum size of live objects, in
+// bytes, beyond the size with the filled topic alone.
 func (b *bench) storedRate(records int) (rate float64, memory int64, err error) {
 	cluster, err := b.fillTopic(records)
 	if err != nil {
@@ -208,16 +208,17 @@ func (b *bench) storedRate(records int) (rate float64, memory int64, err error) 
 	return rate, memory, err
 }
 
-// liveMemory returns the bytes of objects that the last garbage collection found in use.
+// liveMemory returns the size, in bytes, of the objects that the last garbage collection found in use.
 func liveMemory() int64 {
 	sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 	metrics.Read(sample)
 	return int64(sample[0].Value.Uint64())
 }
 
-// bareRate returns how many records a second a consumer without dlqd stores: in one transaction a batch, by COPY, it
-// inserts the rows that dlqd inserts, of the same columns in a table with the same indexes, and moves the position. It
-// checks neither the position nor the texts, and looks for no record that dlqd published.
+// bareRate returns how many records per second a consumer without dlqd stores. For each batch it uses one transaction,
+// in which it inserts by COPY the rows that dlqd would insert, into a table with the same columns and indexes, and
+// moves the position. It checks neither the position nor the texts, and does not search for records that dlqd
+// published.
 func (b *bench) bareRate(records int) (rate float64, err error) {
 	cluster, err := b.fillTopic(records)
 	if err != nil {
@@ -269,7 +270,7 @@ func (b *bench) bareRate(records int) (rate float64, err error) {
 	return rate, err
 }
 
-// bareJobs numbers the rows of the bare consumer.
+// bareJobs numbers the rows that the bare consumer inserts.
 var bareJobs atomic.Int64
 
 // bareColumns are the columns that dlq.store_records sets.
@@ -310,7 +311,7 @@ func insertBare(ctx context.Context, pool *pgxpool.Pool, topicID uuid.UUID, reco
 	})
 }
 
-// bareRow returns the row of a record, as dlqd stores it.
+// bareRow returns the row that dlqd would store for a record.
 func bareRow(topicID uuid.UUID, record *kgo.Record) ([]any, error) {
 	named := map[string]string{}
 	keys, values := make([][]byte, 0, len(record.Headers)), make([][]byte, 0, len(record.Headers))

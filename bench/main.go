@@ -28,9 +28,8 @@
 //	go run ./bench peers        posts and no-op jobs of asynq, Bull, BullMQ, pg-boss and graphile-worker
 //	go run ./bench claim        claim, decide and redeliver from 1,000,000 open entries; plans of the claim and the lists
 //
-// Postgres is dlqd's embedded server, with its settings and fsync on. It, dlqd and the load share
-// the machine. Not measured: networks, several machines, other disks, and payloads other than 1 KB
-// (except in capture).
+// Postgres is dlqd's embedded server with its settings and fsync on. The server, dlqd and the load share the machine.
+// Not measured: networks, several machines, other disks, and payloads other than 1 KB (except in capture).
 package main
 
 import (
@@ -190,7 +189,7 @@ func (b *bench) row(cells ...any) {
 }
 
 func (b *bench) withPool(conns int32, run func(*pgxpool.Pool) error) error {
-	pool, err := postgres.Open(b.ctx, b.server.URL(), max(conns, 4)) // Detach takes three
+	pool, err := postgres.Open(b.ctx, b.server.URL(), max(conns, 4)) // Detach takes three connections
 	if err != nil {
 		return err
 	}
@@ -198,8 +197,8 @@ func (b *bench) withPool(conns int32, run func(*pgxpool.Pool) error) error {
 	return run(pool)
 }
 
-// reset replaces the database by a copy of a template with River's tables and, if withDLQ is set,
-// dlqd's. The first reset with a template creates the template.
+// reset replaces the database by a copy of a template. The template has River's tables and, if withDLQ is set, dlqd's.
+// The first reset with a template creates it.
 func (b *bench) reset(pool *pgxpool.Pool, withDLQ bool) error {
 	config := pool.Config().Copy()
 	database := config.ConnConfig.Database
@@ -233,7 +232,7 @@ func (b *bench) reset(pool *pgxpool.Pool, withDLQ bool) error {
 	if err := create(database, template); err != nil {
 		return err
 	}
-	pool.Reset() // its sessions have ended
+	pool.Reset() // the pool's sessions have ended
 	_, err = admin.Exec(b.ctx, "CHECKPOINT")
 	return err
 }
@@ -257,7 +256,8 @@ func migrate(ctx context.Context, config *pgxpool.Config, withDLQ bool) error {
 	if err := m.Up(ctx); err != nil {
 		return err
 	}
-	// All of the work is measured: with the default limit, capture would skip jobs on a slow machine.
+	// Capture must not skip jobs on a slow machine, as it would with the default limit, because all of its work is
+	// measured.
 	_, err = pool.Exec(ctx, "SELECT dlq.set_capture('on', '1 min')")
 	return err
 }
@@ -267,8 +267,7 @@ func median(values []float64) float64 {
 	return sorted[len(sorted)/2]
 }
 
-// pairs runs two measurements in alternating order, and returns the median of each and of their
-// ratio.
+// pairs runs two measurements in alternating order. It returns the median of each, and the median of their ratio.
 func (b *bench) pairs(subject, baseline func() (float64, error)) (s, base, ratio float64, err error) {
 	var ss, bs, rs []float64
 	for round := range b.rounds {

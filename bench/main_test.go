@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestBenchmarks runs the benchmarks that use dlqd's internal statements and fill its tables
-// themselves, with a thousandth of their work.
+// TestBenchmarks runs the benchmarks that use dlqd's internal statements and fill its tables themselves, with a
+// thousandth of the data.
 func TestBenchmarks(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"claim", "replay", "retention", "retries"} {

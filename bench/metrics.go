@@ -19,9 +19,9 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// metricsBench measures the cost of a scrape and of a sample. It does so with 300,000 waiting jobs,
-// for queues with counters of years (20, and the maximum with separate counters) and numbers of
-// open dead letters (ten thousand, a million).
+// metricsBench measures the cost of a scrape and of a sample with 300,000 waiting jobs. It does so for 20 queues and
+// for the maximum number of queues, all with the counters of years, and for ten thousand and a million open dead
+// letters.
 func metricsBench(b *bench, scale float64) error {
 	p, err := policy.Load(policy.Source{Destination: "http://127.0.0.1:9"})
 	if err != nil {
@@ -55,7 +55,7 @@ func metricsBench(b *bench, scale float64) error {
 	})
 }
 
-// measured is the number of queues with counters, of open dead letters and of jobs.
+// measured has the numbers of queues with counters, of open dead letters, and of jobs.
 type measured struct{ queues, open, jobs int }
 
 func fillOpen(ctx context.Context, pool *pgxpool.Pool, open, jobs int) error {
@@ -107,7 +107,7 @@ func measureMetrics(b *bench, pool *pgxpool.Pool, p *policy.Policy, of measured)
 	if err := sampler.Once(b.ctx); err != nil {
 		return err
 	}
-	// Before each sample one row changes: alternately a pace, as latencies do, and a counter.
+	// Before each sample one row changes: in turn, a pace, as latencies change it, and a counter.
 	var samples, reads, scrapes []float64
 	var logged [2][]float64
 	for i := range 30 {
@@ -145,7 +145,7 @@ func measureMetrics(b *bench, pool *pgxpool.Pool, p *policy.Policy, of measured)
 		start := time.Now()
 		var at, now time.Time
 		var counters, sample []byte
-		// As metrics.ReadSample does, which also decodes the sample.
+		// metrics.ReadSample does the same, and also decodes the sample.
 		if err := pool.QueryRow(b.ctx, "SELECT at, counters, sample, clock_timestamp() FROM dlq.metrics_sample").Scan(&at,
 			&counters, &sample, &now); err != nil {
 			return err
@@ -153,7 +153,7 @@ func measureMetrics(b *bench, pool *pgxpool.Pool, p *policy.Policy, of measured)
 		reads = append(reads, millisecondsSince(start))
 		size = len(counters) + len(sample)
 		if _, err := pool.Exec(b.ctx, "UPDATE dlq.metrics_sample SET at = clock_timestamp()"); err != nil {
-			// The update makes a sample that no scrape has read yet.
+			// The update makes a new sample that no scrape has read yet.
 			return err
 		}
 		start = time.Now()
@@ -181,7 +181,7 @@ func measureMetrics(b *bench, pool *pgxpool.Pool, p *policy.Policy, of measured)
 	return nil
 }
 
-// walPosition returns the number of bytes that the server has written to its WAL.
+// walPosition returns the WAL insert position of the server, in bytes.
 func walPosition(ctx context.Context, pool *pgxpool.Pool) (bytes float64, err error) {
 	err = pool.QueryRow(ctx, "SELECT (pg_current_wal_insert_lsn() - '0/0')::float8").Scan(&bytes)
 	return bytes, err

@@ -26,28 +26,28 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// destinations are the three destinations of the drill. broken is down for a while.
+// destinations are the three destinations of the drill. The destination broken is down for a while.
 var destinations = []string{"orders", "payments", "mails"}
 
 const broken = "payments"
 
 // outageParams are the parameters of the drill.
 type outageParams struct {
-	perSecond      int           // messages, over all destinations
-	before, outage time.Duration // first phase; second phase, at least. The last one ends when all is delivered
+	perSecond      int           // messages per second to all destinations together
+	before, outage time.Duration // lengths of the first phase, and at least of the second
 	whileDown      int           // minimum number of messages to the broken destination while it is down
 	periods        int           // minimum number of half-open periods while it is down
-	slot           time.Duration // of the curve
+	slot           time.Duration // length of a slot of the curve
 	breaker        string        // circuit-breaker.yaml
 	pace           int           // redeliveries and releases per second, to each destination
 	concurrency    int           // concurrent deliveries of each queue; 0 for the default
 }
 
-// slot is one point of the curve.
+// slot has the figures of one section of the curve.
 type slot struct {
 	delivered map[string]int
 	failed    int             // failed attempts at the broken destination
-	others    []time.Duration // from submission to delivery, of the other destinations
+	others    []time.Duration // from submission to delivery, at the other destinations
 }
 
 // outageReport is the result of the drill.
@@ -60,9 +60,9 @@ type outageReport struct {
 	captured        int          // messages that became dead letters
 	unresolved      int          // dead letters that are parked or failed
 	p50, p99        map[string][3]time.Duration
-	recovery        time.Duration // from the end of the outage until no message was held or waited
-	peak            int           // most deliveries to the broken destination in one second
-	released        int           // most held messages for it that were released in one second
+	recovery        time.Duration // from the end of the outage until no message was held or waited for a retry
+	peak            int           // maximum number of deliveries to the broken destination in one second
+	released        int           // most messages held for it that were released in one second
 	curve           []slot
 	slot            time.Duration
 }
@@ -126,7 +126,7 @@ func (r *receivers) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// outage runs the drill: messages to three destinations, one of which is down for a while.
+// outage runs the drill: it sends messages to three destinations, one of which is down for a while.
 func outage(b *bench, scale float64) error {
 	p := outageParams{
 		perSecond: 500, outage: time.Duration(float64(10*time.Minute) * scale),
@@ -149,8 +149,8 @@ func outage(b *bench, scale float64) error {
 	})
 }
 
-// checkTargets returns an error for the figures that miss their targets. The targets are for an
-// otherwise idle machine, so TestOutage does not check them.
+// checkTargets returns an error that lists the figures that miss their targets. The targets apply to a machine that
+// does nothing else, so TestOutage does not check them.
 func (o *outageReport) checkTargets(p outageParams) error {
 	var errs []error
 	check := func(ok bool, format string, args ...any) {
@@ -217,7 +217,7 @@ func outagePolicy(url string, p outageParams) (rules *policy.Policy, remove func
 		"retry-policies":  "defaults: {whenOpen: accept}\nqueues:\n" + queues.String() + "destinations:\n" + targets.String(),
 		"circuit-breaker": p.breaker,
 		"worker-pool":     fmt.Sprintf("defaults: {concurrency: %d}\n", cmp.Or(p.concurrency, 100)),
-		// The limits on processor and memory are off, because the load and the receivers run on this machine, too.
+		// The limits on processor and memory are off, because the load and the receivers run on the same machine.
 		"dlq-routing": "strategies: {conditional: {conditions: {cpuBelow: 0, memoryBelow: 0}}}\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600); err != nil {
@@ -228,7 +228,7 @@ func outagePolicy(url string, p outageParams) (rules *policy.Policy, remove func
 	return rules, remove, err
 }
 
-// halfOpen counts half-open periods.
+// halfOpen is a query that counts half-open periods.
 const halfOpen = "SELECT count(*) FROM dlq.circuit_breaker_changes WHERE to_state = 'half_open'"
 
 func drill(ctx context.Context, api string, pool *pgxpool.Pool, r *receivers, p outageParams) (*outageReport, error) {
@@ -266,8 +266,8 @@ func drill(ctx context.Context, api string, pool *pgxpool.Pool, r *receivers, p 
 	}
 	r.phase.Store(2)
 	up := time.Now()
-	// Continue to send messages while held ones are released, until no message is held or waits for
-	// a retry and every dead letter is closed or parked.
+	// Continue to send messages while held messages are released, until no message is held or waits for a retry and every
+	// dead letter is closed or parked.
 	for {
 		if err := wait(time.Second); err != nil {
 			return nil, err
@@ -351,7 +351,7 @@ func (o *outageReport) collect(ctx context.Context, pool *pgxpool.Pool, r *recei
 		}
 		o.p50[name], o.p99[name] = p50, p99
 	}
-	// scheduled_at of a held message is the time of its release.
+	// The scheduled_at of a message that was held is the time of its release.
 	if err := pool.QueryRow(ctx, `SELECT coalesce(max(n), 0) FROM (SELECT count(*) AS n FROM river_job
 		WHERE queue = $1 AND kind = 'dlqd_message' AND NOT metadata ? 'dlq:entry_id'
 			AND scheduled_at > created_at + interval '100 ms'
@@ -396,13 +396,13 @@ func (o *outageReport) print(b *bench) {
 		o.recovery.Seconds(), o.peak, o.released)
 }
 
-// share returns the number of attempts at the broken destination per message sent to it during the
-// outage.
+// share returns the number of attempts at the broken destination, divided by the number of messages that were sent to
+// it during the outage.
 func (o *outageReport) share() float64 {
 	return float64(o.attempts) / float64(max(o.sentWhileDown.Load(), 1))
 }
 
-// quantile sorts a list and returns a percentile of it, or 0 if the list is empty.
+// quantile sorts a list and returns the given percentile, or 0 if the list is empty.
 func quantile(list []time.Duration, percent int) time.Duration {
 	if len(list) == 0 {
 		return 0

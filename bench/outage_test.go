@@ -12,9 +12,9 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// TestOutage is a short run of "go run ./bench outage": the same code, until a few hundred messages
-// have been sent to a destination that is down and its breaker has had more than one half-open
-// period. It asserts nothing that depends on speed; the benchmark itself checks figures.
+// TestOutage is a short run of "go run ./bench outage" with the same code. It ends when a few hundred messages have
+// been sent to a destination that is down, and the destination's breaker has had more than one half-open period. It
+// asserts nothing that depends on speed; the benchmark itself checks its figures.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.URL(t)
@@ -29,9 +29,10 @@ func TestOutage(t *testing.T) {
 		report.attempts, report.sentWhileDown.Load(), report.probes, report.released)
 	require.Equal(t, report.sent, report.delivered, "an accepted message was not delivered")
 	require.Zero(t, report.unresolved, "a dead letter is parked or failed")
-	// The only failed attempts are those that open the breaker, those under way when it opens, and one probe in each
-	// half-open period. A delivery that was under way when the destination failed may succeed, and the breaker begins to
-	// count again. No message spends its attempts on a destination that is down.
+	// A failed attempt has one of three reasons: it counted towards opening the breaker, it was under way when the
+	// breaker opened, or it was the probe of a half-open period. A delivery that was under way when the destination
+	// failed may succeed, and then the breaker counts failures from zero again. Messages do not spend their attempts on a
+	// destination that is down.
 	require.GreaterOrEqual(t, report.probes, p.periods)
 	require.LessOrEqual(t, report.attempts, failures+p.concurrency*failures+report.probes)
 	// Held messages are released at the pace, not all at once.

@@ -14,17 +14,17 @@ import (
 )
 
 const (
-	// paints is the number of loads of each page. The median is printed.
+	// paints is how often each page is loaded. The median is printed.
 	paints = 5
-	// slowCPU is the slowdown of the browser's processor: the setting of Chromium's own tools for a
-	// slow machine.
+	// slowCPU is the factor by which the browser's processor is slowed down. Chromium's developer tools use it for a slow
+	// machine.
 	slowCPU = 4
-	// paintTimeout limits one load.
+	// paintTimeout bounds one load of a page.
 	paintTimeout = time.Minute
 )
 
-// firstPaints returns for each page the time from the beginning of its load to its first contentful
-// paint, in milliseconds, as Chromium measures it with an empty cache.
+// firstPaints returns for each page the time from the start of its load to its first contentful paint, in milliseconds.
+// Chromium measures it, with an empty cache.
 func firstPaints(ctx context.Context, base string, pages []string) (map[string]float64, error) {
 	var path string
 	for _, name := range []string{"chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"} {
@@ -40,7 +40,7 @@ func firstPaints(ctx context.Context, base string, pages []string) (map[string]f
 		chromedp.Flag("disable-dev-shm-usage", true), chromedp.WSURLReadTimeout(paintTimeout),
 		chromedp.WindowSize(1440, 900))...)
 	defer cancel()
-	// WithErrorf drops errors about events that chromedp does not know.
+	// WithErrorf suppresses errors about events that chromedp does not know.
 	ctx, cancel = chromedp.NewContext(ctx, chromedp.WithErrorf(func(string, ...any) {}))
 	defer cancel()
 	if err := chromedp.Run(ctx, network.Enable(), network.SetCacheDisabled(true),
@@ -74,7 +74,7 @@ func paint(ctx context.Context, address string, milliseconds *float64) error {
 		if err != nil || *milliseconds > 0 {
 			return err
 		}
-		if err := chromedp.Run(ctx, chromedp.Sleep(20*time.Millisecond)); err != nil { // the entry follows the page's load
+		if err := chromedp.Run(ctx, chromedp.Sleep(20*time.Millisecond)); err != nil { // the paint is recorded after the load
 			return err
 		}
 	}

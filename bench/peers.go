@@ -19,10 +19,10 @@ import (
 
 const (
 	peersSource = "bench/peers" // below the working directory
-	peersDir    = "bin/peers"   // where they are installed
+	peersDir    = "bin/peers"   // directory in which the peers are installed
 )
 
-// peers are the job queues beside which dlqd is measured. Those that do not use Redis use Postgres.
+// peers are the job queues with which dlqd is compared. Peers without redis use Postgres.
 var peers = []struct {
 	name, argument string
 	redis, node    bool
@@ -34,8 +34,8 @@ var peers = []struct {
 	{"graphile-worker", "graphile-worker", false, true},
 }
 
-// peersBench measures dlqd and its peers in turn: jobs of 1 KB that a server stores durably, one a POST, over 64
-// connections; and no-op jobs that a process works.
+// peersBench measures dlqd and its peers in turn. It measures jobs of 1 KB that a server stores durably, with one job
+// in each POST, over 64 connections; and no-op jobs that a process works.
 func peersBench(b *bench, scale float64) error {
 	messages, jobs := int64(20_000*scale), int(20_000*scale)
 	missing := installPeers(b.ctx)
@@ -101,7 +101,7 @@ func peersBench(b *bench, scale float64) error {
 	return nil
 }
 
-// installPeers installs the peers below peersDir, and returns why it could not, by the names of the peers.
+// installPeers installs the peers below peersDir. It returns the errors of those that it could not install, by name.
 func installPeers(ctx context.Context) map[string]error {
 	install := func(dir, program string, args ...string) error {
 		cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // of the calls below
@@ -139,7 +139,8 @@ func installPeers(ctx context.Context) map[string]error {
 	return missing
 }
 
-// withPeer empties the peer's database, and runs a function with the command of the peer, which lacks the last argument.
+// withPeer empties the peer's database, and calls run with the command of the peer. run appends the last argument to
+// the command.
 func (b *bench) withPeer(i int, run func(command []string) (float64, error)) (rate float64, err error) {
 	command := []string{filepath.Join(peersDir, "asynq"), peers[i].argument}
 	if peers[i].node {
@@ -181,7 +182,7 @@ func (b *bench) withPeer(i int, run func(command []string) (float64, error)) (ra
 	return 0, fmt.Errorf("redis-server did not start: %w", err)
 }
 
-// postToPeer starts the peer as a server, sends messages to it, and returns how many it stored per second.
+// postToPeer starts the peer as a server, sends messages to the server, and returns how many it stored per second.
 func postToPeer(ctx context.Context, command []string, messages int64) (float64, error) {
 	command = append(command, "serve")
 	server, err := startProcess(exec.CommandContext(ctx, command[0], command[1:]...)) //nolint:gosec // a peer
@@ -203,7 +204,7 @@ func postToPeer(ctx context.Context, command []string, messages int64) (float64,
 	return float64(messages) / took.Seconds(), err
 }
 
-// workWithPeer has the peer insert jobs and then work them, and returns how many it works per second.
+// workWithPeer makes the peer insert jobs and then work them. It returns how many jobs the peer works per second.
 func workWithPeer(ctx context.Context, command []string, jobs int) (float64, error) {
 	command = append(command, strconv.Itoa(jobs))
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...) //nolint:gosec // a peer

@@ -25,16 +25,16 @@ import (
 )
 
 const (
-	// productionMessages is the number of messages of one run, each with a payload of 1 KB.
+	// productionMessages is the number of messages in one run. Each has a payload of 1 KB.
 	productionMessages = 20_000
 	// productionClients is the number of clients, each of which submits one message at a time.
 	productionClients = 64
 	clockTicks        = 100 // a second, in /proc (USER_HZ)
 )
 
-// production measures what docs/production.md states: messages per second, connections, WAL, disk,
-// processor time and memory of 1, 2 and 4 processes for messages that are delivered, and of 1
-// process for messages that become dead letters.
+// production measures the figures in docs/production.md: messages per second, connections, WAL, disk, processor time
+// and memory. It uses 1, 2 and 4 processes for messages that are delivered, and 1 process for messages that become dead
+// letters.
 func production(b *bench, scale float64) error {
 	dir, err := os.MkdirTemp("", "dlqd-bench-")
 	if err != nil {
@@ -106,7 +106,7 @@ func (p *productionRun) run() error {
 	if _, err := p.pool.Exec(p.ctx, "CHECKPOINT"); err != nil {
 		return err
 	}
-	time.Sleep(5 * time.Second) // the start is over
+	time.Sleep(5 * time.Second) // wait until the start is over
 	idle, err := p.count(sessions)
 	if err != nil {
 		return err
@@ -163,7 +163,7 @@ func (p *productionRun) run() error {
 	return p.stop()
 }
 
-// start starts the processes and waits until each is ready.
+// start starts the processes and waits until each process is ready.
 func (p *productionRun) start(receiver string) error {
 	for range p.processes {
 		listener, err := (&net.ListenConfig{}).Listen(p.ctx, "tcp", "127.0.0.1:0")
@@ -252,7 +252,7 @@ func (p *productionRun) count(sql string) (n int, err error) {
 	return n, err
 }
 
-// sizes are the bytes of WAL since the server was created, and of the database.
+// sizes has the bytes of WAL since the server was created, and the bytes of the database.
 type sizes struct{ wal, disk int64 }
 
 func (p *productionRun) sizes() (s sizes, err error) {
@@ -282,7 +282,7 @@ func (p *productionRun) processTime() (sum time.Duration) {
 	return sum
 }
 
-// serverTime returns the processor time of Postgres: the postmaster, its children, and those that have ended.
+// serverTime returns the processor time of Postgres: of the postmaster, its children, and children that have ended.
 func (p *productionRun) serverTime() time.Duration {
 	raw, err := os.ReadFile(filepath.Join(p.dataDirectory(), "postmaster.pid"))
 	if err != nil {
@@ -308,7 +308,8 @@ func (p *productionRun) dataDirectory() (dir string) {
 	return dir
 }
 
-// processorTime returns the processor time of a process and, if withEnded, of its children that have ended (proc(5)).
+// processorTime returns the processor time of a process. If withEnded is set, it includes the process's children that
+// have ended (proc(5)).
 func processorTime(pid int, withEnded bool) time.Duration {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -23,13 +23,13 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
-// replayLimit is the baseline for replay runs, which keeps none of dlqd's guarantees: a transaction claims entries,
-// inserts as many jobs with River's client, and updates each entry.
+// replayLimit is the baseline for replay runs, which gives none of dlqd's guarantees. A transaction claims entries,
+// inserts one job for each with River's client, and updates each entry.
 const replayLimit = "limit"
 
-// replayBench measures replay runs without a rate in comparison with the baseline replayLimit, and with
-// River inserting as many jobs; then one run at a rate of 1,000/s. The baseline has the entries, indexes,
-// batches and commits of the run, but no triggers. Each entry has its failed job.
+// replayBench measures replay runs without a rate limit. It compares them with the baseline replayLimit, and with
+// inserts of as many jobs by River's client. Then it measures one run at a rate of 1,000/s. The baseline has the same
+// entries, indexes, batches and commits as the run, but no triggers. Each entry has its failed job.
 func replayBench(b *bench, scale float64) error {
 	entries := int(200_000 * scale)
 	b.row("batch size", "replayed/s", "limit/s", "ratio", "River inserts/s", "ratio",
@@ -38,7 +38,7 @@ func replayBench(b *bench, scale float64) error {
 		size = min(size, entries)
 		subjects := []string{"dlqd", replayLimit, "river"}
 		var rates, cpu [3][]float64
-		var ratios [3][]float64 // of dlqd to each subject
+		var ratios [3][]float64 // ratio of dlqd to each subject
 		for round := range b.rounds {
 			var measured [3]float64
 			for i := range subjects {
@@ -73,8 +73,8 @@ func replayBench(b *bench, scale float64) error {
 	})
 }
 
-// replayRate returns how many entries a second the subject sends, and the CPU time of Postgres per
-// thousand in milliseconds.
+// replayRate returns how many entries per second the subject sends, and the CPU time of Postgres per thousand entries,
+// in milliseconds.
 func (b *bench) replayRate(subject string, entries, size int) (rate, cpu float64, err error) {
 	err = b.withPool(4, func(pool *pgxpool.Pool) error {
 		if subject == "river" {
@@ -103,7 +103,7 @@ func (b *bench) replayRate(subject string, entries, size int) (rate, cpu float64
 	return rate, cpu, err
 }
 
-// fillReplay fills an empty database with entries and their failed jobs, in queues that a River client works.
+// fillReplay fills an empty database with entries and their failed jobs. A River client works the queues of the jobs.
 func (b *bench) fillReplay(pool *pgxpool.Pool, entries int) error {
 	if err := b.reset(pool, true); err != nil {
 		return err
@@ -129,8 +129,8 @@ func (b *bench) fillReplay(pool *pgxpool.Pool, entries int) error {
 	return nil
 }
 
-// replayAll starts a replay run of all entries, waits until it has replayed the given number of
-// them, or all, and returns how many it replayed per second.
+// replayAll starts a replay run of all entries. It waits until the run has replayed the given number of entries, or
+// all, and returns how many it replayed per second.
 func replayAll(ctx context.Context, pool *pgxpool.Pool, request replay.Request, most int) (float64, error) {
 	rules, err := policy.Default("http://127.0.0.1:1/")
 	if err != nil {
@@ -166,15 +166,16 @@ func replayAll(ctx context.Context, pool *pgxpool.Pool, request replay.Request, 
 	}
 }
 
-// storedArgs are the arguments of an entry's job, as they are stored.
+// storedArgs are the arguments of an entry's job, unchanged.
 type storedArgs json.RawMessage
 
 func (storedArgs) Kind() string { return noopArgs{}.Kind() }
 
 func (a storedArgs) MarshalJSON() ([]byte, error) { return json.RawMessage(a).MarshalJSON() }
 
-// limitAll does the minimum of a replay run: it claims the entries, inserts their jobs with River and updates their
-// rows. It uses plain statements, in the batches and transactions of the run, and returns the entries per second.
+// limitAll does the least work of a replay run: it claims the entries, inserts their jobs with River's client, and
+// updates the entries' rows. It uses plain statements, with the batches and transactions of the run, and returns the
+// entries per second.
 func limitAll(ctx context.Context, pool *pgxpool.Pool, entries, size int) (float64, error) {
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Logger: quiet})
 	if err != nil {

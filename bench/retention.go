@@ -20,9 +20,9 @@ import (
 // captureBatch is the number of jobs that fail in one transaction.
 const captureBatch = 100
 
-// retentionBench measures how long it takes to drop a month of a million resolved entries, to
-// archive and drop it, and to delete its entries, and how many jobs per second can fail and be
-// captured meanwhile.
+// retentionBench measures three ways to remove a month of a million resolved entries: drop it, archive and drop it, and
+// delete its entries. For each it prints the duration, and how many jobs per second can fail and be captured before,
+// meanwhile and afterwards.
 func retentionBench(b *bench, scale float64) error {
 	entries := int(1_000_000 * scale)
 	idle := func() error { time.Sleep(time.Duration(float64(5*time.Second) * min(1, 10*scale))); return nil }
@@ -50,8 +50,8 @@ func retentionBench(b *bench, scale float64) error {
 			if err != nil {
 				return err
 			}
-			// River's table grows with each failed job, which slows further failures down. The rate afterwards
-			// shows how much of a decline this causes.
+			// River's table grows with each failed job, which makes later failures slower. The rate after the removal shows
+			// how much of a decline comes from that.
 			after, _, err := captures(b.ctx, pool, idle)
 			b.row(how, fmt.Sprintf("%.3f", took.Seconds()), thousands(before), thousands(during), thousands(after),
 				longest.Round(time.Millisecond))
@@ -64,7 +64,7 @@ func retentionBench(b *bench, scale float64) error {
 	return nil
 }
 
-// fillMonth fills a month that is long past.
+// fillMonth fills the partition of a month that is long past.
 func fillMonth(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	for _, sql := range []string{
 		"SELECT dlq.ensure_partition('dlq.dead_letter_resolved', '2024-01-01Z')",
@@ -85,8 +85,7 @@ func fillMonth(ctx context.Context, pool *pgxpool.Pool, entries int) error {
 	return nil
 }
 
-// removeMonth drops the month as retention does, with or without an archive, or deletes its entries in
-// steps of 1,000.
+// removeMonth drops the month as retention does, with or without an archive, or deletes its entries in steps of 1,000.
 func removeMonth(ctx context.Context, pool *pgxpool.Pool, how string) error {
 	if how != "deleted" {
 		keeper := &retention.Keeper{Store: deadletter.NewStore(pool, postgres.DefaultSchemas()), Logger: quiet}
@@ -120,8 +119,8 @@ func removeMonth(ctx context.Context, pool *pgxpool.Pool, how string) error {
 	}
 }
 
-// captures fails jobs while during runs. It returns the number of jobs per second and the longest
-// time for a batch of captureBatch.
+// captures makes jobs fail while during runs. It returns the number of jobs per second, and the longest duration of a
+// batch of captureBatch jobs.
 func captures(ctx context.Context, pool *pgxpool.Pool, during func() error) (perSecond float64,
 	longest time.Duration, err error,
 ) {

@@ -11,9 +11,9 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// retriesBench measures how fast dlqd applies the facts of retries that an operator makes outside dlqd, as "retry all"
-// in River UI does. An application's jobs are discarded, dlqd files them, and one statement retries all of them. The jobs
-// then wait to run, or have completed before dlqd applies the first fact.
+// retriesBench measures how fast dlqd applies the facts of retries that an operator makes outside dlqd, for example
+// with "retry all" in River UI. An application's jobs are discarded, dlqd files their failures, and one statement
+// retries all jobs. Then the jobs either wait to run, or have completed before dlqd applies the first fact.
 func retriesBench(b *bench, scale float64) error {
 	jobs := int(100_000 * scale)
 	b.row("retried jobs", "facts/s", "Postgres CPU ms per 1,000")
@@ -34,8 +34,8 @@ func retriesBench(b *bench, scale float64) error {
 	return nil
 }
 
-// retryRate retries jobs and then, unless it is empty, runs the statement meanwhile. It returns how many facts per
-// second dlqd applies, and the CPU time of Postgres per thousand in milliseconds.
+// retryRate retries jobs, and then runs the statement meanwhile, unless it is empty. It returns how many facts per
+// second dlqd applies, and the CPU time of Postgres per thousand facts, in milliseconds.
 func (b *bench) retryRate(jobs int, meanwhile string) (rate, cpu float64, err error) {
 	err = b.withPool(4, func(pool *pgxpool.Pool) error {
 		if err := b.reset(pool, true); err != nil {

@@ -17,18 +17,18 @@ import (
 // suiteNames are the benchmarks of the suite, in its order.
 var suiteNames = []string{"ingest", "replay", "claim", "filing", "capture", "processing", "peers"}
 
-// suiteScale is the share of the work of a benchmark that the suite does, if it is not all. It keeps each benchmark at
-// 200,000 rows or less.
+// suiteScale is the share of a benchmark's work that the suite does, if it does not do all. With it, no benchmark has
+// more than 200,000 rows.
 var suiteScale = map[string]float64{"replay": 0.25, "claim": 0.2}
 
 // notInstalled is printed after the name of a peer that cannot be measured, and before the reason.
 const notInstalled = "  not installed: "
 
-// comparison is a figure of dlqd and the one of the same run beside it, which is zero if there is none.
+// comparison is a figure of dlqd, and the baseline of the same run. baseline is zero if there is none.
 type comparison struct{ dlqd, baseline cell }
 
-// runSuite runs the benchmarks in turn, once a round, and prints one table. The tables of the benchmarks go to standard
-// error meanwhile.
+// runSuite runs the benchmarks in turn, each once in a round, and prints one table at the end. Meanwhile the tables of
+// the benchmarks go to standard error.
 func runSuite(ctx context.Context, names []string, rounds int, scale float64, bin string) error {
 	if len(names) == 0 {
 		names = suiteNames
@@ -59,7 +59,7 @@ func runSuite(ctx context.Context, names []string, rounds int, scale float64, bi
 	return errors.Join(printSuite(os.Stdout, names, outputs), failed)
 }
 
-// printSuite prints the table of the suite from the outputs of each benchmark, one a round.
+// printSuite prints the table of the suite. outputs has the outputs of each benchmark, one for each round.
 func printSuite(w io.Writer, names []string, outputs map[string][]string) error {
 	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	_, _ = fmt.Fprintln(table, "path\trow\tdlqd\t\tbeside\t\tratio\tspread")
@@ -108,8 +108,8 @@ func printSuite(w io.Writer, names []string, outputs map[string][]string) error 
 }
 
 // comparisons returns the figures of a benchmark that the suite shows:
-//   - for each ratio, the first figure of its row beside the one that precedes the ratio;
-//   - for each figure of a row "… dlqd", the one of the row "… limit";
+//   - for each ratio, the first figure of its row, with the figure before the ratio as the baseline;
+//   - for each figure of a row "… dlqd", the figure of the row "… limit" as the baseline;
 //   - rates that have no baseline.
 func comparisons(order []cell) []comparison {
 	var found []comparison

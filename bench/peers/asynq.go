@@ -1,4 +1,4 @@
-// Command peers is asynq behind net/http, with the arguments and the output of node/peer.js.
+// Command peers runs asynq behind net/http. It has the same arguments and output as node/peer.js.
 package main
 
 import (

@@ -1,12 +1,13 @@
 // Command pipeline demonstrates sources with a pipeline of three gRPC nodes on topics of Kafka: "make demo-kafka".
 //
-// Each node has a consumer group that reads in.NODE and retry.NODE, calls the node for each document, and publishes the
-// answer to the topic of the next node. A document that fails goes to dlq.demo.NODE as a DlqMessage in Protobuf. dlqd
-// reads these topics and publishes what an operator replays to retry.NODE, which the node alone reads. Another consumer
-// group, audit, reads the input of the node that breaks.
+// Each node has a consumer group that reads the topics in.NODE and retry.NODE. It calls the node for each document, and
+// publishes the answer to the topic of the next node. If a document fails, it goes to dlq.demo.NODE as a DlqMessage in
+// Protobuf. dlqd reads these topics. When an operator replays a document, dlqd publishes it to retry.NODE, which only
+// the node reads. Another consumer group, audit, reads the input of the node that breaks.
 //
-// The topics are those of kfake, which speaks Kafka's protocol in this process. It is no broker. With -brokers, they are
-// topics of a cluster, with names that no other run has, and deleted at the end: "make trial-kafka".
+// The topics belong to kfake, which implements Kafka's protocol in this process and is no real broker. With -brokers,
+// the topics belong to a cluster. Their names are unique to the run, and they are deleted at the end: "make
+// trial-kafka".
 package main
 
 import (
@@ -44,20 +45,20 @@ import (
 const (
 	environment = "demo"
 	broken      = "chunker" // the node that breaks
-	auditor     = "audit"   // consumer group that reads the input of the broken node, too
+	auditor     = "audit"   // consumer group that also reads the input of the broken node
 	customers   = 12
 	partitions  = 3
-	// stepTimeout bounds the wait for a step, and stopTimeout the stop of dlqd.
+	// stepTimeout bounds the wait for a step. stopTimeout bounds the stop of dlqd.
 	stepTimeout = 3 * time.Minute
 	stopTimeout = 10 * time.Second
-	// lookInterval is the time between two looks whether a step has ended.
+	// lookInterval is the time between two checks whether a step has ended.
 	lookInterval = 50 * time.Millisecond
 )
 
 // nodeNames are the nodes, in the order of the pipeline.
 var nodeNames = []string{"parser", broken, "embedder"}
 
-// errAccount means that a document is lost, was processed twice, or came in another order.
+// errAccount means that a document is lost, was processed twice, or arrived out of order.
 var errAccount = errors.New("the account does not add up")
 
 // options configure a demo.
@@ -65,7 +66,7 @@ type options struct {
 	documents   int
 	brokers     string // host:port, separated by commas; empty: kfake
 	databaseURL string // empty: an embedded Postgres
-	postgresBin string // directory of its programs; searched for if empty
+	postgresBin string // directory of the Postgres programs; if empty, they are searched for
 }
 
 func main() {
@@ -96,10 +97,10 @@ type demo struct {
 	api     string
 
 	work   sync.WaitGroup
-	failed chan error // of a consumer
+	failed chan error // error of a consumer
 
 	mu      sync.Mutex
-	records map[string][]*kgo.Record // that the observers have read: by consumer group and topic
+	records map[string][]*kgo.Record // records that the observers have read, by consumer group and topic
 }
 
 func run(ctx context.Context, o options, out io.Writer) (err error) {
@@ -108,7 +109,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	// The server may run as another user, who must be able to traverse this directory to its data.
+	// The server may run as another user, who must be able to pass through this directory to the server's data.
 	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // it can be entered, not read
 		return err
 	}
@@ -161,10 +162,11 @@ func (d *demo) printf(format string, args ...any) {
 	_, _ = fmt.Fprintf(d.out, "%5.1f s  "+format+"\n", append([]any{time.Since(d.began).Seconds()}, args...)...)
 }
 
-// finished is the topic of the documents that all nodes have processed.
+// finished returns the topic of documents that all nodes have processed.
 func (d *demo) finished() string { return d.prefix + "indexed" }
 
-// openCluster makes the topics. The returned function deletes them and the consumer groups, or ends kfake.
+// openCluster creates the topics. The function that it returns deletes the topics and the consumer groups, or ends
+// kfake.
 func (d *demo) openCluster(ctx context.Context, brokers string, topics []string) (closing func() error, err error) {
 	if brokers == "" {
 		cluster, err := kfake.NewCluster(kfake.NumBrokers(2), kfake.SeedTopics(partitions, topics...))
@@ -201,7 +203,7 @@ func (d *demo) openCluster(ctx context.Context, brokers string, topics []string)
 	}, nil
 }
 
-// startPipeline starts the nodes, their consumers, and those that observe.
+// startPipeline starts the nodes, their consumers, and the observers.
 func (d *demo) startPipeline(ctx context.Context) (err error) {
 	if d.client, err = kgo.NewClient(kgo.SeedBrokers(d.brokers...), kgo.ProducerLinger(0)); err != nil {
 		return err
@@ -222,7 +224,7 @@ func (d *demo) startPipeline(ctx context.Context) (err error) {
 	return d.observe(ctx, "", d.finished(), d.nodes[broken].retryTopic(), d.nodes[broken].deadTopic())
 }
 
-// consume runs a consumer. The first error ends the demo.
+// consume runs a consumer. The first error of a consumer ends the demo.
 func (d *demo) consume(consumer func() error) {
 	d.work.Go(func() {
 		if err := consumer(); err != nil {
@@ -234,7 +236,7 @@ func (d *demo) consume(consumer func() error) {
 	})
 }
 
-// observe collects the records of topics, as a member of a consumer group or without one.
+// observe collects the records of topics. It is a member of a consumer group, unless group is empty.
 func (d *demo) observe(ctx context.Context, group string, topics ...string) error {
 	opts := []kgo.Opt{kgo.SeedBrokers(d.brokers...), kgo.ConsumeTopics(topics...)}
 	if group != "" {
@@ -272,7 +274,7 @@ func (d *demo) observed(group, topic string) []*kgo.Record {
 	return slices.Clip(d.records[group+" "+topic])
 }
 
-// startServer starts dlqd. The returned function stops it.
+// startServer starts dlqd. The function that it returns stops dlqd.
 func (d *demo) startServer(ctx context.Context, o options, dir string) (stop func() error, err error) {
 	config := filepath.Join(dir, "config")
 	if err := os.MkdirAll(config, 0o750); err != nil {
@@ -357,8 +359,8 @@ func (d *demo) awaitRecords(ctx context.Context, topic string, n int) error {
 		func() (bool, error) { return len(d.observed("", topic)) >= n, nil })
 }
 
-// produce publishes documents to the first node, from one number of all documents to another. They belong to the
-// customers in turn.
+// produce publishes the documents from number from up to number to, without the latter, to the first node. The
+// documents belong to the customers in turn.
 func (d *demo) produce(ctx context.Context, from, to int) error {
 	var records []*kgo.Record
 	for i := from; i < to; i++ {
@@ -374,7 +376,7 @@ func (d *demo) produce(ctx context.Context, from, to int) error {
 	return d.client.ProduceSync(ctx, records...).FirstErr()
 }
 
-// show breaks a node, mends it, and replays its documents.
+// show breaks a node, repairs it, and replays the documents that failed.
 func (d *demo) show(ctx context.Context, documents int) error {
 	third, died := documents/3, documents/3
 	node := d.nodes[broken]
@@ -430,7 +432,7 @@ func (d *demo) show(ctx context.Context, documents int) error {
 	return d.account(ctx, documents, died)
 }
 
-// awaitEntries waits for a number of entries of the broken node in a state, or in any.
+// awaitEntries waits until the broken node has n entries in a state, or in any state if status is empty.
 func (d *demo) awaitEntries(ctx context.Context, what string, n int, status string) error {
 	return d.await(ctx, fmt.Sprintf("%d %s", n, what), func() (bool, error) {
 		var count int
@@ -440,7 +442,7 @@ func (d *demo) awaitEntries(ctx context.Context, what string, n int, status stri
 	})
 }
 
-// replay replays the entries of the broken node, as an operator with its name in the filter.
+// replay replays the entries of the broken node, as an operator does with a filter by the node's name.
 func (d *demo) replay(ctx context.Context, died int) error {
 	request := map[string]any{"filter": map[string]any{"node": []string{broken}}, "note": "mended", "expect": died}
 	var answer struct {
@@ -495,7 +497,8 @@ func (d *demo) call(ctx context.Context, path string, in, out any) error {
 	return json.NewDecoder(response.Body).Decode(out)
 }
 
-// account compares what went in, died, was published and arrived. It prints every line before it returns an error.
+// account compares the documents that were submitted, died, were published again and arrived. It prints every line
+// before it returns an error.
 func (d *demo) account(ctx context.Context, documents, died int) error {
 	var entries, published, resolved int
 	if err := d.pool.QueryRow(ctx, `SELECT count(*), count(*) FILTER (WHERE status = 'dlq_resolved'),
@@ -563,7 +566,7 @@ func (d *demo) account(ctx context.Context, documents, died int) error {
 	return nil
 }
 
-// once reports whether records hold different documents.
+// once reports whether no document occurs twice in records.
 func (d *demo) once(records []*kgo.Record) bool {
 	seen := map[document]bool{}
 	for _, record := range records {

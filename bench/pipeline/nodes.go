@@ -27,11 +27,12 @@ import (
 )
 
 const (
-	// attempts is how often a node is called for a document before the document dies, with pauses of attemptPause.
+	// attempts is how often a node is called for a document before the document counts as failed, with a pause of
+	// attemptPause between the calls.
 	attempts     = 2
 	attemptPause = 10 * time.Millisecond
 	callTimeout  = 5 * time.Second
-	// connectPause is the pause before a client of a node connects again.
+	// connectPause is the pause before the client of a node connects again.
 	connectPause = 200 * time.Millisecond
 )
 
@@ -63,7 +64,7 @@ file {
   service {name: "Node" method {name: "Process" input_type: ".pipeline.v1.Document" output_type: ".pipeline.v1.Document"}}
 }`
 
-// schema is the parsed protos.
+// schema has the parsed protos.
 type schema struct {
 	descriptors []byte // as protoc writes them
 	document    protoreflect.MessageDescriptor
@@ -94,7 +95,7 @@ func parseSchema() (*schema, error) {
 	}, nil
 }
 
-// document names a document: the number counts the documents of a customer.
+// document identifies a document. Its number counts the documents of the customer.
 type document struct {
 	customer string
 	number   int32
@@ -122,12 +123,12 @@ func (s *schema) documentOf(m *dynamicpb.Message) document {
 	}
 }
 
-// node is a node of the pipeline: a gRPC server, and the consumer group that calls it for each document of its topics
-// and publishes the answer to the next topic.
+// node is a node of the pipeline. It has a gRPC server, and a consumer group that calls the server for each document in
+// the node's topics and publishes the answer to the next topic.
 type node struct {
 	prefix string // of topics and of the group
 	name   string
-	next   string // topic of what the node has processed
+	next   string // topic for the documents that the node has processed
 	schema *schema
 
 	address string
@@ -136,7 +137,7 @@ type node struct {
 	client  *kgo.Client
 
 	mu    sync.Mutex
-	calls []document // that the server has processed
+	calls []document // documents that the server has processed
 }
 
 func (n *node) group() string      { return n.prefix + "node-" + n.name }
@@ -144,7 +145,7 @@ func (n *node) input() string      { return n.prefix + "in." + n.name }
 func (n *node) retryTopic() string { return n.prefix + "retry." + n.name }
 func (n *node) deadTopic() string  { return n.prefix + "dlq." + environment + "." + n.name }
 
-// start starts the node's server, at the address that it had before.
+// start starts the node's server, at the same address as before.
 func (n *node) start(ctx context.Context) error {
 	if n.address == "" {
 		n.address = "127.0.0.1:0"
@@ -248,7 +249,7 @@ func (n *node) runOnce(ctx context.Context) error {
 	return n.client.CommitRecords(ctx, fetched.Records()...)
 }
 
-// handle calls the node for a record, and publishes the answer, or what failed.
+// handle calls the node for a record. It publishes the answer or, if the call fails, the dead document.
 func (n *node) handle(ctx context.Context, record *kgo.Record) error {
 	m, _, err := n.schema.parse(record.Value)
 	if err != nil {
@@ -261,7 +262,7 @@ func (n *node) handle(ctx context.Context, record *kgo.Record) error {
 			return ctx.Err()
 		}
 		to.Topic, answer = n.deadTopic(), n.dead(m, record.Topic, err)
-		to.Headers = record.Headers // a record that dlqd published has its dlqd-delivery-id again
+		to.Headers = record.Headers // if dlqd published the record, the dead document has the same dlqd-delivery-id
 	}
 	if to.Value, err = proto.Marshal(answer); err != nil {
 		return err
@@ -290,7 +291,7 @@ func (n *node) call(ctx context.Context, m *dynamicpb.Message) (*dynamicpb.Messa
 	return nil, err
 }
 
-// dead returns the message of a document that died.
+// dead returns the message for a document that failed.
 func (n *node) dead(m *dynamicpb.Message, topic string, failure error) *dynamicpb.Message {
 	kind, text := status.Code(failure).String(), status.Convert(failure).Message()
 	switch {

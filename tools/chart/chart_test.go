@@ -1,5 +1,5 @@
 // Package chart tests deploy/helm, deploy/kubernetes and deploy/compose.yaml with the libraries of Helm, Kubernetes,
-// prometheus-operator and Compose. It is a module of its own, because these have hundreds of dependencies.
+// prometheus-operator and Compose. It is a separate module, because these libraries have hundreds of dependencies.
 package chart
 
 import (
@@ -44,10 +44,10 @@ const (
 	namespace = "dlqd"
 )
 
-// values are those of an installation, as in a file for helm install --values.
+// values are the settings of an installation, as in a file for helm install --values.
 type values = map[string]any
 
-// installations are the values that tests render, by name.
+// installations are the installations that tests render, by name.
 func installations() map[string]values {
 	image := values{"repository": "registry.example.com/dlqd-full"}
 	return map[string]values{
@@ -86,7 +86,7 @@ func installations() map[string]values {
 	}
 }
 
-// render returns the chart's manifests by template.
+// render returns the manifests that the chart renders, by template.
 func render(t *testing.T, release string, set values) (map[string]string, error) {
 	t.Helper()
 	chart, err := helmloader.Load(directory)
@@ -109,7 +109,7 @@ func render(t *testing.T, release string, set values) (map[string]string, error)
 	return byName, nil
 }
 
-// objects are decoded manifests by kind.
+// objects has decoded manifests by kind.
 type objects struct {
 	deployments []*apps.Deployment
 	jobs        []*batch.Job
@@ -158,7 +158,7 @@ func decode(t *testing.T, texts ...string) (all objects) {
 	return all
 }
 
-// manifests renders an installation and decodes it.
+// manifests renders an installation and decodes its manifests.
 func manifests(t *testing.T, release string, set values) objects {
 	t.Helper()
 	files, err := render(t, release, set)
@@ -176,9 +176,8 @@ func TestChart_Lints(t *testing.T) {
 	}
 }
 
-// The pods of the processes and of the migration satisfy the restricted Pod Security Standard and
-// read their secrets from files. Kubernetes restarts a running process only if it does not answer
-// /livez.
+// The pods of the processes and of the migration satisfy the restricted Pod Security Standard, and read their secrets
+// from files. Kubernetes restarts a running process only if the process does not answer /livez.
 func TestChart_PodsAreRestricted(t *testing.T) {
 	t.Parallel()
 	evaluator, err := securitypolicy.NewEvaluator(securitypolicy.DefaultChecks(), nil)
@@ -228,7 +227,7 @@ func TestChart_PodsAreRestricted(t *testing.T) {
 	}
 }
 
-// Each selector matches the objects that it is meant for, and no others of the release.
+// Each selector matches the objects for which it is intended, and no other object of the release.
 func TestChart_SelectorsMatch(t *testing.T) {
 	t.Parallel()
 	for name, set := range installations() {
@@ -278,7 +277,7 @@ func TestChart_SelectorsMatch(t *testing.T) {
 	}
 }
 
-// A process without a role runs every part. With roles, each part has its own processes, with its own settings.
+// Without roles, each process runs every part. With roles, each part has separate processes with separate settings.
 func TestChart_DeploysByRole(t *testing.T) {
 	t.Parallel()
 	found := map[string]*apps.Deployment{}
@@ -311,7 +310,7 @@ func TestChart_DeploysByRole(t *testing.T) {
 		manifests(t, "dlqd", installations()["roles"]).jobs[0].Spec.Template.Spec.Containers[0].Args[0])
 }
 
-// The alerts are those of deploy/prometheus/rules.yaml, with links to the console of the values.
+// The rendered alerts equal deploy/prometheus/rules.yaml, with links to the console that the values set.
 func TestChart_AlertsAreTheFiles(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile(deploy + "/prometheus/rules.yaml")
@@ -332,7 +331,7 @@ func TestChart_RefusesWrongValues(t *testing.T) {
 	for name, set := range map[string]values{
 		"no archive":      {},
 		"no image":        {"archive": "none", "image": values{"tag": "1"}},
-		"a directory":     {"archive": "/archive"}, // there is no volume
+		"a directory":     {"archive": "/archive"}, // the chart has no volume
 		"unknown value":   {"archive": "none", "replica": 1},
 		"unknown role":    {"archive": "none", "roles": values{"worker": values{}}},
 		"unknown mode":    {"archive": "none", "database": values{"mode": "shared"}},
@@ -353,7 +352,7 @@ func TestChart_RefusesWrongValues(t *testing.T) {
 	}
 }
 
-// digest returns the hash of the chart's files. deploy/deploy_test.go computes the same.
+// digest returns the hash of the chart's files. deploy/deploy_test.go computes the same hash.
 func digest(t *testing.T) string {
 	t.Helper()
 	hash := sha256.New()
@@ -368,8 +367,8 @@ func digest(t *testing.T) string {
 	return hex.EncodeToString(hash.Sum(nil))
 }
 
-// TestManifests_MatchTheChart compares deploy/kubernetes with what the chart renders. DLQD_MANIFESTS=write writes the
-// files.
+// TestManifests_MatchTheChart compares deploy/kubernetes with the manifests that the chart renders. With
+// DLQD_MANIFESTS=write it writes the files.
 func TestManifests_MatchTheChart(t *testing.T) {
 	t.Parallel()
 	files, err := render(t, "dlqd", installations()["plain"])

@@ -1,8 +1,8 @@
-// Command flaky reads the events of a run by gotestsum, which repeats failed tests alone. It prints the tests that
-// failed first and then passed, and exits with 1 if anything else failed, or if no test ran.
+// Command flaky reads the events of a run of gotestsum, which repeats failed tests one by one. It prints the tests that
+// failed first and then passed. It exits with 1 if there was any other failure, or if no test ran.
 //
-// gotestsum v1.13.0 accepts a package whose process ended early, or whose TestMain failed, once the tests that it
-// repeats pass. Other tests of that package may not have run at all.
+// gotestsum v1.13.0 accepts a package whose process ended early, or whose TestMain failed, if the tests that it repeats
+// pass. Other tests of that package may not have run at all.
 package main
 
 import (
@@ -16,7 +16,7 @@ import (
 )
 
 func main() {
-	events, err := os.Open(os.Getenv("GOTESTSUM_JSONFILE")) // gotestsum sets it for its --post-run-command
+	events, err := os.Open(os.Getenv("GOTESTSUM_JSONFILE")) // gotestsum sets the variable for its --post-run-command
 	if err == nil {
 		err = report(os.Stdout, events)
 	}
@@ -29,16 +29,16 @@ func main() {
 // event is an event of "go test -json".
 type event struct{ Action, Package, Test string }
 
-// results are the results of a package. A subtest is part of its test.
+// results has the results of a package. A subtest counts as a part of its test.
 type results struct {
 	name          string
-	ended, failed bool // the first run; the others repeat one test each
+	ended, failed bool // of the first run; the other runs repeat one test each
 	running       int
 	tests, flaky  []string
 	failing       []string
 }
 
-// report prints flaky tests. It returns an error if the run must not pass.
+// report prints flaky tests. It returns an error if the run does not count as passed.
 func report(w io.Writer, events io.Reader) error {
 	var packages []*results
 	byName := map[string]*results{}

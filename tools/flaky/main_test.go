@@ -11,7 +11,8 @@ import (
 	"gotest.tools/gotestsum/cmd"
 )
 
-// TestReport_AcceptsOnlyTestsThatPassAlone runs gotestsum, as "make test" does, on packages that fail in each way.
+// TestReport_AcceptsOnlyTestsThatPassAlone runs gotestsum, as "make test" does, on packages that fail in different
+// ways.
 func TestReport_AcceptsOnlyTestsThatPassAlone(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
@@ -42,7 +43,7 @@ func first() bool { _, err := os.Stat("failed"); _ = os.WriteFile("failed", nil,
 
 `+code)
 	}
-	fails := filepath.Join(t.TempDir(), "fails") // outside of the module: go's cache ignores it
+	fails := filepath.Join(t.TempDir(), "fails") // outside of the module, so that go's test cache ignores the file
 	t.Setenv("DLQD_FAILS", fails)
 	require.NoError(t, exec.Command("go", "test", "-json", "-vet=off", "-test.run=^TestA$", "example/cached").Run())
 	write(fails, "")

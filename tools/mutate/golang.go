@@ -14,10 +14,10 @@ var swaps = map[token.Token]string{
 	token.BREAK: "continue", token.CONTINUE: "break",
 }
 
-// mutateGo returns the mutants of a Go file: other operators, continue for break, conditions that
-// are always or never true (those of loops: never), no negation, true for false, and calls and
-// assignments that are left out. A replacement is made in both directions. Log messages and
-// constants (limits, intervals) stay as they are, because few tests compare them.
+// mutateGo returns the mutants of a Go file: other operators; continue for break; conditions that are always or never
+// true (of loops: only never); a negation removed; true for false; calls and assignments removed. Each replacement is
+// made in both directions. Log messages and constants (limits, intervals) stay unchanged, because few tests compare
+// them.
 func mutateGo(file string, source []byte) (all []Mutant, err error) {
 	files := token.NewFileSet()
 	tree, err := parser.ParseFile(files, file, source, parser.SkipObjectResolution|parser.ParseComments)
@@ -28,7 +28,7 @@ func mutateGo(file string, source []byte) (all []Mutant, err error) {
 	add := func(start, end token.Pos, replacement string) {
 		all = append(all, newMutant(file, source, at(start), at(end), replacement))
 	}
-	// always makes a condition constant and still uses its variables, so that the mutant compiles.
+	// always adds mutants whose condition is constant. They still use the condition's variables, so that they compile.
 	always := func(condition ast.Expr, operators ...string) {
 		for _, operator := range operators {
 			text := string(source[at(condition.Pos()):at(condition.End())])
@@ -71,7 +71,7 @@ func mutateGo(file string, source []byte) (all []Mutant, err error) {
 			always(n.Cond, "&& false", "|| true")
 		case *ast.ForStmt:
 			if n.Cond != nil {
-				always(n.Cond, "&& false") // a loop without end only waits for the time limit
+				always(n.Cond, "&& false") // an endless loop would only wait for the time limit
 			}
 		case *ast.SwitchStmt:
 			for _, clause := range n.Body.List {

@@ -1,11 +1,10 @@
-// Command mutate measures how much the tests notice. It changes the code of a room in one place (a
-// mutant), runs the room's tests, and counts how many mutants make a test fail or take too long
-// (killed). The others survive: either a test is missing, or the change makes no difference
-// (equivalent).
+// Command mutate measures how many faults the tests notice. It changes the code of a room in one place (a mutant), runs
+// the room's tests, and counts the mutants that make a test fail or take too long (killed). The others survive: either
+// a test is missing, or the change makes no difference (equivalent).
 //
-// A room is a package of internal/, or db/code, the SQL functions. No file of the tree is changed: "go test -overlay"
-// builds a mutant of Go, and a mutant of SQL replaces functions in the template of the tests' databases. Start it by
-// "make mutate".
+// A room is a package of internal/, or db/code, the SQL functions. mutate does not change the work tree: "go test
+// -overlay" builds a mutant of Go, and a mutant of SQL replaces functions in the template of the tests' databases. It
+// is started with "make mutate".
 package main
 
 import (
@@ -29,10 +28,10 @@ import (
 	"time"
 )
 
-// z is the quantile of the normal distribution for an interval of 90 %.
+// z is the quantile of the normal distribution for a two-sided interval with a confidence of 90 %.
 const z = 1.6449
 
-// equivalentFile lists mutants that no test can kill: file, change and reason, separated by tabs.
+// equivalentFile lists mutants that no test can kill. Each line has file, change and reason, separated by tabs.
 const equivalentFile = "tools/mutate/equivalent.txt"
 
 // Mutant is one change of one file.
@@ -44,7 +43,7 @@ type Mutant struct {
 	Sum    string // a hash of Source
 }
 
-// newMutant replaces source[start:end].
+// newMutant returns the mutant in which replacement replaces source[start:end].
 func newMutant(file string, source []byte, start, end int, replacement string) Mutant {
 	mutated := slices.Concat(source[:start], []byte(replacement), source[end:])
 	from := bytes.LastIndexByte(source[:start], '\n') + 1
@@ -60,7 +59,7 @@ func newMutant(file string, source []byte, start, end int, replacement string) M
 	}
 }
 
-// Verdicts about a mutant. Only killed and survived ones count.
+// Verdicts about a mutant. Only killed and survived mutants count.
 const (
 	killed   = "killed"
 	survived = "survived"
@@ -73,7 +72,7 @@ type result struct {
 	Line              int
 	Verdict           string
 	By                string `json:",omitempty"` // the test that failed first, or "timeout"
-	Tests             string // a hash of the room's tests and queries: a survivor is run again once they have changed
+	Tests             string // a hash of the room's tests and queries; when they have changed, a survivor is run again
 	Seconds           float64
 }
 
@@ -140,13 +139,13 @@ func readResults(file string) (map[string]result, error) {
 	return known, nil
 }
 
-// candidates returns all mutants of a room, without tests and generated files.
+// candidates returns all mutants of a room. It omits tests and generated files.
 func candidates(room string) (all []Mutant, err error) {
 	files, err := filepath.Glob(filepath.Join(room, "*"))
 	for _, file := range files {
 		source, readErr := os.ReadFile(file)
 		switch {
-		case file == "db/code/16_comments.sql": // has no effect but comments
+		case file == "db/code/16_comments.sql": // the file contains only comments on objects
 			continue
 		case strings.HasSuffix(file, ".sql"):
 			all = append(all, mutateSQL(file, source)...)
@@ -165,8 +164,8 @@ func candidates(room string) (all []Mutant, err error) {
 	return all, err
 }
 
-// shuffled puts the mutants of a room into the order in which a sample takes them. The order is the
-// same for the same seed and code.
+// shuffled returns a room's mutants in the order in which a sample takes them. The same seed and code give the same
+// order.
 func shuffled(mutants []Mutant, seed uint64, room string) []Mutant {
 	name := fnv.New64a()
 	_, _ = name.Write([]byte(room))
@@ -175,7 +174,7 @@ func shuffled(mutants []Mutant, seed uint64, room string) []Mutant {
 	return mutants
 }
 
-// sample is the part of a room's mutants that is run.
+// sample has the mutants of a room, and the results of those that were run.
 type sample struct {
 	out        *os.File
 	known      map[string]result
@@ -186,7 +185,7 @@ type sample struct {
 	survivors                []Mutant
 }
 
-// take runs mutants until count of them are killed or have survived, or none is left.
+// take runs mutants until count of them were killed or have survived, or until none is left.
 func (s *sample) take(ctx context.Context, room string, count int) error {
 	r := runner{room: room}
 	defer r.close()

@@ -106,7 +106,7 @@ func TestSample_RunsNoMutantTwice(t *testing.T) {
 	s := sample{known: known, equivalent: "x.go\td\treason", mutants: []Mutant{
 		{Sum: "c"}, {File: "x.go", Change: "d"}, {Sum: "a"}, {Sum: "b"}, {Sum: "beyond the count"},
 	}}
-	require.NoError(t, s.take(t.Context(), "none", 2)) // a run would fail: there is no such room
+	require.NoError(t, s.take(t.Context(), "none", 2)) // a run would fail, because the room does not exist
 	require.Equal(t, "none: score 1.00 (90 % interval 0.43 to 1.00): 2 of 2 mutants killed; "+
 		"not counted: 1 invalid, 1 equivalent; 5 places to change\n", s.report("none"))
 }

@@ -24,24 +24,24 @@ import (
 
 const (
 	codeRoom = "db/code"
-	// testRole owns the tests' databases (postgrestest.Role).
+	// testRole owns the tests' databases; it equals postgrestest.Role.
 	testRole = "dlqd_test"
 	// urlVariable names the environment variable with the URL of the server that all mutants share.
 	urlVariable = "DLQD_TEST_DATABASE_URL"
-	// The tests of a mutant may take patience times as long as without a change, plus slack. If
-	// they take longer, the mutant counts as killed.
+	// The tests of a mutant may take patience times as long as the tests of the unchanged code, plus slack. If they take
+	// longer, the mutant counts as killed.
 	patience = 5
 	slack    = 10 * time.Second
 )
 
-// codeTests are the packages with tests of SQL functions. Those of internal/server are too slow.
+// codeTests are the packages with tests of SQL functions. The tests of internal/server are too slow.
 var codeTests = strings.Fields(`internal/deadletter internal/worker internal/facts internal/reconcile
 	internal/replay internal/host internal/breaker internal/retention internal/group internal/analytics
 	internal/automatic internal/restored internal/approval internal/metrics internal/delivery
 	internal/process`)
 
-// nearest is how many of the packages in codeTests run for a mutant of db/code: those whose tests and queries
-// name the changed function most. A mutant that only the tests of other packages would kill survives.
+// nearest is how many packages of codeTests run for a mutant of db/code. They are the packages whose tests and queries
+// name the changed function most often. So a mutant survives if only the tests of other packages would kill it.
 const nearest = 4
 
 var (
@@ -52,9 +52,9 @@ var (
 // runner runs the tests of a room.
 type runner struct {
 	room     string
-	dir      string                   // of built tests; "" until the first mutant
-	limits   map[string]time.Duration // of packages whose tests have passed without a change
-	sources  map[string]string        // of the tests and queries of a package
+	dir      string                   // directory of built tests; "" until the first mutant
+	limits   map[string]time.Duration // time limits of packages whose tests have passed on the unchanged code
+	sources  map[string]string        // text of the tests and queries of each package
 	template string                   // the database that tests copy
 }
 
@@ -78,7 +78,7 @@ func (r *runner) readTests() (string, error) {
 		}
 		for _, file := range append(files, "db/queries/"+filepath.Base(pkg)+".sql") {
 			raw, err := os.ReadFile(file)
-			if err != nil && !errors.Is(err, os.ErrNotExist) { // not every package has queries
+			if err != nil && !errors.Is(err, os.ErrNotExist) { // a package may have no queries
 				return "", err
 			}
 			_, _ = hash.Write(raw)
@@ -88,8 +88,8 @@ func (r *runner) readTests() (string, error) {
 	return hex.EncodeToString(hash.Sum(nil)[:8]), nil
 }
 
-// start builds and runs the tests of packages without a change, unless it has done so before, and
-// sets the time limits for their mutants.
+// start builds the tests of packages and runs them on the unchanged code, unless it has done so before. It sets the
+// time limits for mutants.
 func (r *runner) start(ctx context.Context, packages []string) (err error) {
 	if r.dir == "" {
 		r.limits = map[string]time.Duration{}
@@ -158,8 +158,8 @@ func (r *runner) run(ctx context.Context, m Mutant) (verdict, by string, err err
 	return survived, "", nil
 }
 
-// near returns how often the tests and queries of a package name the function that a mutant changes,
-// and the other functions of its file, which count less.
+// near returns how often the tests and queries of a package name the function that a mutant changes. The other
+// functions of the same file count, too, but less.
 func (r *runner) near(m Mutant, pkg string) (n int) {
 	own, names := "", map[string]bool{}
 	for _, match := range function.FindAllSubmatchIndex(m.Source, -1) {
@@ -193,15 +193,15 @@ func (r *runner) binary(pkg string) string {
 	return filepath.Join(r.dir, strings.ReplaceAll(pkg, "/", "-")+".test")
 }
 
-// test runs the built tests of a package, and returns the first that failed, "timeout", or "". It ends
-// the process at the first failure, because -failfast does not stop parallel tests that have begun,
-// and drops the databases that such a process leaves.
+// test runs the built tests of a package. It returns the first test that failed, "timeout", or "". At the first failure
+// it ends the process, because -failfast does not stop parallel tests that have begun. Then it drops the databases that
+// the process left.
 func (r *runner) test(ctx context.Context, pkg string, limit time.Duration) (by string, err error) {
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	args := []string{"-test.failfast", "-test.timeout=0", "-test.parallel=3"}
 	if strings.Contains(r.sources[pkg], `"pgregory.net/rapid"`) {
-		// Do not look for a smaller counterexample, and write no file with it.
+		// Do not search for a smaller counterexample, and write no file with it.
 		args = append(args, "-rapid.shrinktime=0s", "-rapid.nofailfile")
 	}
 	cmd := exec.CommandContext(limited, r.binary(pkg), args...)
@@ -277,7 +277,7 @@ func (r *runner) dropDatabases(ctx context.Context) error {
 	})
 }
 
-// findTemplate finds the template that the tests have made, and copies it as "unchanged".
+// findTemplate finds the template that the tests have created, and copies it under the name "unchanged".
 func (r *runner) findTemplate(ctx context.Context) error {
 	return as(ctx, "", "", func(conn *pgx.Conn) error {
 		found, err := names(ctx, conn, `template\_%`)
@@ -293,7 +293,7 @@ func (r *runner) findTemplate(ctx context.Context) error {
 	})
 }
 
-// resetTemplate makes the template anew, as it was without a mutant.
+// resetTemplate recreates the template without a mutant.
 func (r *runner) resetTemplate(ctx context.Context) error {
 	if r.template == "" {
 		return nil

@@ -6,17 +6,16 @@ import (
 	"strings"
 )
 
-// word is a token of SQL: its text in upper case, and its place.
+// word is a token of SQL: its text in upper case, and its position.
 type word struct {
 	text       string
 	start, end int
 }
 
 var (
-	// Dollar quotes are words of their own, so that the text of a function is read as SQL, too.
+	// A dollar quote is a separate word, so that the body of a function is read as SQL.
 	wordPattern = regexp.MustCompile(`--[^\n]*|'(?:[^']|'')*'|"[^"]*"|\$[A-Za-z_]*\$|\w+|::|:=|[-+*/<>=~!@#%^&|?]+|\S`)
-	// termEnds are the words before which a term of a condition, or an expression of ORDER BY,
-	// ends.
+	// termEnds are the words that end a term of a condition, or an expression of ORDER BY.
 	termEnds = strings.Fields(`) ] , ; AND OR THEN LOOP ELSE WHEN END AS FROM WHERE JOIN LEFT CROSS ON GROUP HAVING
 		WINDOW ORDER LIMIT OFFSET FOR UNION EXCEPT INTERSECT RETURNING ASC DESC NULLS`)
 	lockEnds = strings.Fields(`) ; LOOP`)
@@ -35,7 +34,7 @@ func words(source []byte) (all []word) {
 	return all
 }
 
-// end returns the index of the first word from i that is one of ends, outside of parentheses and CASE.
+// end returns the index of the first word at or after i that is in ends. It skips words inside of parentheses and CASE.
 func end(all []word, i int, ends []string) int {
 	depth, between := 0, false
 	for ; i < len(all); i++ {
@@ -57,9 +56,9 @@ func end(all []word, i int, ends []string) int {
 	return len(all) - 1
 }
 
-// mutateSQL returns the mutants of SQL: other comparisons, orders and signs, terms of conditions that are left out,
-// branches that always or never run, true for false, least for greatest, no NOT, no row lock, no SKIP LOCKED, and no
-// guard against null. Postgres refuses mutants that are not valid SQL, such as "SET a < b".
+// mutateSQL returns the mutants of SQL: other comparisons, orders and signs; terms of conditions removed; branches that
+// always or never run; true for false; least for greatest; without NOT, a row lock, SKIP LOCKED or a guard against
+// null. Postgres refuses mutants that are not valid SQL, such as "SET a < b".
 func mutateSQL(file string, source []byte) (all []Mutant) {
 	found := words(source)
 	var searched []bool // of the enclosing CASE expressions: whether it has the form CASE WHEN condition

@@ -14,13 +14,13 @@ import (
 	"time"
 )
 
-// file is a file of a package. Its path is absolute. If it ends with a slash, it is a directory.
+// file is a file of a package, with an absolute path. If the path ends with a slash, the file is a directory.
 type file struct {
 	path   string
 	mode   fs.FileMode // 0 means 0644, or 0755 for a directory
 	body   []byte
-	config bool // the administrator changes it, and an upgrade keeps it
-	owner  int  // user and group
+	config bool // a configuration file, which an upgrade does not overwrite
+	owner  int  // id of the user and of the group
 }
 
 func (f *file) isDir() bool { return strings.HasSuffix(f.path, "/") }
@@ -36,7 +36,7 @@ func (f *file) perm() fs.FileMode {
 	}
 }
 
-// sorted returns the files with their parent directories, in the order of an archive.
+// sorted returns the files, with their parent directories, in the order in which archives contain them.
 func sorted(files []file) []file {
 	all := map[string]file{}
 	for _, f := range files {
@@ -55,7 +55,7 @@ func sorted(files []file) []file {
 	return list
 }
 
-// tarOf writes files to an archive whose bytes depend on nothing but the files and the time.
+// tarOf writes files to an archive. The bytes of the archive depend only on the files and the time.
 func tarOf(w io.Writer, files []file, at time.Time) error {
 	archive := tar.NewWriter(w)
 	for _, f := range sorted(files) {
@@ -76,7 +76,7 @@ func tarOf(w io.Writer, files []file, at time.Time) error {
 	return archive.Close()
 }
 
-// gzipped returns text compressed, without a time and a name.
+// gzipped returns body compressed. The result contains neither a time nor a name.
 func gzipped(body []byte) ([]byte, error) {
 	var packed bytes.Buffer
 	w, err := gzip.NewWriterLevel(&packed, gzip.BestCompression)
@@ -92,7 +92,7 @@ func gzipped(body []byte) ([]byte, error) {
 	return packed.Bytes(), nil
 }
 
-// stage writes files below a directory.
+// stage writes files below a directory, with their modes and the given time.
 func stage(dir string, files []file, at time.Time) error {
 	list := sorted(files)
 	for _, f := range list {
@@ -108,7 +108,7 @@ func stage(dir string, files []file, at time.Time) error {
 			return err
 		}
 	}
-	for _, f := range slices.Backward(list) { // a directory changes with its files
+	for _, f := range slices.Backward(list) { // writing a file changes the time of its directory
 		if err := os.Chtimes(filepath.Join(dir, filepath.FromSlash(f.path)), at, at); err != nil {
 			return err
 		}
@@ -116,7 +116,7 @@ func stage(dir string, files []file, at time.Time) error {
 	return nil
 }
 
-// readTree returns the files below a directory as files below another path.
+// readTree returns the files below a directory, with paths below another directory.
 func readTree(dir, below string) (files []file, err error) {
 	return files, filepath.WalkDir(dir, func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {

@@ -16,15 +16,15 @@ import (
 	"golang.org/x/crypto/x509roots/fallback/bundle"
 )
 
-// imageUser is the user of the image: a number, so that Kubernetes can see that it is not root.
+// imageUser is the user of the image. It is a number, because Kubernetes can only check a number for not being root.
 const imageUser = 65532
 
 // rootsNotice is the licence notice of the root certificates, which only the images contain.
 const rootsNotice = "\nThe root certificates in /etc/ssl/certs are those of Mozilla, under the Mozilla Public License 2.0\n" +
 	"(https://www.mozilla.org/MPL/2.0/), as golang.org/x/crypto/x509roots/fallback has them.\n"
 
-// writeImage writes an OCI image layout of the programs as an archive that docker, podman and skopeo read. Time zones
-// are in the program (time/tzdata).
+// writeImage writes an archive with an OCI image layout, which contains the programs. docker, podman and skopeo can
+// read it. The image has no time zones, because the program contains them (time/tzdata).
 func (r *release) writeImage(programs []*program) error {
 	base := []file{
 		{path: "/etc/passwd", body: []byte("root:x:0:0:root:/:/sbin/nologin\n" +
@@ -119,13 +119,14 @@ func (r *release) image(p *program, layers ...v1.Layer) (v1.Image, error) {
 	return mutate.ConfigFile(image, config)
 }
 
-// certificates returns the roots that Mozilla trusts, as of x509roots in go.mod. It leaves out roots with a constraint,
-// such as those that Mozilla trusts only for certificates issued before a date, because PEM cannot express that.
+// certificates returns the root certificates that Mozilla trusts, from the version of x509roots in go.mod. It omits
+// roots with a constraint, for example those that Mozilla trusts only for certificates issued before a date. PEM cannot
+// express a constraint.
 func certificates() []byte {
 	var all bytes.Buffer
 	for root := range bundle.Roots() {
 		if root.Constraint == nil {
-			_ = pem.Encode(&all, &pem.Block{Type: "CERTIFICATE", Bytes: root.Certificate}) // a buffer takes everything
+			_ = pem.Encode(&all, &pem.Block{Type: "CERTIFICATE", Bytes: root.Certificate}) // writing to a buffer cannot fail
 		}
 	}
 	return all.Bytes()

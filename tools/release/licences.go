@@ -20,8 +20,8 @@ var (
 	noticeName  = regexp.MustCompile(`(?i)^notice([-._].*)?$`)
 )
 
-// licences returns the licence texts of all modules in a program, each text once, and the notices that they require. A
-// module without a licence is an error: it may not be distributed.
+// licences returns the licence texts of all modules in a program, each text once, and the notices that the licences
+// require. It returns an error for a module without a licence, because that module may not be distributed.
 func (r *release) licences(ctx context.Context, info *buildinfo.BuildInfo) (licences, notice []byte, err error) {
 	env, err := output(ctx, r.src(), nil, "go", "env", "GOMODCACHE", "GOROOT")
 	if err != nil {
@@ -71,7 +71,7 @@ func (r *release) licences(ctx context.Context, info *buildinfo.BuildInfo) (lice
 	return all.Bytes(), notices.Bytes(), nil
 }
 
-// matching returns the texts of the files of a directory whose names match.
+// matching returns the contents of the files in a directory whose names match.
 func matching(dir string, name *regexp.Regexp) (texts []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

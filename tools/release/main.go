@@ -1,6 +1,6 @@
-// Command release makes the files of a release from a commit: programs, packages for Debian and for RPM, container
+// Command release builds the files of a release from a commit: programs, packages for Debian and for RPM, container
 // images, bills of materials, licences, the modules as a GOPROXY tree, and signed checksums. The same commit and
-// version give the same bytes in every directory. See docs/versions.md.
+// version give the same bytes, in whichever directory the command runs. See docs/versions.md.
 package main
 
 import (
@@ -19,20 +19,20 @@ import (
 	"golang.org/x/mod/semver"
 )
 
-// platforms are the platforms for which a release has programs. The programs for Darwin are for the command line.
+// platforms are the platforms of a release's programs. The programs for Darwin are for use on the command line.
 const platforms = "linux/amd64,linux/arm64,darwin/amd64,darwin/arm64"
 
 // release makes one release.
 type release struct {
-	source    string // a work tree of the repository; its HEAD is released
-	version   string // with v, as Go writes versions
-	out       string // the directory for the files, which must not exist or be empty
+	source    string // directory of a work tree of the repository; its HEAD is released
+	version   string // with a leading v, as Go writes versions
+	out       string // directory for the files; it must not exist, or be empty
 	platforms []string
-	key       string // file of minisign's secret key; empty for no signature
-	draft     bool   // of a commit that was not prepared for a release
+	key       string // file with minisign's secret key; empty for no signature
+	draft     bool   // the commit need not be prepared for a release
 	password  string // of key
 
-	work   string // the clone that is built, and what is made on the way
+	work   string // directory of the clone that is built, and of temporary files
 	commit string
 	time   time.Time // of the commit
 }
@@ -94,14 +94,14 @@ func (r *release) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// number returns the version without v.
+// number returns the version without the leading v.
 func (r *release) number() string { return strings.TrimPrefix(r.version, "v") }
 
-// src is the clone of the commit.
+// src returns the directory of the clone.
 func (r *release) src() string { return filepath.Join(r.work, "src") }
 
-// clone clones the commit and tags it there, so that Go records the version in the programs. If the
-// repository has the tag already, it must be a tag of this commit.
+// clone clones the commit and tags it in the clone, so that Go records the version in the programs. If the repository
+// already has the tag, the tag must point to this commit.
 func (r *release) clone(ctx context.Context) error {
 	changed, err := output(ctx, r.source, nil, "git", "status", "--porcelain", "--untracked-files=no")
 	if err != nil {
@@ -146,8 +146,8 @@ func (r *release) clone(ctx context.Context) error {
 	return nil
 }
 
-// output runs a command in a directory and returns what it prints, without the last newline. env is its environment;
-// nil means the one of this process.
+// output runs a command in a directory and returns the command's output without the last newline. env is the command's
+// environment; nil means the environment of this process.
 func output(ctx context.Context, dir string, env []string, name string, args ...string) (string, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, name, args...)

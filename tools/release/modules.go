@@ -14,13 +14,13 @@ import (
 // goModule is a module of the repository.
 type goModule struct{ path, dir string }
 
-// modules are those that a release publishes.
+// modules are the modules that a release publishes.
 var modules = []goModule{
 	{"github.com/dlqd/dlqd", ""},
 	{"github.com/dlqd/dlqd/riverdlq", "riverdlq"},
 }
 
-// tag returns the tag by which Go finds a version of the module in the repository.
+// tag returns the name of the tag by which Go finds a version of the module in the repository.
 func (m goModule) tag(version string) string {
 	if m.dir == "" {
 		return version

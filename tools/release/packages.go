@@ -27,7 +27,7 @@ console, an API, a command line and SQL. It needs one Postgres database and noth
 	maintainer = "The dlqd authors <noreply@dlqd.invalid>"
 )
 
-// packageFiles returns what the packages for Debian and RPM have in common.
+// packageFiles returns the files that are in both the Debian package and the RPM package.
 func (r *release) packageFiles(p *program, d *docs) ([]file, error) {
 	const doc = "/usr/share/doc/dlqd/"
 	environment, err := scripts.ReadFile("package/environment")
@@ -67,7 +67,7 @@ func (r *release) packageFiles(p *program, d *docs) ([]file, error) {
 	return files, nil
 }
 
-// packageVersion returns the version as dpkg and rpm order it: 0.2.0~rc.1 comes before 0.2.0.
+// packageVersion returns the version in a form that dpkg and rpm order correctly: 0.2.0~rc.1 comes before 0.2.0.
 func (r *release) packageVersion() string { return strings.Replace(r.number(), "-", "~", 1) }
 
 // writeDeb writes a Debian package.
@@ -102,7 +102,7 @@ func (r *release) writeDeb(ctx context.Context, p *program, files []file) error 
 	if err := stage(root, files, r.time); err != nil {
 		return err
 	}
-	// With one thread, so that the bytes do not depend on the number of processors.
+	// Use one thread, so that the bytes do not depend on the number of processors.
 	_, err := output(ctx, r.work, append(os.Environ(), fmt.Sprintf("SOURCE_DATE_EPOCH=%d", r.time.Unix())), "dpkg-deb",
 		"--root-owner-group", "--threads-max=1", "-Zxz", "--build", root,
 		filepath.Join(r.out, "dlqd_"+r.packageVersion()+"_"+p.arch+".deb"))

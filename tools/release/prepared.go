@@ -11,7 +11,7 @@ import (
 )
 
 // checkPrepared returns an error unless the commit was prepared for this release: its migrations are frozen, the
-// changelog begins with the version and what it breaks, and the table of versions has the schema.
+// changelog begins with the version and its breaking changes, and the table of versions has the version of the schema.
 func (r *release) checkPrepared() error {
 	migrations, err := filepath.Glob(filepath.Join(r.src(), "db", "migrations", "*.sql"))
 	if err != nil {
@@ -55,7 +55,8 @@ var (
 	headingPattern = regexp.MustCompile(`(?m)^### (.+)$`)
 )
 
-// checkChangelog returns an error unless the first section is the version's, with a date, and says first what breaks.
+// checkChangelog returns an error unless the first section of the changelog belongs to the version, has a date, and
+// begins with the breaking changes.
 func checkChangelog(text, version string) error {
 	sections := sectionPattern.FindAllStringSubmatchIndex(text, -1)
 	if len(sections) == 0 || text[sections[0][2]:sections[0][3]] != version ||

@@ -13,9 +13,9 @@ import (
 	"github.com/dlqd/dlqd/tools/internal/bom"
 )
 
-// variants are the programs of a release, with the tags of their builds. The first is built for every platform, the
-// others for Linux only. dlqd-full also has the libraries for object stores and Kafka, which are a quarter of the
-// program. It has its own archive and image.
+// variants are the programs of a release, with the build tags of each. The first is built for every platform, and the
+// other only for Linux. dlqd-full also contains the libraries for object stores and Kafka, which are a quarter of the
+// program. It has a separate archive and image.
 var variants = []struct{ name, tags string }{{"dlqd", "nos3,nokafka"}, {"dlqd-full", ""}}
 
 // program is a variant of dlqd for a platform.
@@ -23,7 +23,7 @@ type program struct {
 	variant  string
 	os, arch string
 	body     []byte
-	licences []byte // of what is inside
+	licences []byte // licences of the modules in the program
 	notice   []byte
 }
 
@@ -81,7 +81,8 @@ func (r *release) writePackages(ctx context.Context, p *program, d *docs) error 
 	return r.writeRPM(p, files)
 }
 
-// build builds a program, checks that Go recorded version and commit, and writes its bill of materials.
+// build builds a program, checks that Go recorded the version and the commit, and writes the program's bill of
+// materials.
 func (r *release) build(ctx context.Context, p *program, tags string) error {
 	path := filepath.Join(r.work, r.name(p), "dlqd")
 	if err := r.goBuild(ctx, path, tags, "GOOS="+p.os, "GOARCH="+p.arch); err != nil {
@@ -113,13 +114,14 @@ func (r *release) build(ctx context.Context, p *program, tags string) error {
 	return err
 }
 
-// name returns the name of a platform's files without their ending.
+// name returns the name of a platform's files, without the extension.
 func (r *release) name(p *program) string {
 	return p.variant + "_" + r.number() + "_" + p.os + "_" + p.arch
 }
 
-// notInlined are packages that are compiled without inlining, which leaves 1.1 MB out. Packages api, console and main
-// contain huma's generic code once for each operation. The others do little of the work on a message.
+// notInlined are packages that are compiled without inlining, which makes the program 1.1 MB smaller. The packages api,
+// console and main contain huma's generic code once for each operation. The other packages do only a small part of the
+// work on a message.
 var notInlined = []string{
 	"github.com/dlqd/dlqd/cmd/dlqd",
 	"github.com/dlqd/dlqd/internal/alerting",
@@ -166,10 +168,10 @@ var notInlined = []string{
 	"text/template/parse",
 }
 
-// goBuild builds cmd/dlqd of the clone, with nothing of this machine's settings but its caches.
+// goBuild builds cmd/dlqd of the clone. Of this machine's settings, it uses only the caches.
 func (r *release) goBuild(ctx context.Context, path, tags string, settings ...string) error {
-	// -s and -w leave out the tables of debuggers; panics still name file and line. On amd64, the linker would align each
-	// of the 40,000 functions to 32 bytes; with 8 bytes the program has 0.5 MB less.
+	// -s and -w omit the tables for debuggers; panics still name file and line. On amd64, the linker would align each of
+	// the 40,000 functions to 32 bytes. With 8 bytes, the program is 0.5 MB smaller.
 	args := []string{"build", "-trimpath", "-buildvcs=true", "-tags=" + tags, "-ldflags=-s -w -funcalign=8"}
 	for _, pkg := range notInlined {
 		args = append(args, "-gcflags="+pkg+"=-l")
@@ -180,17 +182,17 @@ func (r *release) goBuild(ctx context.Context, path, tags string, settings ...st
 	return err
 }
 
-// docs are files that dlqd generates from its commands.
+// docs has the files that dlqd generates from its commands.
 type docs struct{ man, completion []file }
 
-// generateDocs builds a dlqd for this machine that has the command man, and runs it.
+// generateDocs builds a dlqd for this machine with the command man, and runs that command.
 func (r *release) generateDocs(ctx context.Context) (*docs, error) {
 	path := filepath.Join(r.work, "docs", "dlqd")
 	if _, err := output(ctx, r.src(), append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off"),
 		"go", "build", "-trimpath", "-tags=man", "-o", path, "./cmd/dlqd"); err != nil {
 		return nil, err
 	}
-	// Some flags take their defaults from the environment, so it is fixed here.
+	// Some flags take their defaults from the environment, so the environment is fixed.
 	env := []string{"HOME=~", "TZ=UTC", fmt.Sprintf("SOURCE_DATE_EPOCH=%d", r.time.Unix())}
 	dir := filepath.Join(r.work, "man")
 	if _, err := output(ctx, r.work, env, path, "man", dir); err != nil {
@@ -224,7 +226,7 @@ func (r *release) sourceFile(path, name string, mode fs.FileMode) (file, error) 
 	return file{path: path, body: body, mode: mode}, err
 }
 
-// writeArchive writes the archive for a machine without a package manager.
+// writeArchive writes the archive for machines without a package manager.
 func (r *release) writeArchive(p *program, d *docs) error {
 	root := "/" + r.name(p)
 	files := []file{

@@ -23,7 +23,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// repository makes a repository with the files that a release needs, and a small program that is built in a second.
+// repository creates a repository with the files that a release requires, and with a small program that builds in a
+// second.
 func repository(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -83,7 +84,7 @@ func newKey(t *testing.T) (minisign.PublicKey, string) {
 	return public, path
 }
 
-// contents returns the files below a directory by name.
+// contents returns the contents of the files below a directory, by name.
 func contents(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -98,7 +99,7 @@ func contents(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-// requireEqualFiles compares two releases without printing their bytes.
+// requireEqualFiles requires that two releases are equal. It does not print their bytes.
 func requireEqualFiles(t *testing.T, want, got map[string]string) {
 	t.Helper()
 	for name := range want {
@@ -110,7 +111,7 @@ func requireEqualFiles(t *testing.T, want, got map[string]string) {
 	}
 }
 
-// images returns the images of an archive of an image layout.
+// images returns the images in an archive with an image layout.
 func images(t *testing.T, archive string) map[string]v1.Image {
 	t.Helper()
 	dir := t.TempDir()
@@ -228,7 +229,8 @@ func TestRelease_IsOfACommitAndItsTag(t *testing.T) {
 	require.ErrorContains(t, try("0.2.0", t.TempDir()), "files differ from the commit")
 }
 
-// TestRelease_IsPrepared changes one file at a time of a commit that is prepared for a release.
+// TestRelease_IsPrepared takes a commit that is prepared for a release and changes one file at a time. Each change must
+// be refused.
 func TestRelease_IsPrepared(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ path, text, want string }{

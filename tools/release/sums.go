@@ -12,7 +12,7 @@ import (
 	"aead.dev/minisign"
 )
 
-// writeSums writes SHA256SUMS of all files, and its signature if there is a key.
+// writeSums writes SHA256SUMS with the checksums of all files and, if there is a key, the signature of SHA256SUMS.
 func (r *release) writeSums(context.Context) error {
 	var sums bytes.Buffer
 	err := filepath.WalkDir(r.out, func(path string, entry fs.DirEntry, err error) error {
@@ -42,7 +42,7 @@ func (r *release) writeSums(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("key %s: %w", r.key, err)
 	}
-	// minisign's own comment has the current time, which would make two signatures differ.
+	// minisign's default comment contains the current time, with which two signatures would differ.
 	signature := minisign.SignWithComments(key, sums.Bytes(), "dlqd "+r.version+" "+r.commit,
 		fmt.Sprintf("signature from minisign secret key %016X", key.ID()))
 	return write(path+".minisig", signature)

@@ -26,18 +26,18 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// serviceUser is a user of the range from which systemd takes those of DynamicUser.
+// serviceUser is a user id in the range that systemd uses for DynamicUser.
 const serviceUser = 61234
 
-// trial is a release of this repository, made once for all subtests.
+// trial has a release of this repository. It is built once for all subtests.
 type trial struct {
-	dir   string // of the release
+	dir   string // directory of the release
 	files map[string]string
 }
 
-// TestTrial makes a release of HEAD and does with it what its users do. It needs root (for chroot), debootstrap, rpm,
-// minisign and a Postgres server, so "make trial-release" runs it. $PLATFORMS limits the platforms. $RELEASE is a release
-// v0.2.0 that exists already: then the signature and a second build are not tested.
+// TestTrial builds a release of HEAD and uses it as users do. It requires root (for chroot), debootstrap, rpm, minisign
+// and a Postgres server, so "make trial-release" runs it. $PLATFORMS limits the platforms. If $RELEASE is an existing
+// release v0.2.0, the signature and a second build are not tested.
 func TestTrial(t *testing.T) {
 	if os.Getenv("DLQD_TRIAL") == "" {
 		t.Skip("DLQD_TRIAL is not set: run \"make trial-release\"")
@@ -94,15 +94,15 @@ func TestTrial(t *testing.T) {
 		clone := filepath.Join(t.TempDir(), "another", "clone")
 		run(t, source, "git", "clone", "--quiet", source, clone)
 		run(t, clone, "git", "checkout", "--quiet", "--detach", commit)
-		t.Setenv("GOCACHE", t.TempDir()) // reuse nothing that the first build has compiled
+		t.Setenv("GOCACHE", t.TempDir()) // so that nothing compiled by the first build is reused
 		requireEqualFiles(t, b.files, contents(t, make(clone, "v0.2.0", list...)))
 	})
 }
 
-// keyPassword protects the secret key of a trial.
+// keyPassword is the password of the secret key of a trial.
 const keyPassword = "correct horse"
 
-// minisignKey makes a key with a password by the command that docs/versions.md names, and returns its files.
+// minisignKey creates a key with a password, by the command in docs/versions.md, and returns the paths of its files.
 func minisignKey(t *testing.T) (public, secret string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -160,15 +160,15 @@ func (b *trial) debian(t *testing.T) {
 	t.Logf("installed in %s", time.Since(began).Round(100*time.Millisecond))
 	require.Equal(t, "older\n", inRoot(t, root, serviceUser, "/usr/bin/dlqd"))
 
-	// The administrator's files.
+	// These are files of the administrator.
 	secret, environment := filepath.Join(root, "etc/dlqd/database-url"), filepath.Join(root, "etc/dlqd/environment")
 	policy := filepath.Join(root, "etc/dlqd/retry-policies.yaml")
 	require.NoError(t, os.WriteFile(secret, []byte("postgres://db.example/app"), 0o600))
 	require.NoError(t, os.WriteFile(environment, []byte("TZ=Europe/Berlin\n"), 0o600))
 	require.NoError(t, os.WriteFile(policy, []byte("destinations:\n  default: {url: \"http://127.0.0.1:9/\"}\n"), 0o644))
 
-	// The administrator and the package have both changed environment, so dpkg would ask which one to keep. An
-	// unattended apt keeps the one of the administrator, as this option does.
+	// The administrator and the package have both changed the file environment, so dpkg would ask which version to keep.
+	// An unattended apt keeps the administrator's version, as this option does.
 	t.Log(dpkg("--force-confold", "--install", "/tmp/0.2.0.deb"))
 	require.Contains(t, inRoot(t, root, serviceUser, "/usr/bin/dlqd", "--version"), "0.2.0")
 	kept, err := os.ReadFile(environment)
@@ -191,7 +191,7 @@ func (b *trial) debian(t *testing.T) {
 	require.FileExists(t, policy, "it is no file of the package")
 }
 
-// requireManPages checks that each command has a page, without a path of the machine that made it.
+// requireManPages checks that each command has a manual page. No page may contain a path of the machine that built it.
 func (b *trial) requireManPages(t *testing.T, root string) {
 	t.Helper()
 	home, err := os.UserHomeDir()
@@ -223,7 +223,8 @@ func (b *trial) requireManPages(t *testing.T, root string) {
 	}
 }
 
-// runService runs what the installed unit runs, as a user without rights, until it says that it is ready.
+// runService runs the command of the installed unit, as an unprivileged user, until the program reports that it is
+// ready.
 func (b *trial) runService(t *testing.T, root string) {
 	t.Helper()
 	unit, err := os.ReadFile(filepath.Join(root, "usr/lib/systemd/system/dlqd.service"))
@@ -260,8 +261,8 @@ func (b *trial) runService(t *testing.T, root string) {
 	require.NoError(t, cmd.Wait(), log.String())
 }
 
-// firstDeadLetter runs an installed program until a page shows a dead letter, and logs how long that took since an
-// installation began.
+// firstDeadLetter runs an installed program until a page shows a dead letter. It logs the time since the installation
+// began.
 func firstDeadLetter(t *testing.T, way string, began time.Time, program string) {
 	t.Helper()
 	base := os.Getenv("DLQD_TEST_DATABASE_URL")
@@ -310,7 +311,7 @@ func firstDeadLetter(t *testing.T, way string, began time.Time, program string) 
 		time.Since(began).Round(100*time.Millisecond))
 }
 
-// relay returns the URL of a server that only root can reach, for every user of this machine.
+// relay returns a URL with which every user of this machine can reach a server that otherwise only root can reach.
 func relay(t *testing.T, at string) string {
 	t.Helper()
 	u, err := url.Parse(at)
@@ -339,7 +340,7 @@ func relay(t *testing.T, at string) string {
 	}).String()
 }
 
-// rpm reads the package and installs it into an empty root.
+// rpm reads the package, and installs it into an empty root directory.
 func (b *trial) rpm(t *testing.T) {
 	arch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
 	path := filepath.Join(b.dir, "dlqd-0.2.0-1."+arch+".rpm")
@@ -356,7 +357,7 @@ func (b *trial) rpm(t *testing.T) {
 
 	root := publicDir(t)
 	run(t, root, "rpm", "--root", root, "--initdb")
-	run(t, root, "rpm", "--root", root, "--install", "--noscripts", "--ignorearch", path) // there is no shell
+	run(t, root, "rpm", "--root", root, "--install", "--noscripts", "--ignorearch", path) // the root has no shell
 	require.Contains(t, inRoot(t, root, serviceUser, "/usr/bin/dlqd", "--version"), "0.2.0")
 	require.FileExists(t, filepath.Join(root, "usr/share/zsh/site-functions/_dlqd"))
 	run(t, root, "rpm", "--root", root, "--verify", "dlqd")
@@ -364,7 +365,7 @@ func (b *trial) rpm(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(root, "usr/bin/dlqd"))
 }
 
-// image runs the program of each image in a root with nothing else.
+// image runs the program of each image in a root directory that contains only the image.
 func (b *trial) image(t *testing.T) {
 	for _, variant := range []string{"dlqd", "dlqd-full"} {
 		all := images(t, b.files[variant+"_0.2.0_oci.tar"])
@@ -388,7 +389,7 @@ func (b *trial) image(t *testing.T) {
 	}
 }
 
-// archive checks the size of dlqd, and that each archive has its licences and its manual page.
+// archive checks the size of dlqd, and that each archive contains its licences and its manual page.
 func (b *trial) archive(t *testing.T) {
 	const maxSize = 40_000_000
 	for _, variant := range []string{"dlqd", "dlqd-full"} {
@@ -418,13 +419,14 @@ func (b *trial) archive(t *testing.T) {
 	}
 }
 
-// modules installs dlqd, and requires riverdlq, with the go command. Both come from the release's
-// tree alone.
+// modules installs dlqd with the go command, and makes a module require riverdlq. Both must come from the release's
+// tree.
 func (b *trial) modules(t *testing.T) {
 	cache := run(t, b.dir, "go", "env", "GOMODCACHE")
 	bin, modules := t.TempDir(), t.TempDir()
 	env := append(os.Environ(),
-		// Modules that the release does not have come from this machine's module cache, then from the configured proxy.
+		// Modules that are not in the release come from this machine's module cache, and otherwise from the configured
+		// proxy.
 		"GOPROXY=file://"+b.dir+"/goproxy,file://"+cache+"/cache/download,"+run(t, b.dir, "go", "env", "GOPROXY"),
 		"GOSUMDB=off", "GOFLAGS=-modcacherw", "GOWORK=off", "GOBIN="+bin, "GOMODCACHE="+modules)
 	began := time.Now()

@@ -1,4 +1,5 @@
-// Command words checks the repository's text: the words that docs/writing.md excludes, and the width of lines.
+// Command words checks the text of the repository for words that docs/writing.md excludes, and for lines that are too
+// wide.
 package main
 
 import (
@@ -13,7 +14,7 @@ import (
 	"unicode/utf8"
 )
 
-// maxColumns is the widest line of Go, SQL and templates, with a tab as one column.
+// maxColumns is the maximum width of a line of Go, SQL or templates. A tab counts as one column.
 const maxColumns = 120
 
 var (
@@ -21,13 +22,14 @@ var (
 		`\bnobody (is|are|was|has|had|may|can|could|will|would|must|else|[a-z]+s)\b|` + // "nobody" alone is a filter's value
 		`\b(is|are) told\b|\bgives? way\b|\bits own matter\b|\bto be had\b|\bis at it\b`)
 	text = regexp.MustCompile(`\.(go|sql|md|html|js|css|ya?ml|json|sh|tmpl)$|^(Makefile|LICENSE)$`)
-	// skipped are generated files, data of tests, frozen migrations, tests that quote these, and
-	// texts that quote excluded words.
+	// skipped matches files that are not checked: generated files, test data, frozen migrations, tests that quote frozen
+	// migrations, and texts that quote excluded words.
 	skipped = regexp.MustCompile(`/dbsqlc/|/testdata/|^openapi/|^tools/(go\.|words/)|^docs/writing\.md$|^config/schemas/|^db/migrations/|` +
 		`^internal/postgres/(frozen|migrate)_test\.go$`)
 	code    = regexp.MustCompile(`\.(go|sql|html)$`)
 	aligned = regexp.MustCompile(`: {2,}`) // by gofmt, in a map
-	// A line may be wide for a struct tag, an address, a directive, or a literal that reaches the margin.
+	// A line may be wide if it has a struct tag, an address or a directive (unbroken), or a literal that reaches the
+	// margin.
 	unbroken = regexp.MustCompile("`[a-z]+:\"|https?://|//(nolint|go:)")
 	literal  = regexp.MustCompile(`'(?:[^']|''){60,}|"(?:[^"\\]|\\.){60,}|` + "`[^`]{60,}")
 )
@@ -62,11 +64,11 @@ func main() {
 func check(name string) (found int) {
 	raw, err := os.ReadFile(name)
 	if err != nil {
-		return 0 // deleted, but not yet in Git
+		return 0 // the file was deleted, but Git still lists it
 	}
 	lines := bufio.NewScanner(bytes.NewReader(raw))
 	lines.Buffer(nil, len(raw)+1)
-	inString := false // in a raw string of Go
+	inString := false // whether the line is in a raw string of Go
 	for n := 1; lines.Scan(); n++ {
 		line := lines.Text()
 		if n == 1 && strings.HasSuffix(line, "DO NOT EDIT.") {

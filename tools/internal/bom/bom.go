@@ -9,8 +9,8 @@ import (
 	cdx "github.com/CycloneDX/cyclonedx-go"
 )
 
-// Write writes the software bill of materials of a program. It reads the build information in the program, so that it
-// lists the modules that the program contains and not all modules of go.mod.
+// Write writes the software bill of materials of a program. It reads the build information in the program. So it lists
+// only the modules that the program contains, not all modules of go.mod.
 func Write(w io.Writer, program string) error {
 	info, err := buildinfo.ReadFile(program)
 	if err != nil {
