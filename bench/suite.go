@@ -14,7 +14,7 @@ import (
 	"text/tabwriter"
 )
 
-// suiteNames are the benchmarks of the suite, in its order.
+// suiteNames are the benchmarks of the suite, in the order in which it runs them.
 var suiteNames = []string{"ingest", "replay", "claim", "filing", "capture", "processing", "peers"}
 
 // suiteScale is the share of a benchmark's work that the suite does, if it does not do all. With it, no benchmark has

@@ -199,7 +199,7 @@ func plainText(message *mail.Message) (string, error) {
 	return string(text), err
 }
 
-// replaceReceivers changes an Alertmanager configuration: it sends to these receivers, without delay.
+// replaceReceivers changes an Alertmanager configuration so that Alertmanager notifies these receivers, without delay.
 func (r *Receivers) replaceReceivers(config node, dir string) error {
 	secret := filepath.Join(dir, "secret")
 	if err := os.WriteFile(secret, []byte("practice"), 0o600); err != nil {

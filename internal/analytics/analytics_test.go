@@ -464,8 +464,8 @@ func TestTimes_ComputesPercentiles(t *testing.T) {
 	}
 }
 
-// TestRollups_RebuildAfterRestore stores a snapshot of another server that is ahead of this server, as in a database
-// restored from a dump.
+// TestRollups_RebuildAfterRestore stores a snapshot from another server, as in a database restored from a dump. Its
+// transaction ids are ahead of this server's.
 func TestRollups_RebuildAfterRestore(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -544,8 +544,8 @@ func TestRollups_LimitNames(t *testing.T) {
 	require.Zero(t, got("SELECT open::int FROM dlq.failure_groups WHERE fingerprint = 'other'"))
 }
 
-// A failed redelivery counts for the class that its entry had when the redelivery was sent. A successful one does, too.
-// The class of the new error does not matter. This holds in refreshed rollups, in rebuilt ones and in the counters.
+// A failed redelivery, like a successful one, counts for the class that its entry had when the redelivery was sent, not
+// for the class of the new error. Refreshed rollups, rebuilt rollups and counters agree.
 func TestReplaySuccess_CountsClassAtRedelivery(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -51,8 +51,8 @@ import (
 const DefaultMaxBodyBytes = 1 << 20
 
 // DefaultMaxBodiesBytes is the default limit of the total size of all request bodies that are being read or answered.
-// If four batches of maximum size exceed it, their size is the default instead, because one client may use only half of
-// the limit.
+// If four batches of maximum size are larger, the default is their size, because one client may use only half of the
+// limit.
 const DefaultMaxBodiesBytes = 256 << 20
 
 // maxBatchBodies is the maximum size of a batch, as a number of messages of maximum size.

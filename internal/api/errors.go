@@ -192,8 +192,8 @@ func isConnection(err error) bool {
 		strings.Contains(err.Error(), "closed pool")
 }
 
-// describeResponse documents a further response of an operation, with status status. The response has the schema of the
-// response with status like.
+// describeResponse documents a further response of an operation. The parameter status is its status. It has the schema
+// of the response whose status is like.
 func describeResponse(api huma.API, path string, status, like int, description string, value any) {
 	responses := api.OpenAPI().Paths[path].Post.Responses
 	schema := responses[strconv.Itoa(like)].Content["application/json"].Schema

@@ -121,7 +121,7 @@ const duplicates = "A messageId that was used before answers 200 with the state 
 	"(24 hours after it completed, 7 days after it failed, by River's defaults) and, beyond that, while the message " +
 	"has an open dead letter."
 
-// undeliveredQueues describes when messages are rejected because no dlqd process would deliver them.
+// undeliveredQueues describes when a message is rejected because no dlqd process delivers its queue.
 const undeliveredQueues = " If an application owns River, a message for a queue that no dlqd process delivers is " +
 	"rejected, because the application's clients would fetch it and fail: with 422 and the queues that are delivered, " +
 	"or with 503 and Retry-After if a process delivered the queue a few minutes ago."

@@ -181,7 +181,7 @@ func decodeAnswer(status int, header http.Header, body []byte, out any) error {
 	return nil
 }
 
-// output is the answer to an operation, as huma writes it.
+// output is the answer to an operation, in the form from which huma writes it.
 type output[Out any] struct {
 	Status int
 	Body   Out

@@ -17,8 +17,8 @@ import (
 	"github.com/dlqd/dlqd/internal/archive"
 )
 
-// Arrays that are sent to the database are bounded in bytes. 1,000 large entries exceed the size of a jsonb array (256
-// MB), and the archive could then neither be erased nor restored.
+// Arrays that are sent to the database are bounded in bytes. Without a bound, 1,000 large entries would exceed the size
+// of a jsonb array (256 MB), and the archive could neither be erased nor restored.
 func TestBatches_AreBoundedInBytes(t *testing.T) {
 	t.Parallel()
 	cold, err := archive.Open(t.Context(), t.TempDir())

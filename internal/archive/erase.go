@@ -266,8 +266,8 @@ func (a *Archive) rewrite(ctx context.Context, m *Manifest, erasure uuid.UUID,
 	return entries, err
 }
 
-// eraseMove removes the detail, and the names in the reason, from a move's line, as dlq.erase_trail does. It keeps the
-// id of the replay run that made the move.
+// eraseMove removes the detail and the names in the reason from a move's line, as dlq.erase_trail does. It keeps the id
+// of the replay run in the detail.
 func eraseMove(line []byte) ([]byte, error) {
 	var t struct {
 		Detail map[string]json.RawMessage `json:"detail"`

@@ -112,7 +112,7 @@ type Loop struct {
 	errors      int64
 	failures    int // number of consecutive failures
 	idle        string
-	logged      map[string]bool // errors that were logged since the last success, without their digits
+	logged      map[string]bool // texts of errors, without digits, that were logged since the last success
 	logNext     time.Time
 	logAfter    time.Duration
 }

@@ -46,7 +46,7 @@ var ErrCountMismatch = errors.New("the demo's message counts do not match")
 type Options struct {
 	Program     string // path of this program
 	PostgresBin string // directory of the Postgres programs; if empty, they are searched for
-	// Alerts makes the demo show alerts instead of what happens to messages.
+	// Alerts makes the demo show alerts. Without it, the demo shows what happens to messages.
 	Alerts bool
 }
 

@@ -138,8 +138,8 @@ type field struct {
 	numbers func(*Filter) *[]int64
 	least   int64 // the least number
 	most    int64 // the greatest number; 0 for no limit
-	// read parses one value. It is set instead of words and numbers for fields whose values have a syntax of their own.
-	// For the field payload, it is not used: the parser reads payload itself.
+	// read parses one value. It is set, instead of words and numbers, for fields whose values have a syntax of their own.
+	// The field payload has no such function, because the parser reads its path, too.
 	read func(*Filter, value) error
 }
 

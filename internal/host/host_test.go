@@ -26,9 +26,9 @@ import (
 
 func TestMain(m *testing.M) { postgrestest.Main(m) }
 
-// limit is the longest duration, even on a busy machine, of an application's statement that waits for no lock. These
-// tests hold locks until the statement has ended. If the statement waits for them, lockTimeout ends the wait, so that
-// the test can continue.
+// limit bounds the duration of an application's statement that waits for no lock, even on a busy machine. The tests
+// hold their locks until the statement has ended. A statement that waits for such a lock fails after lockTimeout, so
+// that the test can continue.
 const (
 	limit       = time.Minute
 	lockTimeout = "2min"

@@ -66,7 +66,7 @@ func TestHost_CapturesUnderAnySetting(t *testing.T) {
 	for i, setting := range settings {
 		app := h.application(setting)
 		if strings.HasPrefix(setting, "search_path") {
-			// River's driver finds its tables by the search_path, which this setting changes: use plain SQL.
+			// This setting changes the search_path, by which River's driver finds its tables. So the test uses plain SQL.
 			execute := func(sql string, args ...any) {
 				t.Helper()
 				_, err := app.Exec(t.Context(), sql, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)

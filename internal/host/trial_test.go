@@ -61,8 +61,8 @@ func TestHost_SurvivesRandomFaults(t *testing.T) {
 		})
 	}
 
-	// The application's statements must not fail. The mutex keeps them apart from a restore, which locks River's own
-	// table: they would have to wait for that lock without dlqd, too.
+	// The application's statements must not fail. The mutex separates them from a restore, which locks River's own table.
+	// Without dlqd, too, statements would wait for that lock.
 	var restoring sync.RWMutex
 	for n := range uint64(3) {
 		conn, err := pgx.Connect(t.Context(), h.App)

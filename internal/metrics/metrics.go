@@ -188,7 +188,7 @@ func buildInfo() prometheus.Collector {
 	}, func() float64 { return 1 })
 }
 
-// Refused counts a request or connection that was refused before its handler, by reason.
+// Refused counts, by reason, a request or connection that was refused before a handler got it.
 func (m *Metrics) Refused(reason string) { m.refused.WithLabelValues(reason).Inc() }
 
 // ObserveInsert counts an insert; it is an ingest.Observer.
@@ -203,8 +203,8 @@ func (m *Metrics) ObserveInsert(messages int, waited, took time.Duration, err er
 	m.insertMessages.Observe(float64(messages))
 }
 
-// ObserveDelivery counts a delivery and, unless it only held the message, records its wait and duration; it is a
-// delivery.Observer.
+// ObserveDelivery counts a delivery. Unless the delivery only held its message, ObserveDelivery also records the wait
+// and the duration. It is a delivery.Observer.
 func (m *Metrics) ObserveDelivery(d delivery.Delivered) {
 	m.deliveries.WithLabelValues(d.Queue, d.Destination, d.Outcome).Inc()
 	if d.Outcome != delivery.OutcomeHeld {
@@ -290,7 +290,7 @@ func (h countingHandler) WithGroup(name string) slog.Handler {
 	return countingHandler{h.Handler.WithGroup(name), h.records}
 }
 
-// WatchPending publishes the submissions that wait for their commit.
+// WatchPending publishes the number and the bytes of submissions that wait for their commit.
 func (m *Metrics) WatchPending(pending func() (messages, bytes int64)) {
 	gauge := func(name, help string, value func() float64) {
 		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help},

@@ -77,7 +77,7 @@ func (b *bundle) exec(sql string, args ...any) {
 	require.NoError(b, err, sql)
 }
 
-// fail creates n filed dead letters of a queue, whose failures happened the given time ago.
+// fail creates n filed dead letters of a queue. Their failures happened the given time ago.
 func (b *bundle) fail(n int, queue, errorType string, ago time.Duration) {
 	b.Helper()
 	b.exec(`INSERT INTO river_job (kind, args, queue, max_attempts, attempt, state) SELECT 'app', '{}', $1, 5, 5, 'running'

@@ -38,7 +38,7 @@ const separator = "\x00"
 //go:embed defaults/*.yaml
 var defaults embed.FS
 
-// Files returns the files of a policy, by their names without an ending.
+// Files returns the names of the files of a policy, without extension.
 func Files() []string {
 	return []string{"retry-policies", "circuit-breaker", "dlq-routing", "worker-pool", "monitoring", "access", "sources"}
 }
@@ -110,7 +110,7 @@ func (p *Policy) Place(origin string) string {
 	return strings.TrimPrefix(origin, filepath.Clean(p.dir)+string(filepath.Separator))
 }
 
-// displayValue returns a value as its file would write it, with the secrets in its URLs hidden.
+// displayValue returns the text of a value in the form of its file. Secrets in URLs are hidden.
 func displayValue(value any) string {
 	raw, err := yaml.Marshal(flow(value))
 	if err != nil {

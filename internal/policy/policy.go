@@ -35,7 +35,7 @@ type Policy struct {
 	version     string
 	unanswered  bool // whether Git did not answer in time when the version was read
 	dir         string
-	files       []string // the files that were read, without their endings
+	files       []string // names of the files that were read, without extension
 	secretFiles []string
 	secrets     map[string]string // by the path of the field and the name of the file in it
 	filesHash   string            // hash of the files when they were read, for Watch
@@ -257,7 +257,7 @@ func (w Words) Match(text string) bool {
 	return slices.ContainsFunc(w, func(pattern string) bool { return MatchPattern(pattern, text) })
 }
 
-// Strategies are the defaults of each strategy, by its name.
+// Strategies has the defaults of each strategy, by the strategy's name.
 type Strategies map[string]*Plan
 
 // Plan says what happens to an entry. A field that a plan does not set comes from the first of these that sets it: the
@@ -365,7 +365,7 @@ type Monitoring struct {
 	Console  ConsoleLook       `json:"console"  jsonschema:"description=How the console shows which environment it is."`
 }
 
-// ConsoleLook is how the console shows which environment it is.
+// ConsoleLook configures how the console shows in which environment it runs.
 type ConsoleLook struct {
 	Color string `json:"color" jsonschema:"pattern=^(#[0-9a-fA-F]{6})?$,description=Colour of the environment\\, as #rrggbb: a band with the environment's name on each page and on the sign-in page. Its text is black or white\\, whichever has more contrast. If empty\\, there is no band."`
 }

@@ -21,9 +21,9 @@ const gitTimeout = 5 * time.Second
 // values follows dirty.
 const dirty = "-dirty-"
 
-// Committed reports whether the policy's version is different now, although the files are the same. That happens if the
-// policy was loaded from files that differed from the commit and were committed since, or if Git did not answer in time
-// during the load.
+// Committed reports whether the policy would now have another version. It returns false unless files differed from the
+// commit when the policy was loaded, or Git did not answer in time during the load. So it finds out when those files
+// are committed, or when Git answers again.
 func (p *Policy) Committed() bool {
 	if !p.unanswered && !strings.Contains(p.version, dirty) {
 		return false

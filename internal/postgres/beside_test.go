@@ -116,8 +116,8 @@ func TestMigrator_WaitsForOlderPrograms(t *testing.T) {
 // statementPattern matches the statements in the files that sqlc generates.
 var statementPattern = regexp.MustCompile("(?s)= `(-- name: (\\w+) :\\w+\n.*?)`\n")
 
-// TestUpgrade_KeepsStatements prepares, on the schema of this program, the statements of this program and of each
-// release that can run beside it. So all names, types and parameters in them exist.
+// TestUpgrade_KeepsStatements prepares statements on the schema of this program: those of this program, and those of
+// each release that can run at the same time. It fails if a name, a type or a parameter is missing.
 func TestUpgrade_KeepsStatements(t *testing.T) {
 	t.Parallel()
 	programs := map[string]string{}

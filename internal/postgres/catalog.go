@@ -16,8 +16,8 @@ import (
 )
 
 // catalogSQL lists the objects of dlqd's schema ($1) and dlqd's triggers in River's schema ($2), each with its
-// definition and, if it belongs to one, its table. The list omits objects that partitions inherit from their table, and
-// the functions that dlq.set_capture creates.
+// definition and, for an object that belongs to a table, the table. The list omits objects that partitions inherit from
+// their table, and the functions that dlq.set_capture creates.
 //
 //nolint:dupword // a column and the table that it is of
 const catalogSQL = `

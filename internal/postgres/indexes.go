@@ -28,9 +28,9 @@ func withoutIndexes(migration string) string {
 	return migration[:begin] + "-- +goose Down" + down
 }
 
-// buildIndexes builds the indexes from those sections of all migrations that are missing or invalid. An earlier,
-// interrupted build leaves an invalid index. An index of a partitioned table is built for each partition and then
-// attached. Builds on tables above smallTable do not block writes.
+// buildIndexes builds the indexes that migrations list in sections that begin with the line concurrently, if an index
+// is missing or invalid. An interrupted build leaves an invalid index. An index of a partitioned table is built for
+// each partition and then attached. Builds on tables above smallTable do not block writes.
 func (m *Migrator) buildIndexes(ctx context.Context) error {
 	migrations, err := migrationFiles()
 	if err != nil {

@@ -73,7 +73,8 @@ func statementsOf(pool *pgxpool.Pool, settings string) DB {
 	return pool
 }
 
-// readable runs statements on a primary's pool or, if their context says so, on a standby.
+// readable runs a statement on a primary's pool or, if the statement's context comes from [Standby.Read], on the
+// standby.
 type readable struct{ primary DB }
 
 func (r readable) in(ctx context.Context) DB {

@@ -180,7 +180,7 @@ func ReadPool(ctx context.Context, pool *pgxpool.Pool) *pgxpool.Pool {
 
 type standbyKey struct{}
 
-// standbyRead is a call of [Standby.Read], with the first errors of its statements.
+// standbyRead is one call of [Standby.Read], with the first error of the statements in that call.
 type standbyRead struct {
 	standby *Standby
 	failed  atomic.Pointer[error]

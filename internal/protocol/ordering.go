@@ -176,8 +176,8 @@ func (s *Ordering) done(m int) {
 	s.wakeFirst()
 }
 
-// wakeFirst models dlq.wake_first: it makes the first message that is not done available, and removes the places of the
-// messages before it.
+// wakeFirst models dlq.wake_first. The first message that is not done becomes available, and the messages before it
+// lose their places.
 func (s *Ordering) wakeFirst() {
 	for n := range s.Messages {
 		m := &s.Messages[n]

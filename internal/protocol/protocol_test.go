@@ -127,7 +127,7 @@ func TestModel_NoticesBrokenInvariants(t *testing.T) {
 	s.NInbox, s.Jobs[0].Entry, s.Entries[1].Status = 0, 1, protocol.Deleted
 	require.Contains(t, model.Check(&s), protocol.InOneEntry)
 
-	s = sent // the entry has forgotten its redelivery
+	s = sent // the entry does not wait for its redelivery any more
 	s.Entries[0].Status, s.Entries[0].Waits = protocol.Pending, -1
 	_, wrong = after(s, protocol.Step{Rule: protocol.Claim})
 	require.Contains(t, wrong, protocol.OneRedelivery)

@@ -195,7 +195,7 @@ func TestKnownFailures_DistinguishInvalidTimes(t *testing.T) {
 	}
 }
 
-// A failure stays known however its entry was closed or deleted.
+// A failure is still known after its entry was closed or deleted, in whichever way that happened.
 func TestKnownFailures_StayKnownAfterEntryChanges(t *testing.T) {
 	t.Parallel()
 	const all = "ARRAY(SELECT id FROM dlq.dead_letter_queue)"

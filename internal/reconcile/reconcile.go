@@ -20,7 +20,7 @@ const (
 	// slack is how much earlier a scan may begin, because the loops of several processes are not synchronized.
 	slack = 5 * time.Second
 	// maxJobs is the maximum number of ended jobs that one transaction reads. The transaction locks only jobs whose
-	// failures it files, for the time of the filing: some tens of milliseconds.
+	// failures it appends to the inbox, for some tens of milliseconds.
 	maxJobs = 2000
 )
 

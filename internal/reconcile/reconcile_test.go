@@ -394,7 +394,8 @@ func TestReconcile_WorksAfterRestore(t *testing.T) {
 	require.Equal(t, 4, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
 }
 
-// After a restore on another server, stored transaction ids may stay ahead of those of this server forever.
+// After a restore on another server, transaction ids that the database has stored may stay ahead of the server's
+// forever.
 func TestReconcile_AdvancesAfterRestoreToOtherServer(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

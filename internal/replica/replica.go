@@ -92,7 +92,7 @@ type sample struct {
 	at time.Time
 }
 
-// state is the result of the last comparison.
+// state is the result of the last comparison of the positions.
 type state struct {
 	reads    *postgres.Standby // nil if the standby cannot be read
 	up       context.Context   //nolint:containedctx // of reads: ends when the standby stops answering

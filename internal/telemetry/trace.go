@@ -31,8 +31,8 @@ func Tracer(t trace.Tracer) trace.Tracer {
 	return t
 }
 
-// Extract returns ctx with the trace context of a traceparent and a tracestate. If they are invalid, it returns ctx
-// unchanged.
+// Extract returns ctx with the trace context of a traceparent and a tracestate. It ignores a tracestate that is
+// invalid. If the traceparent is empty or invalid, Extract adds no trace context.
 func Extract(ctx context.Context, parent, state string) context.Context {
 	if parent == "" {
 		return ctx

@@ -19,8 +19,8 @@ const river = "github.com/riverqueue/river"
 //go:embed river.txt
 var tested string
 
-// Build describes a program: what the go command recorded in it, and the versions of River with which riverdlq was
-// tested.
+// Build describes a program: the data that the go command recorded in it, and the versions of River with which riverdlq
+// was tested.
 type Build struct {
 	// Version is the semantic version without "v". It is the tag of the commit or, without a tag, the version after the
 	// last tag with time and commit (0.2.1-0.20261125093000-3d5ebe1c5944). It ends with +dirty if files were changed.

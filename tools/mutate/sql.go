@@ -61,7 +61,7 @@ func end(all []word, i int, ends []string) int {
 // null. Postgres refuses mutants that are not valid SQL, such as "SET a < b".
 func mutateSQL(file string, source []byte) (all []Mutant) {
 	found := words(source)
-	var searched []bool // of the enclosing CASE expressions: whether it has the form CASE WHEN condition
+	var searched []bool // for each enclosing CASE expression, whether it has the form CASE WHEN condition
 	betweenEnds := map[int]bool{}
 	for i := 1; i < len(found)-2; i++ {
 		before, w, next := found[i-1].text, found[i], found[i+1]

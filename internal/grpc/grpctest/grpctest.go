@@ -72,7 +72,7 @@ type Config struct {
 	Address    string // to listen on; empty means a free port
 	TLS        *tls.Config
 	Reflection string // v1, v1alpha, or empty for no reflection
-	// Capture answers calls. Its answer is the text format of a CaptureResponse.
+	// Capture answers calls. Its answer is the text format of a CaptureResponse; "" is an empty response.
 	Capture func(ctx context.Context, request *dynamicpb.Message) (answer string, err error)
 }
 

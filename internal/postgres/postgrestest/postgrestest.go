@@ -256,8 +256,8 @@ func allowSlowCapture(tb testing.TB, pool *pgxpool.Pool) {
 	require.NoError(tb, err)
 }
 
-// template returns the name of a template database, which build fills if the server does not have it yet. Test binaries
-// may share a server; an advisory lock lets only one of them create the template.
+// template returns the name of a template database. If the server does not have the template yet, build fills it. Test
+// binaries may share a server; an advisory lock lets only one of them create the template.
 func template(tb testing.TB, of *templateDatabase, prefix, owner string, build func(database string)) string {
 	tb.Helper()
 	base := withRoles(tb)
