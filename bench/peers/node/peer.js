@@ -3,9 +3,9 @@
 //   node peer.js bull|bullmq SOCKET serve|JOBS              SOCKET is Redis' Unix socket
 //   node peer.js pg-boss|graphile-worker URL serve|JOBS     URL is a Postgres database
 //
-// "serve" prints its address and an empty line, and stores the message of each POST before it answers. When its standard
-// input ends, it prints the number of stored jobs. With JOBS, it inserts as many jobs, works them without doing anything,
-// and prints how many it works per second.
+// With "serve", the program prints its address and an empty line, and stores the message of each POST before it answers.
+// When its standard input ends, it prints the number of stored jobs. With JOBS, it inserts that many jobs, works them
+// without doing anything, and prints how many it works per second.
 const [, , name, url, mode] = process.argv;
 const concurrency = 100;
 

@@ -1,5 +1,5 @@
--- Functions as a later release may have them: each that nothing in the catalog depends on is replaced by one with a
--- further parameter, which has a default.
+-- Functions such as a later release may have. Each function on which no object of the catalog depends is replaced by
+-- one with a further parameter, which has a default.
 DO $$
 DECLARE
     v_function record;

@@ -1,5 +1,5 @@
 -- +goose Up
--- A migration as a later release may have it: tables get columns, which older programs do not write.
+-- A migration such as a later release may have: it adds columns to tables, and older programs do not write them.
 ALTER TABLE dlq.dead_letter_queue ADD COLUMN newer text;
 COMMENT ON COLUMN dlq.dead_letter_queue.newer IS 'A column of a later release.';
 ALTER TABLE dlq.processes ADD COLUMN newer integer NOT NULL DEFAULT 0;
