@@ -236,8 +236,8 @@ func (s *service) workerLost(ctx context.Context, g *group.Group) (int64, error)
 	return int64(n), err
 }
 
-// fix returns the version in which a group is fixed, and the number of entries that wait for it. It returns nil if no
-// version was named.
+// fix returns the version in which a group is fixed, or nil if no version was named. If a version with the fix was
+// deployed, the result has the number of entries from before the deploy that can be replayed, up to MostCounted.
 func (s *service) fix(ctx context.Context, g *group.Group) (*group.Fix, error) {
 	fix, err := s.Groups.Fix(ctx, g)
 	if err != nil || fix == nil || fix.DeployedAt == nil {

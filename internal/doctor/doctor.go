@@ -18,8 +18,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres"
 )
 
-// Limits of the checks. Beyond a limit, a check reports a problem, except for minDeadRows, minDaysAhead (below which it
-// reports one) and maxDrift.
+// Limits of the checks. A check reports a problem above its limit; below minDaysAhead, it reports one, too. minDeadRows
+// and maxDrift do not decide alone whether there is a problem.
 const (
 	maxClockSkew      = 2 * time.Second
 	maxTransactionAge = 10 * time.Minute

@@ -32,8 +32,10 @@ type Detached struct {
 // ErrNotAttached is returned by [Migrator.Find] if the named schemas hold no dlqd.
 var ErrNotAttached = errors.New("not attached")
 
-// Find returns the only installation in the database. If schemaNamed or riverNamed is set, Find considers only
-// installations in that schema of m. It returns nil if the database has no installation.
+// Find returns the installation that the caller means. If schemaNamed is set, it considers only installations in dlqd's
+// schema of m. If riverNamed is set, it considers only those on River's schema of m, and those whose River is unknown.
+// It returns nil if the database has no installation, [ErrNotAttached] if none matches, and another error if several
+// match.
 func (m *Migrator) Find(ctx context.Context, schemaNamed, riverNamed bool) (*Installation, error) {
 	all, err := m.Installations(ctx)
 	if err != nil {
