@@ -34,7 +34,7 @@ const broken = "payments"
 // outageParams are the parameters of the drill.
 type outageParams struct {
 	perSecond      int           // messages per second to all destinations together
-	before, outage time.Duration // lengths of the first phase, and at least of the second
+	before, outage time.Duration // first phase, and at least second phase; the third lasts until all is delivered
 	whileDown      int           // minimum number of messages to the broken destination while it is down
 	periods        int           // minimum number of half-open periods while it is down
 	slot           time.Duration // length of a slot of the curve
