@@ -14,8 +14,8 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
-// weak is a run, by two processes, of messages to a receiver that answers 429 to what is too much. Time passes in
-// turns.
+// weak is a run that two processes send to a receiver with a limit: the receiver answers 429 to requests above takes
+// per turn. The test moves the clock turn by turn.
 type weak struct {
 	*bundle
 
@@ -28,7 +28,7 @@ type weak struct {
 	traffic   []*delivery.Traffic
 }
 
-// turnTime is a time that closes a slot of deliveries every other turn.
+// turnTime is chosen so that every second turn ends a period in which deliveries are counted.
 const turnTime = 5 * time.Second
 
 func newWeak(t *testing.T, takes int64, request replay.Request) *weak {
@@ -54,8 +54,7 @@ func newWeak(t *testing.T, takes int64, request replay.Request) *weak {
 	return w
 }
 
-// turn lets the processes send and then deliver what was sent, each some of it. It returns the number of new
-// redeliveries.
+// turn lets each process send and deliver some entries. It returns the number of new redeliveries.
 func (w *weak) turn(number int) (sent int64) {
 	w.Helper()
 	before := w.get(w.run).Replayed
@@ -102,7 +101,7 @@ func (w *weak) acts() (acts []string) {
 	return acts
 }
 
-// A run falls below the rate at which its destination answers 429, does not stop, and rises again.
+// The rate of a run falls below the rate at which the destination answers 429, stays above zero, and rises again.
 func TestProgressive_AdaptsItsRate(t *testing.T) {
 	t.Parallel()
 	w := newWeak(t, 7, replay.Request{All: true, Progressive: true, Rate: 200})
@@ -137,7 +136,7 @@ func TestProgressive_AdaptsItsRate(t *testing.T) {
 		WHERE reason LIKE 'replay run %: rate %' AND note LIKE 'the rate of default was %'`))
 }
 
-// A destination that takes everything gets the rate of the run.
+// If the destination accepts every request, the run keeps its own rate.
 func TestProgressive_DoesNotSlowAWellDestination(t *testing.T) {
 	t.Parallel()
 	w := newWeak(t, 1000, replay.Request{All: true, Progressive: true, Rate: 200})
@@ -149,7 +148,7 @@ func TestProgressive_DoesNotSlowAWellDestination(t *testing.T) {
 	require.Equal(t, 1, w.count("SELECT count(*) FROM dlq.replay_runs WHERE paces IS NULL"))
 }
 
-// A run that is all at once sends at its rate, also if the destination answers 429.
+// A run that is not progressive keeps its rate even if the destination answers 429.
 func TestRun_DoesNotAdaptAllAtOnce(t *testing.T) {
 	t.Parallel()
 	w := newWeak(t, 7, replay.Request{All: true, Rate: 200})
@@ -160,8 +159,8 @@ func TestRun_DoesNotAdaptAllAtOnce(t *testing.T) {
 	require.Equal(t, 1, w.count("SELECT count(*) FROM dlq.replay_runs WHERE paces IS NULL"))
 }
 
-// The groups of a slowed destination go at its rate, the group of all others at the lowest one, and others at that of
-// the run: those of applications have no destination.
+// Groups whose destination is slowed go at its rate, and the group of all other failure groups at the lowest rate.
+// Groups of an application's jobs, which have no destination, go at the rate of the run.
 func TestProgressive_SlowsOnlyItsDestination(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -177,14 +176,14 @@ func TestProgressive_SlowsOnlyItsDestination(t *testing.T) {
 	require.EqualValues(t, 5, b.groups(run)["APPLICATION"].Sent)
 	require.Equal(t, "running", b.get(run).Status)
 
-	// A new rate is that of all destinations.
+	// A new rate for the run replaces the rates of all destinations.
 	require.NoError(t, b.replayer.SetRate(t.Context(), run.ID, 500, "kim"))
 	require.Equal(t, 1, b.count(`SELECT count(*) FROM dlq.replay_runs
 		WHERE paces -> 'default' ->> 'from' > '2026-11-29T09' AND NOT paces -> 'default' ? 'rate'`))
 	b.turn()
 	require.EqualValues(t, 5, b.groups(run)["SLOW"].Sent)
 
-	// A run to another queue has one destination.
+	// A run with a queue of its own has only this queue's destination.
 	b.failAs(5, "a", "REDIRECTED")
 	b.registerQueue("default")
 	require.NoError(t, b.replayer.Control(t.Context(), run.ID, "cancel", "kim"))

@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// maxForecastChange is the relative change of a figure since the request for approval above which a run shows it.
+// maxForecastChange is the relative change of a figure, since the request for approval, above which a run lists the
+// change.
 const maxForecastChange = 0.1
 
 // ForecastChange is a figure of a forecast that has changed since the request for approval.
@@ -25,7 +26,7 @@ func (c ForecastChange) String() string {
 	return fmt.Sprintf("%s %d, before %d", c.What, c.Now, c.Before)
 }
 
-// compare adds the changes since the request for approval that the transaction carries out, if it does.
+// compare sets f.Changes if the transaction carries out a request for approval that has a forecast.
 func (f *Forecast) compare(ctx context.Context, tx transaction) error {
 	raw, err := tx.ApprovedForecast(ctx)
 	if err != nil {
@@ -39,8 +40,8 @@ func (f *Forecast) compare(ctx context.Context, tx transaction) error {
 	return nil
 }
 
-// changesSince returns the figures that differ by more than maxForecastChange. Estimates whose intervals overlap may be
-// equal.
+// changesSince returns the figures that differ by more than maxForecastChange. It omits estimates whose intervals
+// overlap, because they may be equal.
 func changesSince(before, now *Forecast) []ForecastChange {
 	var changes []ForecastChange
 	add := func(what string, before, now int64) {
@@ -58,7 +59,7 @@ func changesSince(before, now *Forecast) []ForecastChange {
 	if before.Seconds > 0 {
 		add("seconds", int64(math.Ceil(before.Seconds)), int64(math.Ceil(now.Seconds)))
 	}
-	if before.Estimates != nil { // a request by SQL has none
+	if before.Estimates != nil { // a run requested by SQL has no estimates
 		was, is := estimatesOf(before), estimatesOf(now)
 		names := slices.AppendSeq(slices.Collect(maps.Keys(was)), maps.Keys(is))
 		slices.Sort(names)
@@ -74,7 +75,7 @@ func changesSince(before, now *Forecast) []ForecastChange {
 	return changes
 }
 
-// estimatesOf returns the estimates by what they count. A count of zero may be absent.
+// estimatesOf returns the estimates of a forecast by name ([Estimate].What). An estimate of zero entries may be absent.
 func estimatesOf(f *Forecast) map[string]Estimate {
 	estimates := map[string]Estimate{}
 	for _, e := range f.Estimates {

@@ -13,7 +13,7 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
-// approve requests a run, lets something happen, approves the request, and returns the run that it starts.
+// approve requests a run, calls meanwhile, approves the request, and returns the run that starts.
 func (b *bundle) approve(request *replay.Request, meanwhile func()) *replay.Run {
 	b.Helper()
 	ctx := deadletter.WithOrigin(b.Context(), "API, from a test")

@@ -18,18 +18,19 @@ import (
 )
 
 const (
-	// sampleSize is the number of entries from which a preview estimates. With fewer entries, its counts are exact.
+	// sampleSize is the number of entries from which a preview estimates. If the filter selects fewer entries, the counts
+	// are exact.
 	sampleSize = 1000
-	// patchSample is the number of those to which a preview applies the patch, which reads their payloads.
+	// patchSample is the number of sampled entries whose payloads the preview reads, to apply the patch.
 	patchSample = 100
-	// longAttempt is the duration from which on an attempt may well have done something before it failed: most
+	// longAttempt is the duration from which an attempt is likely to have done part of its work before it failed: most
 	// refusals come within a second, and many clients give up after 5 s.
 	longAttempt = 5 * time.Second
-	// outside is the probability that a count is outside of its interval, on each side.
+	// outside is the probability that the true count is below its interval, and the probability that it is above.
 	outside = 0.025
 )
 
-// What an [Estimate] counts.
+// Values of [Estimate].What.
 const (
 	estimateStale      = "stale"
 	estimateSuperseded = "superseded"
@@ -43,7 +44,8 @@ const (
 	estimateStage      = "stage_reached"
 	estimateAnswered   = "answered"
 	estimateNoAnswer   = "no_answer"
-	// Who goes, who does not, and whom an operator has. What is skipped has the identifier of its reason.
+	// Entries that the run sends, entries that it skips (the prefix, then the identifier of the reason), and entries that
+	// an operator works on.
 	estimateGoes     = "goes"
 	estimateSkipped  = "skipped_"
 	estimateLiveJob  = "live_job"
@@ -53,7 +55,8 @@ const (
 	estimateInReview = "in_review"
 )
 
-// Reasons why an entry is skipped: identifiers of replay_run_entries.reason, which do not change.
+// Reasons why a run skips an entry. The database stores these identifiers (replay_run_entries.reason): do not change
+// them.
 const (
 	reasonStale      = "stale"
 	reasonSuperseded = "superseded"
@@ -73,10 +76,10 @@ type Estimate struct {
 	Sampled int64  `json:"sampled" doc:"Number of entries looked at, at random. If it is the total of the preview, entries is exact."`
 }
 
-// Exact reports whether every one of total entries was looked at.
+// Exact reports whether the sample was all of the total entries.
 func (e Estimate) Exact(total int64) bool { return e.Sampled >= total }
 
-// estimateWords are what is true of the entries that estimates count.
+// estimateWords describes the entries that each estimate counts.
 var estimateWords = map[string]string{
 	estimateStale:      "are out of date",
 	estimateSuperseded: "have been done by a later job",
@@ -121,7 +124,7 @@ func (e Estimate) Text(w Words, total int64) string {
 		w.Number(e.High), w.Number(total), words, w.Number(e.Sampled))
 }
 
-// estimate returns how many of total entries are like hits of sampled ones.
+// estimate returns the estimate for total entries if hits of the sampled entries have the property named what.
 func estimate(what string, hits, sampled, total int64) Estimate {
 	e := Estimate{What: what, Entries: hits, Low: hits, High: hits, Sampled: sampled}
 	if sampled >= total || sampled == 0 {
@@ -139,7 +142,7 @@ func estimate(what string, hits, sampled, total int64) Estimate {
 	return e
 }
 
-// spread returns at most n of some ids, at equal distances.
+// spread returns at most n of the ids, evenly spaced.
 func spread(ids []uuid.UUID, n int) []uuid.UUID {
 	if len(ids) <= n {
 		return ids
@@ -151,7 +154,8 @@ func spread(ids []uuid.UUID, n int) []uuid.UUID {
 	return chosen
 }
 
-// judged returns the ids to which a preview applies the patch, all of them without a patch, each as not going.
+// judged returns a map with the value false for each entry to which the preview applies the patch, or for all entries
+// if there is no patch.
 func judged(ids []uuid.UUID, fails map[uuid.UUID]bool) map[uuid.UUID]bool {
 	goes := map[uuid.UUID]bool{}
 	for _, id := range ids {
@@ -162,9 +166,9 @@ func judged(ids []uuid.UUID, fails map[uuid.UUID]bool) map[uuid.UUID]bool {
 	return goes
 }
 
-// addEstimates adds what is estimated from a sample of the entries, which is in the order of their groups. It returns
-// whether the run sends an entry, for the entries of the sample of which that is known: with a patch, those to which
-// the preview applies the patch.
+// addEstimates adds estimates from a sample of the entries, whose ids are ordered by failure group. It returns whether
+// the run sends each sampled entry. With a patch, the result has only the entries to which the preview applies the
+// patch.
 func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request, ids []uuid.UUID, p *Preview) (
 	map[uuid.UUID]bool, error,
 ) {
@@ -276,8 +280,8 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 	return goes, nil
 }
 
-// skips returns what a run of entries in these places would skip: by the request and, where that says nothing, by the
-// policy.
+// skips returns which work the run skips: what the request sets, and for the queues and kinds in places the defaults of
+// the policy where the request sets nothing.
 func (in *Request) skips(ctx context.Context, tx transaction, places map[uuid.UUID]place) (skips skipping, err error) {
 	skips.stale = in.SkipStale != nil && *in.SkipStale
 	skips.superseded = in.SkipSuperseded != nil && *in.SkipSuperseded
@@ -295,8 +299,8 @@ func (in *Request) skips(ctx context.Context, tx transaction, places map[uuid.UU
 	return skips, json.Unmarshal(raw, &skips.Skips)
 }
 
-// failures returns whether the patch does not apply to some entries; nil without a patch, and if data is masked: the
-// result could reveal values.
+// failures returns the entries to which the patch does not apply. The result is nil without a patch, and also if data
+// is masked, because a result could reveal values.
 func (p *Patch) failures(ctx context.Context, tx transaction, ids []uuid.UUID) (map[uuid.UUID]bool, error) {
 	if p.JSONPatch == nil && p.MergePatch == nil {
 		return nil, nil
@@ -320,7 +324,7 @@ type UnworkedKind struct {
 	Sampled int64  `json:"sampled" doc:"Number of sampled entries of the kind."`
 }
 
-// text says what is inferred, and from what.
+// text describes the kind and the evidence.
 func (k *UnworkedKind) text(w Words) string {
 	return fmt.Sprintf("no worker seems to know kind %s: inferred from %s of %s last attempts, with the latest of them",
 		k.Kind, w.Number(k.Unknown), w.Number(k.Sampled))
@@ -335,7 +339,7 @@ func (p *Preview) addUnworked(ctx context.Context, tx transaction, ids []uuid.UU
 	return err
 }
 
-// needsApproval returns why a run needs a second person; "" if it does not.
+// needsApproval returns why a run needs the approval of a second person, or "".
 func needsApproval(ctx context.Context, tx transaction, in *Request, filter json.RawMessage) (string, error) {
 	operations := []string{"replay"}
 	if in.JSONPatch != nil || in.MergePatch != nil {
@@ -348,7 +352,7 @@ func needsApproval(ctx context.Context, tx transaction, in *Request, filter json
 	return strings.TrimPrefix(why, "replay: "), err
 }
 
-// addEnding adds when the run will have ended. seconds are durations of the sample's last attempts.
+// addEnding estimates when the run will have ended. seconds are the durations of the last attempts of sampled entries.
 func (r *Replayer) addEnding(ctx context.Context, tx transaction, in *Request, seconds []float64, p *Preview) error {
 	end, err := tx.ReplayEnds(ctx, dbsqlc.ReplayEndsParams{
 		Entries: p.Total, Seconds: seconds, Rate: in.Rate, Concurrency: float64(in.Concurrency),
@@ -364,8 +368,8 @@ func (r *Replayer) addEnding(ctx context.Context, tx transaction, in *Request, s
 	return nil
 }
 
-// workers returns how many redeliveries of the run are worked at a time, by one process of dlqd; 0 if an application
-// works any of them. It is that of the queue which takes longest, as a share of all entries.
+// workers returns the average number of redeliveries of the run that one process of dlqd works at a time. It assumes
+// that the run ends when its slowest queue ends. It returns 0 if an application works any of the queues.
 func (r *Replayer) workers(in *Request, p *Preview) float64 {
 	known := r.Planner().Policy()
 	longest := 0.0

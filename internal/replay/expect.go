@@ -17,15 +17,16 @@ import (
 const (
 	// expectGroups is the number of failure groups, the largest first, whose earlier outcomes a preview reads.
 	expectGroups = 200
-	// shownGroups limits the groups in an [Expectation], toldGroups those in its text.
+	// shownGroups limits the groups in an [Expectation], and toldGroups the groups in its text.
 	shownGroups, toldGroups = 20, 5
-	// fewOutcomes is the number of outcomes of a group in its last run below which those of earlier runs count, too.
+	// fewOutcomes: if a group has fewer outcomes in its last run, the outcomes of earlier runs count, too.
 	fewOutcomes = 5
-	// beyond is the probability on each side of the interval of recoveries: 0.1 makes it an 80 % interval.
+	// beyond is the probability that the number of recoveries is below its interval, and the probability that it is
+	// above: 0.1 makes an 80 % interval.
 	beyond = 0.1
 )
 
-// Expectation says how many entries will recover, as far as earlier replay runs of the same failure groups tell.
+// Expectation estimates how many entries will recover, from earlier replay runs of the same failure groups.
 type Expectation struct {
 	Tried   int64              `json:"tried" doc:"Number of entries that go and whose failure group has outcomes of earlier replay runs. Where some do not go, it is estimated from the sample."`
 	Untried int64              `json:"untried" doc:"Number of other entries that go: no earlier replay run has tried their failure groups, or these are not among the 200 largest."`
@@ -35,8 +36,8 @@ type Expectation struct {
 	Groups  []GroupExpectation `json:"groups,omitempty" doc:"The 20 largest of the tried failure groups."`
 }
 
-// GroupExpectation is the expectation for a failure group. The last run is the one with the latest outcome; of all
-// runs, the last 100 outcomes count.
+// GroupExpectation is the expectation for a failure group. Its last run is the run with the latest outcome. Of the
+// outcomes in all runs, the last 100 count.
 type GroupExpectation struct {
 	Queue           string    `json:"queue" doc:"Queue of the group."`
 	Fingerprint     string    `json:"fingerprint" doc:"The failure group."`
@@ -52,9 +53,9 @@ type GroupExpectation struct {
 	High            int64     `json:"high" doc:"Upper end of its 80 % interval."`
 }
 
-// prediction returns the mean and the variance of the number of entries that recover (beta-binomial, with Jeffreys'
-// prior). It takes the outcomes of the last run and version, because a repair or a new fault makes
-// earlier ones out of date.
+// prediction returns the mean and the variance of the number of entries that will recover (beta-binomial, with
+// Jeffreys' prior). It prefers outcomes of the last run and version: a repair or a new fault makes earlier outcomes out
+// of date.
 func (g *GroupExpectation) prediction() (mean, variance float64) {
 	recovered, failed := g.Recovered, g.Failed
 	if recovered+failed < fewOutcomes {
@@ -78,7 +79,7 @@ func (g *GroupExpectation) Text(w Words) string {
 		before, w.Number(g.Entries), w.Number(g.Recover), w.Number(g.Low), w.Number(g.High))
 }
 
-// Texts describes the expectation: as a whole, for its largest groups, and what was never tried.
+// Texts describes the expectation: first as a whole, then its largest groups, then the groups without earlier replays.
 func (e *Expectation) Texts(w Words) []string {
 	if e == nil { // an older server
 		return nil
@@ -97,14 +98,14 @@ func (e *Expectation) Texts(w Words) []string {
 	return texts
 }
 
-// Summary describes the expected number of all tried entries.
+// Summary describes how many of the entries with earlier outcomes will recover.
 func (e *Expectation) Summary(w Words) string {
 	return fmt.Sprintf("about %s of %s (%s to %s, 80 %% interval) will recover", w.Number(e.Recover), w.Number(e.Tried),
 		w.Number(e.Low), w.Number(e.High))
 }
 
-// likelyRange returns the 80 % interval of a number from 0 to n with a mean and a variance: that of the beta
-// distribution on this range, widened to whole numbers.
+// likelyRange returns the 80 % interval of a number from 0 to n with this mean and variance: the interval of a beta
+// distribution scaled to this range, widened to whole numbers.
 func likelyRange(mean, variance float64, n int64) (low, high int64) {
 	all := float64(n)
 	size := mean*(all-mean)/variance - 1
@@ -120,9 +121,10 @@ func likelyRange(mean, variance float64, n int64) (low, high int64) {
 // groupKey names a failure group; the fingerprint is empty for entries without one.
 type groupKey struct{ queue, fingerprint string }
 
-// going returns how many entries of each failure group go: the share of its sample that does, or that of the whole
-// sample for a group without sampled entries in goes. It also returns their sum, rounded once: of many small groups,
-// each share would be rounded in the same direction.
+// going estimates how many entries of each failure group the run sends: the group's entries times the share of its
+// sampled entries that go. For a group without sampled entries in goes, it uses the share of the whole sample. It also
+// returns the sum of all groups, rounded once: with many small groups, every share could be rounded in the same
+// direction.
 func going(cells []dbsqlc.CountGroupsRow, goes map[uuid.UUID]bool) (entries map[groupKey]int64, all int64) {
 	type counts struct{ entries, sampled, goes int64 }
 	groups, sample := map[groupKey]counts{}, counts{}
@@ -154,8 +156,8 @@ func going(cells []dbsqlc.CountGroupsRow, goes map[uuid.UUID]bool) (entries map[
 	return entries, int64(math.Round(sum))
 }
 
-// expect returns what earlier replay runs tell about the entries of a preview. goes says of entries of its sample
-// whether they go.
+// expect estimates from earlier replay runs how many entries of a preview will recover. goes has sampled entries and
+// whether the run sends them.
 func expect(ctx context.Context, tx transaction, cells []dbsqlc.CountGroupsRow, goes map[uuid.UUID]bool) (
 	*Expectation, error,
 ) {
@@ -203,7 +205,7 @@ func expect(ctx context.Context, tx transaction, cells []dbsqlc.CountGroupsRow, 
 	return e, nil
 }
 
-// Calibration says how often the 80 % intervals of forecasts held.
+// Calibration counts how often the 80 % intervals of forecasts contained the actual number.
 type Calibration struct {
 	Runs      int64               `json:"runs" doc:"Number of ended runs whose forecast had failure groups."`
 	Groups    int64               `json:"groups" doc:"Number of failure groups in their forecasts."`
@@ -215,8 +217,8 @@ type Calibration struct {
 	Latest    []CalibrationGroup  `json:"latest" doc:"The groups of the latest runs, at most 100."`
 }
 
-// FigureCalibration says how far off a figure of forecasts was. The intervals of estimates are of 95 %; that of
-// recover is of 80 %.
+// FigureCalibration is the accuracy of one figure of forecasts. Estimates have 95 % intervals; recover has an 80 %
+// interval.
 type FigureCalibration struct {
 	What     string  `json:"what" doc:"The figure: see figures of the report of a run."`
 	Runs     int64   `json:"runs" doc:"Number of runs in which it was measured."`
@@ -229,7 +231,7 @@ type FigureCalibration struct {
 // Words describes what the figure counts.
 func (f FigureCalibration) Words() string { return figureWords(f.What) }
 
-// CalibrationGroup is a failure group in the forecast of a run, beside what happened.
+// CalibrationGroup compares the forecast of a failure group in a run with the outcome.
 type CalibrationGroup struct {
 	Run         uuid.UUID `json:"runId" doc:"The run."`
 	Queue       string    `json:"queue" doc:"Queue of the group."`
@@ -247,7 +249,7 @@ type CalibrationGroup struct {
 // maxCalibrationGroups limits the groups in a [Calibration].
 const maxCalibrationGroups = 100
 
-// Text describes the calibration; "" without judged groups.
+// Text describes the calibration. It is "" if no group has been judged.
 func (c *Calibration) Text(w Words) string {
 	if c.Judged == 0 {
 		return ""
@@ -257,7 +259,7 @@ func (c *Calibration) Text(w Words) string {
 		w.Number(c.Expected), w.Number(c.Recovered))
 }
 
-// Calibration returns how often the intervals of the forecasts of ended runs held.
+// Calibration compares the forecasts of ended runs with their outcomes.
 func (r *Replayer) Calibration(ctx context.Context) (*Calibration, error) {
 	rows, err := dbsqlc.New(r.Store.DB()).Calibration(ctx)
 	if err != nil {

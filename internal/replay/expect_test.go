@@ -8,8 +8,8 @@ import (
 	"gonum.org/v1/gonum/mathext"
 )
 
-// The interval of 80 % holds at least so often, about, if the outcomes of a group are those of a coin that is thrown
-// as often as wanted.
+// The 80 % interval contains the actual number in about 80 % of the cases or more, if each entry recovers independently
+// with the same probability.
 func TestExpectation_IntervalHolds(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(30, 24))

@@ -85,7 +85,7 @@ func TestSkips_AreThoseOfThePolicyUnlessTheRequestSays(t *testing.T) {
 		replay.SkipTexts(runs[0].Skips, nil, nil)[0])
 }
 
-// A run keeps the skips of its start, and an approved one those of its request.
+// A run keeps the skips of the policy at its start; an approved run keeps the skips at the time of its request.
 func TestSkips_AreBoundByTheRequest(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -106,7 +106,7 @@ func TestSkips_AreBoundByTheRequest(t *testing.T) {
 	require.EqualValues(t, 3, b.get(run).Replayed)
 }
 
-// The skips of a policy name queues and kinds: a caller who is limited to some sees those alone.
+// The policy's skips name queues and kinds. A caller with a scope sees only those in the scope.
 func TestSkips_ShowALimitedCallerNoOtherQueue(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -175,7 +175,7 @@ func TestPreview_SaysWhoHasTheEntries(t *testing.T) {
 		WHERE NOT tried AND expected IS NULL`))
 }
 
-// dlq.preview_groups expects successes of the entries that go, as the preview of the API does.
+// dlq.preview_groups estimates successes only among the entries that go, as the preview of the API does.
 func TestPreviewGroups_ExpectsSuccessesOfEntriesThatGo(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -228,8 +228,8 @@ func TestPreview_SaysWhenTheRunWillHaveEnded(t *testing.T) {
 	require.NotEmpty(t, p.Notes(replay.PlainWords()))
 }
 
-// TestReport_SaysHowFarOffEachFigureWas runs one run to its end, with a forecast that is right about what it skips, and
-// wrong about its time.
+// TestReport_SaysHowFarOffEachFigureWas runs a run to its end. The forecast is right about the skipped entries and
+// wrong about the duration.
 func TestReport_SaysHowFarOffEachFigureWas(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -298,7 +298,7 @@ func TestRun_CountsNoWorkOfImpossibleTimes(t *testing.T) {
 	require.Equal(t, 3, b.count("SELECT count(*)::integer FROM dlq.replay_run_entries WHERE worked IS NULL"))
 }
 
-// Any client of River can write durations that are no float8, or that no clock shows.
+// Any client of River can write durations that do not fit a float8 or are impossible.
 func TestPreview_TakesImpossibleDurations(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -335,12 +335,12 @@ func TestFixes_LogARefusalOnceAndWait(t *testing.T) {
 	require.Zero(t, b.runs())
 	b.unmet = ""
 	require.NoError(t, fixes.RunOnce(t.Context()))
-	if time.Since(began) < 15*time.Second { // after 15 s, on a busy machine, the next try is due
+	if time.Since(began) < 15*time.Second { // on a slow machine, 15 s may have passed and the next try may be due
 		require.Zero(t, b.runs(), "the next try is later")
 	}
 }
 
-// The policy's run and request have the scope of their queue, and are no act of a person.
+// The policy's run and request are limited to their queue, and their actor is the policy, not an operator.
 func TestFixes_HaveTheScopeOfTheirQueue(t *testing.T) {
 	t.Parallel()
 	b := setupFixes(t)

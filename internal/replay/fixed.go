@@ -22,26 +22,27 @@ import (
 )
 
 const (
-	// fixesInterval is the time between two looks for failure groups whose fix runs.
+	// fixesInterval is the time between two searches for failure groups whose fix is deployed.
 	fixesInterval = 15 * time.Second
-	// fixesAtOnce limits the groups of one look. The next one continues after them.
+	// fixesAtOnce limits the groups of one search. The next search continues after the last of them.
 	fixesAtOnce = 100
-	// fixSample is the number of a group's oldest entries of which one must be free for a run to start.
+	// fixSample is the number of a group's oldest entries that are checked: a run starts only if the policy may send one
+	// of them.
 	fixSample = 1000
-	// maxFixWait is the longest time after which a refused run is tried again. The first is fixesInterval, and each one is
-	// twice as long as the one before: a try costs a preview.
+	// maxFixWait is the longest wait between tries to start a run that was refused. The first wait is fixesInterval, and
+	// each further wait is twice as long, because each try costs a preview.
 	maxFixWait = 15 * time.Minute
 	// policyActor is the actor of runs that the policy starts.
 	policyActor = "policy"
 )
 
-// FixedGroup is a failure group that is fixed in a version.
+// FixedGroup is a failure group with the version that fixes it.
 type FixedGroup struct {
 	Queue       string `json:"queue"`
 	Fingerprint string `json:"fingerprint"`
 }
 
-// record records the run of a group whose fix runs. A nil group, of any other run, records nothing.
+// record stores which run was started for the fix of this group. For a nil group, it does nothing.
 func (g *FixedGroup) record(ctx context.Context, tx transaction, run uuid.UUID) error {
 	if g == nil {
 		return nil
@@ -59,20 +60,21 @@ func (g *FixedGroup) record(ctx context.Context, tx transaction, run uuid.UUID) 
 	return err
 }
 
-// Fixes starts progressive replay runs of failure groups that are fixed in a version, once a version with the fix runs,
-// in the queues for which the policy says so (replayWhenFixed). Any number of processes may do so: one of them starts
-// the run of a group. If the policy asks for a second person, it requests the run.
+// Fixes starts progressive replay runs of failure groups that are fixed in a version, once this version or a later one
+// is deployed. It does so only in queues whose policy sets replayWhenFixed. Several processes may run Fixes: one of
+// them starts the run of a group. If the policy requires a second person, Fixes requests approval instead of starting
+// the run.
 type Fixes struct {
 	Replayer *Replayer
 	Logger   *slog.Logger
 	// MaySend, if not nil, is called in the transaction that starts a run (restored.Guard.MaySend).
 	MaySend func(ctx context.Context, tx postgres.DB) (bool, error)
 
-	after   []string // queue and fingerprint of the last group of the look before, if it did not see all
+	after   []string // queue and fingerprint of the last group of the previous search; nil if that search reached the end
 	refused map[FixedGroup]refusal
 }
 
-// refusal is why the run of a group did not start.
+// refusal is the reason why the run of a group did not start, and the time of the next try.
 type refusal struct {
 	reason string
 	wait   time.Duration // since the last try
@@ -88,9 +90,9 @@ func (f *Fixes) Loop() *background.Loop {
 	})
 }
 
-// RunOnce learns which versions work the queues of fixed groups, and starts the runs, or requests their approval, of
-// the groups whose fix runs. What one group refuses, such as an open breaker, is logged once, and tried again after
-// ever longer times.
+// RunOnce reads from completed jobs which versions work the queues of fixed groups. It then starts, or requests, a run
+// for each group whose fix is deployed. If a run is refused, for example because of an open breaker, RunOnce logs the
+// reason once and tries again after growing waits.
 func (f *Fixes) RunOnce(ctx context.Context) error {
 	if err := dbsqlc.New(f.Replayer.Store.DB()).LearnVersions(ctx); err != nil {
 		return err
@@ -105,7 +107,7 @@ func (f *Fixes) RunOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if f.after == nil && len(groups) < fixesAtOnce { // all of them
+	if f.after == nil && len(groups) < fixesAtOnce { // this search saw all groups
 		maps.DeleteFunc(f.refused, func(g FixedGroup, _ refusal) bool {
 			return !slices.ContainsFunc(groups, func(row dbsqlc.FixedGroupsRow) bool {
 				return g == FixedGroup{row.Queue, row.Fingerprint}
@@ -155,7 +157,7 @@ func (f *Fixes) refuse(g *dbsqlc.FixedGroupsRow, reason string) {
 		"reason", reason)
 }
 
-// errNotNow reports that a run must not start now, or that another process has started it.
+// errNotNow means that the run must not start now, or that another process has started it.
 var errNotNow = errors.New("not now")
 
 func (f *Fixes) start(ctx context.Context, g *dbsqlc.FixedGroupsRow) error {
@@ -170,8 +172,8 @@ func (f *Fixes) start(ctx context.Context, g *dbsqlc.FixedGroupsRow) error {
 		Filter: filter, Progressive: true, ForFix: &FixedGroup{g.Queue, g.Fingerprint},
 		Act: deadletter.Act{Actor: policyActor, Note: "fixed in " + g.FixedIn + ", which is deployed"},
 	}
-	// Without an origin, a change of dlqd itself needs no approval. With the scope of the queue, its operators see the
-	// run, and may approve it.
+	// Without an origin, the database regards a change as one of dlqd itself, which needs no approval. The scope lets the
+	// operators of the queue see and approve the run.
 	ctx = deadletter.WithOrigin(ctx, "policy, replayWhenFixed of queue "+g.Queue)
 	scope, err := json.Marshal([]map[string][]string{{"queues": {g.Queue}, "kinds": {}}})
 	if err != nil {
@@ -180,7 +182,7 @@ func (f *Fixes) start(ctx context.Context, g *dbsqlc.FixedGroupsRow) error {
 	ctx = postgres.WithScope(ctx, string(scope))
 	mayStart := func(tx transaction) error { return f.mayStart(ctx, tx, g, filter) }
 	if err := inTx(ctx, f.Replayer.Store, mayStart); err != nil {
-		return err // before the preview, which costs more
+		return err // check before the preview, which costs more
 	}
 	run, err := f.Replayer.start(ctx, request, mayStart)
 	switch {
@@ -194,7 +196,7 @@ func (f *Fixes) start(ctx context.Context, g *dbsqlc.FixedGroupsRow) error {
 	return nil
 }
 
-// request requests the run of a group from a second person.
+// request requests approval of the run of a group.
 func (f *Fixes) request(ctx context.Context, g *dbsqlc.FixedGroupsRow, request *Request) error {
 	raw, err := json.Marshal(request)
 	if err != nil {
@@ -222,9 +224,9 @@ func (f *Fixes) request(ctx context.Context, g *dbsqlc.FixedGroupsRow, request *
 	})
 }
 
-// mayStart locks the marks of a group and returns errNotNow if another process has them, the run was started already,
-// dlqd runs in several versions, automatic redelivery is stopped or being switched, or of its oldest entries none is
-// free.
+// mayStart locks the group's fix and returns nil if the run may start. It returns errNotNow if another process holds
+// the lock, the run was already started, several versions of dlqd are running, MaySend returns false, automatic
+// redelivery is stopped or being switched, or the policy may send none of the group's oldest entries.
 func (f *Fixes) mayStart(ctx context.Context, tx transaction, g *dbsqlc.FixedGroupsRow, filter json.RawMessage) error {
 	for _, may := range []func() (bool, error){
 		func() (bool, error) {
@@ -261,8 +263,8 @@ func (f *Fixes) mayStart(ctx context.Context, tx transaction, g *dbsqlc.FixedGro
 	return nil
 }
 
-// maySendFix reports whether a run that the policy started may send: not while automatic redelivery is stopped, or is
-// being switched. If the fix no longer runs, it ends the run.
+// maySendFix reports whether a run that the policy started may send. It may not while automatic redelivery is stopped
+// or being switched. If the fix is no longer deployed, maySendFix ends the run.
 func (r *Runner) maySendFix(ctx context.Context, tx transaction, run uuid.UUID) (bool, error) {
 	if runs, err := tx.FixRuns(ctx, run); err != nil {
 		return false, err
@@ -278,9 +280,9 @@ func (r *Runner) maySendFix(ctx context.Context, tx transaction, run uuid.UUID) 
 	return err == nil && switches.Stopped == nil, err
 }
 
-// notForPolicy returns the entries that a run which the policy starts does not take, with the reason of each: those
-// that need an operator or that one has, those that dlqd does not redeliver automatically, and those of another failure
-// group, such as a former one. filter is the run's filter.
+// notForPolicy returns the entries that a run started by the policy must leave out, with the reason of each: entries
+// that need an operator, entries that an operator works on, entries that dlqd does not redeliver automatically, and
+// entries of another failure group (they may have changed groups). filter is the filter of the run.
 func notForPolicy(ctx context.Context, tx transaction, p *policy.Policy, filter json.RawMessage,
 	ids []uuid.UUID,
 ) (map[uuid.UUID]string, error) {
@@ -307,7 +309,7 @@ func notForPolicy(ctx context.Context, tx transaction, p *policy.Policy, filter 
 	return reasons, nil
 }
 
-// heldFromPolicy returns why a run that the policy starts does not take an entry; empty if it does.
+// heldFromPolicy returns why a run started by the policy must leave out an entry, or "".
 func heldFromPolicy(e *dbsqlc.FixEntriesRow, fingerprints []string, switches *automatic.Switches) string {
 	verdict := switches.Of(&automatic.Entry{
 		Queue: e.Queue, Kind: e.Kind, Class: e.ErrorClass, JobKind: e.JobKind,

@@ -36,7 +36,7 @@ func setupFixes(t *testing.T) *bundle {
 	return b
 }
 
-// die makes n jobs of a kind die in a failure group, whose class needs an operator.
+// die makes n jobs of a kind fail for good in a failure group. The class of the failures needs an operator.
 func (b *bundle) die(n int, queue, fingerprint, kind, rule string) {
 	b.Helper()
 	b.registerQueue(queue)
@@ -63,7 +63,7 @@ func (b *bundle) deploy(version string) {
 	b.exec("SELECT dlq.record_deploy($1, ARRAY['a', 'b'], 'ci')", version)
 }
 
-// look looks for groups whose fix runs, as n processes at once.
+// look runs Fixes once in each of n concurrent processes.
 func (b *bundle) look(n int) {
 	b.Helper()
 	errs := make([]error, n)
@@ -231,7 +231,8 @@ func TestFixes_RequestApproval(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*)::integer FROM dlq.group_marks WHERE fix_run = $1", run.ID))
 }
 
-// TestFixes_EndWithTheFix rolls the version back while the run goes, and before a request for it is carried out.
+// TestFixes_EndWithTheFix rolls the version back: first while the run is in progress, then before an approved request
+// is carried out.
 func TestFixes_EndWithTheFix(t *testing.T) {
 	t.Parallel()
 	b := setupFixes(t)
@@ -260,7 +261,8 @@ func TestFixes_EndWithTheFix(t *testing.T) {
 	require.Equal(t, 2, b.runs(), "the fix runs again")
 }
 
-// TestFixes_WaitForTheEndOfAnUpgrade: a process of an earlier version would also send what the run leaves.
+// TestFixes_WaitForTheEndOfAnUpgrade: while two versions run, a process of the earlier one would also send entries that
+// the run must leave out.
 func TestFixes_WaitForTheEndOfAnUpgrade(t *testing.T) {
 	t.Parallel()
 	b := setupFixes(t)
@@ -276,7 +278,8 @@ func TestFixes_WaitForTheEndOfAnUpgrade(t *testing.T) {
 	require.Equal(t, 1, b.runs())
 }
 
-// TestFixes_RequestsForOtherGroupsDoNotCount lets a client name a group of its choice in a request for approval.
+// TestFixes_RequestsForOtherGroupsDoNotCount: a client may request approval for any group. Such a request does not
+// start a run of that group.
 func TestFixes_RequestsForOtherGroupsDoNotCount(t *testing.T) {
 	t.Parallel()
 	b := setupFixes(t)
@@ -347,7 +350,7 @@ func (b *bundle) completeReporting(n int, queue, metadata string) {
 		FROM generate_series(1, $3) i`, queue, metadata, n)
 }
 
-// Workers report their version with the jobs that they complete: no report of a deploy is needed.
+// Workers report their version with the jobs that they complete, so Fixes works without reports of deploys.
 func TestFixes_LearnVersionsFromJobs(t *testing.T) {
 	t.Parallel()
 	b := setupFixes(t)
@@ -391,7 +394,7 @@ func TestFixes_LearnVersionsFromJobs(t *testing.T) {
 	require.Equal(t, "4.1.9", running(), "a rollback")
 }
 
-// Any client of River can write metadata. A long text is no version, and is not looked through.
+// Any client of River can write metadata. Fixes ignores a long text, and does not search it.
 func TestFixes_LearnNothingFromLongTexts(t *testing.T) {
 	t.Parallel()
 	b := setupFixes(t)
@@ -405,7 +408,7 @@ func TestFixes_LearnNothingFromLongTexts(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*)::integer FROM dlq.deploys"), "100 characters are a version")
 }
 
-// TestReportedNames_AreTheSameInSQL checks that SQL and Go take the same stages and versions.
+// TestReportedNames_AreTheSameInSQL checks that SQL and Go accept the same stages and versions.
 func TestReportedNames_AreTheSameInSQL(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -425,7 +428,8 @@ func TestReportedNames_AreTheSameInSQL(t *testing.T) {
 	}
 }
 
-// After an operator has reported a rollback, jobs that the version before has worked do not take it back.
+// An operator reports a rollback. Jobs that the newer version completed before do not make it the deployed version
+// again.
 func TestFixes_LearnNothingFromJobsBeforeAReport(t *testing.T) {
 	t.Parallel()
 	b := setupFixes(t)
@@ -450,7 +454,7 @@ func TestDeploys_DoNotFollowTheClock(t *testing.T) {
 	require.Equal(t, "4.2.0", version)
 }
 
-// A preview tells the outcomes with the last version from earlier ones.
+// A preview separates the outcomes with the last version from earlier outcomes.
 func TestPreview_SaysWhatToExpectByVersion(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -478,7 +482,7 @@ func TestPreview_SaysWhatToExpectByVersion(t *testing.T) {
 		WHERE metadata ->> 'dlq:version' = '4.1' AND status = 'dlq_pending'`))
 }
 
-// A preview says how far the work came: by what a worker reported, and whether a receiver answered.
+// A preview says how far the work got: the stage that the worker reported, and whether a receiver answered.
 func TestPreview_SaysHowFarTheWorkCame(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -503,7 +507,7 @@ func TestPreview_SaysHowFarTheWorkCame(t *testing.T) {
 	require.NotContains(t, fmt.Sprint(texts), "4111", "a text that is no name of a stage")
 }
 
-// The stage and the version of an entry are those of its redeliveries, which do not take them from it.
+// A redelivery does not inherit the stage and version of its entry; the entry takes them from its redelivery.
 func TestRedelivery_ReportsItsOwnStage(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -13,18 +13,18 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
-// judgedAtOnce limits the failures that are judged in one turn of a run.
+// judgedAtOnce limits the failures of a run that one turn judges.
 const judgedAtOnce = 500
 
-// settle judges the outcomes of the runs that are not settled, and moves the groups of progressive ones.
-// It reports whether there may be more to do.
+// settle judges new outcomes of a run and, if the run is progressive, moves its groups. It marks an ended run as
+// settled once no outcome is missing. It reports whether more outcomes may be left to judge or count.
 func (r *Runner) settle(ctx context.Context, run *dbsqlc.UnsettledReplaysRow) (more bool, err error) {
-	if run.ToSteer { // outcomes that came while dlqd did not run are not silence
+	if run.ToSteer { // outcomes of the time when dlqd did not run must be known before steer checks for silence
 		if err := facts.ApplyRun(ctx, r.store, run.ID); err != nil {
 			return false, err
 		}
 	}
-	if run.ToSteer || run.Status != "running" { // otherwise batch judges
+	if run.ToSteer || run.Status != "running" { // of other running runs, batch judges the failures
 		if more, err = r.judge(ctx, run.ID); err != nil {
 			return false, err
 		}
@@ -50,7 +50,7 @@ func (r *Runner) settle(ctx context.Context, run *dbsqlc.UnsettledReplaysRow) (m
 		return false, err
 	}
 	if !unsettled {
-		delete(r.released, groupOf{run: run.ID}) // look again, for those that were locked
+		delete(r.released, groupOf{run: run.ID}) // the last release may have left out locked entries: release again
 	}
 	if run.Progressive {
 		if err := r.release(ctx, groupOf{run: run.ID}); err != nil {
@@ -63,8 +63,8 @@ func (r *Runner) settle(ctx context.Context, run *dbsqlc.UnsettledReplaysRow) (m
 	return false, queries.Settle(ctx, run.ID)
 }
 
-// judge writes the class and the fingerprint of failed redeliveries of a run, as the policy judges them
-// now. It judges outside of a transaction: operators' patterns can take long on arbitrary texts.
+// judge writes the class and the fingerprint of failed redeliveries of a run, as the current policy judges them. It
+// judges outside of a transaction, because operators' patterns can take long on arbitrary texts.
 func (r *Runner) judge(ctx context.Context, id uuid.UUID) (more bool, err error) {
 	queries, planner := dbsqlc.New(r.store.DB()), r.planner()
 	rows, err := queries.UnjudgedFailures(ctx, dbsqlc.UnjudgedFailuresParams{
@@ -104,14 +104,14 @@ func failureOf(row *dbsqlc.UnjudgedFailuresRow) *strategy.Entry {
 	return e
 }
 
-// groupOf is a group of a run, or with number 0 the whole run.
+// groupOf identifies a group of a run. Number 0 stands for the whole run.
 type groupOf struct {
 	run    uuid.UUID
 	number int32
 }
 
-// release makes the entries due that failed in a run or group that has ended, or were not sent, and
-// waited for that. It does so once: what fails later does not wait.
+// release makes entries due that waited for the end of a run or group: entries that failed again, and entries that were
+// not sent. It does so once for each run or group, because entries that fail after the end do not wait.
 func (r *Runner) release(ctx context.Context, ended groupOf) error {
 	if r.released[ended] {
 		return nil

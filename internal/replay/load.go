@@ -18,7 +18,7 @@ import (
 // loadParts is the number of parts of equal size into which a preview divides a run.
 const loadParts = 10
 
-// Load is what a run sends to a queue, beside what happened there in the last hour.
+// Load compares what a run sends to a queue with the queue's last hour.
 type Load struct {
 	Queue       string    `json:"queue" doc:"Queue of the redeliveries."`
 	Destination string    `json:"destination,omitempty" doc:"Destination to which it delivers messages; absent for a queue of an application."`
@@ -41,18 +41,18 @@ func (l *Load) Text(w Words) string {
 		rate, w.Number(l.Redelivered), w.Number(l.Failures))
 }
 
-// Words formats the values in the texts of a preview, for their reader.
+// Words formats the values in the texts of a preview, for a page or a terminal.
 type Words struct {
 	// Number formats an int64 or a float64.
 	Number func(any) string
 	Time   func(time.Time) string
 	// Group names a failure group by its fingerprint.
 	Group func(fingerprint string) string
-	// Unlimited means that the run has no rate, so that texts of its load name none.
+	// Unlimited is set for a run without a rate: the texts of its load then name no rate.
 	Unlimited bool
 }
 
-// rate formats a number per second, of which small ones keep two digits.
+// rate formats a number per second. Numbers below 100 keep two significant digits.
 func (w *Words) rate(perSecond float64) string {
 	if perSecond >= 100 {
 		return w.Number(math.Round(perSecond))
@@ -60,7 +60,7 @@ func (w *Words) rate(perSecond float64) string {
 	return strconv.FormatFloat(perSecond, 'g', 3, 64)
 }
 
-// PlainWords returns the words of texts for a terminal.
+// PlainWords returns the formats for texts at a terminal.
 func PlainWords() Words {
 	return Words{
 		Number: func(n any) string {
@@ -74,7 +74,7 @@ func PlainWords() Words {
 	}
 }
 
-// addLoad adds what a run at a rate sends to each queue over time. Its order is that of capture.
+// addLoad adds how many redeliveries a run at this rate sends to each queue over time, in the order of capture.
 func (p *Preview) addLoad(ctx context.Context, tx transaction, in *Request, rate float64, known *policy.Policy,
 	cells []dbsqlc.CountGroupsRow,
 ) error {
@@ -126,7 +126,8 @@ func (p *Preview) addLoad(ctx context.Context, tx transaction, in *Request, rate
 	return nil
 }
 
-// SkipTexts describes what a run skips because the policy says so, or what its request says, unless that is nil.
+// SkipTexts describes which work a run skips: where stale or superseded is not nil, as the request says, otherwise as
+// the policy says.
 func SkipTexts(s policy.Skips, stale, superseded *bool) []string {
 	var texts []string
 	for _, skip := range []struct {
@@ -146,8 +147,8 @@ func SkipTexts(s policy.Skips, stale, superseded *bool) []string {
 	return texts
 }
 
-// Notes describes when the run will have ended, what the policy skips, kinds that no worker seems to know, who reads
-// the topics of records, what to expect, and the load of the queues that get most entries.
+// Notes describes the expected end of the run, what the policy skips, kinds that no worker seems to know, the consumer
+// groups that read the topics of records, the expected recoveries, and the load of the queues that get most entries.
 func (p *Preview) Notes(w Words) []string {
 	expect := p.Expect.Texts(w)
 	notes := make([]string, 0, 3+len(p.Unworked)+len(p.Readers)+len(expect)+len(p.Load))

@@ -5,13 +5,13 @@ import (
 	"encoding/json"
 )
 
-// member is a name and a value of an object, as written.
+// member is a name and a value of a JSON object. The value has its original text.
 type member struct {
 	name  string
 	value json.RawMessage
 }
 
-// members returns the members of a JSON object in order; ok is false for other JSON.
+// members returns the members of a JSON object in order; ok is false for any other JSON value.
 func members(raw json.RawMessage) (all []member, ok bool, err error) {
 	decoder := json.NewDecoder(bytes.NewReader(raw))
 	first, err := decoder.Token()
@@ -41,7 +41,7 @@ func mergePatch(target, patch json.RawMessage) (json.RawMessage, error) {
 	if err != nil || !ok {
 		return patch, err
 	}
-	into, _, err := members(target) // none if the target is not an object
+	into, _, err := members(target) // empty if the target is not an object
 	if err != nil {
 		return nil, err
 	}

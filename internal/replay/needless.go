@@ -15,15 +15,15 @@ import (
 	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
 )
 
-// lookupTime limits how long the search for later work of a batch may take. Entries without an answer by then are
-// sent.
+// lookupTime limits the search for later work of a batch. The run sends the entries for which the search has no result
+// by then.
 const lookupTime = time.Second
 
-// skipping says which work a run skips: by its request, or by default.
+// skipping says which work a run skips: by the policy for some queues and kinds (Skips), or for all of them.
 type skipping struct {
 	policy.Skips
 
-	stale, superseded bool // of any queue and kind
+	stale, superseded bool // the request skips such work in every queue and kind
 }
 
 // place is the queue and the kind of an entry.
@@ -34,10 +34,10 @@ func (s *skipping) skipsSuperseded(p place) bool {
 	return s.superseded || s.Superseded.Of(p.queue, p.kind)
 }
 
-// looksForLaterWork reports whether any entry may be skipped because a later job has done its work.
+// looksForLaterWork reports whether the run may skip entries whose work a later job has done.
 func (s *skipping) looksForLaterWork() bool { return s.superseded || s.Superseded != nil }
 
-// skippingOf returns what a run skips.
+// skippingOf returns which work a run skips.
 func skippingOf(run *dbsqlc.LockReplayRow) (*skipping, error) {
 	s := &skipping{stale: run.SkipStale, superseded: run.SkipSuperseded}
 	return s, json.Unmarshal(run.Skips, &s.Skips)
@@ -59,9 +59,9 @@ type skip struct {
 	why    string
 }
 
-// needless returns the entries of a batch that the run skips because their work is out of date, a later job has done
-// it, or the run is for a fix and an operator has them, with the reason of each. Whether a later job has done the work
-// of the unknown ones is not known.
+// needless returns the entries of a batch that the run skips, with the reason of each: their work is out of date, a
+// later job has done the work, or the run was started for a fix and must leave the entry out (notForPolicy). unknown
+// are entries for which the search for later work had no result.
 func (r *Runner) needless(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
 	ids []uuid.UUID,
 ) (skips map[uuid.UUID]skip, unknown []uuid.UUID, err error) {
@@ -84,7 +84,7 @@ func (r *Runner) needless(ctx context.Context, tx transaction, run *dbsqlc.LockR
 	if err != nil {
 		return nil, nil, err
 	}
-	// Only entries of which the run may skip any are looked at.
+	// among returns the entries whose queue and kind permit skipping. Only these are looked up.
 	among := func(all bool, of *policy.Skip) ([]uuid.UUID, error) {
 		if all {
 			return ids, nil
@@ -137,8 +137,9 @@ func stale(ctx context.Context, queries *dbsqlc.Queries, p *policy.Policy, ids [
 	return reasons, nil
 }
 
-// superseded returns the entries whose work a later job has done, with the reason of each, and those of which that is
-// not known: all of them if Postgres cancels the statement. It needs a transaction, whose timeout it does not change.
+// superseded returns the entries whose work a later job has done, with the reason of each. unknown are the entries
+// without a result: all of them if Postgres cancels the search. superseded must run in a transaction; it restores the
+// transaction's statement timeout.
 func superseded(ctx context.Context, queries *dbsqlc.Queries,
 	ids []uuid.UUID,
 ) (reasons map[uuid.UUID]string, unknown []uuid.UUID, err error) {
@@ -153,7 +154,7 @@ func superseded(ctx context.Context, queries *dbsqlc.Queries,
 	if err != nil && !cancelled {
 		return nil, nil, fmt.Errorf("look for later work: %w", err)
 	}
-	if err := queries.BackBeforeLookup(ctx); err != nil { // also resets the timeout
+	if err := queries.BackBeforeLookup(ctx); err != nil { // also restores the timeout
 		return nil, nil, err
 	}
 	reasons = map[uuid.UUID]string{}

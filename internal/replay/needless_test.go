@@ -45,7 +45,7 @@ func (b *bundle) failMessage(queue, args string) {
 func TestRun_SkipsSupersededWork(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	const kind = "payment.captured" // of the jobs of fail
+	const kind = "payment.captured" // kind of the jobs that fail inserts
 	b.complete(kind, "a", `{"n": 1, "amount": 10}`, `{}`)
 	b.fail(4, "a", "T")
 	b.failMessage("m", `{"messageId": "m11", "kind": "k", "orderingKey": "x", "payload": {"n": 11}}`)
@@ -97,7 +97,8 @@ func TestRun_SkipsWorkWithTheSameUniqueKey(t *testing.T) {
 	require.Contains(t, b.why(run, 1), "with the same unique key has completed since")
 }
 
-// Args without a value would read the whole index: the jobs of the kind are compared while they are few.
+// Args without a value would read the whole index. Instead, the jobs of the kind are compared, if there are few of
+// them.
 func TestRun_SendsIfSupersededIsNotKnown(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -125,8 +126,8 @@ func TestRun_SendsIfSupersededIsNotKnown(t *testing.T) {
 	require.EqualValues(t, 1, b.get(run).NotKnown)
 }
 
-// Copies of completed jobs (dlq.run_again) repeat earlier work. Work of the entry itself, and a later job that has an
-// open entry again, have not done it either.
+// These jobs do not count as later work: copies of completed jobs (dlq.run_again), the entry's own jobs, and a later
+// job that failed again and has an open entry.
 func TestRun_CountsNoRepeatedWorkAsLaterWork(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -184,7 +185,7 @@ func TestRun_TakesInfiniteTimes(t *testing.T) {
 	require.EqualValues(t, 3, b.get(run).Replayed)
 }
 
-// wrapSuperseded runs a statement before each look for later work.
+// wrapSuperseded makes dlq.superseded run a statement before each search for later work.
 func (b *bundle) wrapSuperseded(statement string) {
 	b.Helper()
 	b.exec("ALTER FUNCTION dlq.superseded RENAME TO superseded_before")
@@ -193,7 +194,7 @@ func (b *bundle) wrapSuperseded(statement string) {
 		BEGIN ` + statement + `; RETURN QUERY SELECT * FROM dlq.superseded_before(p_ids); END $$`)
 }
 
-// A look for later work can take a second. An application must not wait for that long for jobs that the run has locked.
+// A search for later work can take a second. An application must not wait that long for jobs that the run has locked.
 func TestRun_LooksForLaterWorkWithoutLockingJobs(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -209,7 +210,7 @@ func TestRun_LooksForLaterWorkWithoutLockingJobs(t *testing.T) {
 	require.EqualValues(t, 30, b.get(run).Replayed)
 }
 
-// If Postgres cancels the look for later work, the run sends the entry. The batch's transaction continues.
+// If Postgres cancels the search for later work, the run sends the entry, and the transaction of the batch continues.
 func TestRun_SendsIfTheLookForLaterWorkIsCancelled(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -316,7 +317,7 @@ func TestPreview_EstimatesWhatNeedNotGo(t *testing.T) {
 		replay.Estimate{What: "assigned", Entries: 1, Sampled: 2}.Text(words, 2))
 }
 
-// With a patch, the preview reads 100 payloads, and counts only these entries as going or not.
+// With a patch, the preview reads 100 payloads. It counts only these entries as going or not going.
 func TestPreview_CountsEntriesThePatchDoesNotFitAsNotGoing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -406,7 +407,7 @@ func TestCountGroups_SamplesAtRandom(t *testing.T) {
 	}
 }
 
-// The groups are counted from the index alone.
+// The count of groups reads only the index.
 func TestCountGroups_ReadsOneIndex(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -425,7 +426,7 @@ func TestCountGroups_ReadsOneIndex(t *testing.T) {
 	require.Regexp(t, `(?s)"Node Type": "Index Only Scan"[^}]*"Index Name": "dead_letter_open_groups"`, plan)
 }
 
-// The preview says what may have been done before: by the last attempt of the job, or of the last redelivery.
+// The preview says what an earlier attempt may have done: the last attempt of the job or of the last redelivery.
 func TestPreview_SaysWhatRanBefore(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -450,7 +451,7 @@ func TestPreview_SaysWhatRanBefore(t *testing.T) {
 	require.Equal(t, "2 of 4 ran for more than 5s before the failure, and may have done something",
 		preview.Estimates[3].Text(replay.PlainWords(), preview.Total))
 
-	// A redelivery that fails is the last attempt then.
+	// After a redelivery has failed, its attempt is the last one.
 	run := b.start(*request)
 	b.runOnce()
 	b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
@@ -466,7 +467,7 @@ func TestPreview_SaysWhatRanBefore(t *testing.T) {
 	require.EqualValues(t, 4, preview.Estimates[4].Entries)
 }
 
-// The preview says what became of earlier redeliveries of the same failure groups, and the run keeps that.
+// The preview uses earlier redeliveries of the same failure groups, and the run stores the expectation.
 func TestPreview_SaysWhatToExpect(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -509,7 +510,7 @@ func TestPreview_SaysWhatToExpect(t *testing.T) {
 	require.Contains(t, g.Text(replay.PlainWords()), "f in a: 7 of 9 recovered since ")
 	require.Contains(t, g.Text(replay.PlainWords()), ", 0 of 9 before; of 22, about 17 (")
 
-	// The run does not send what it skips, and expects nothing of it.
+	// The run skips these entries, so the expectation excludes them.
 	b.exec(`UPDATE dlq.dead_letter_queue SET metadata = metadata || '{"dlqd:expires_at": "2020-01-01T00:00:00Z"}'
 		WHERE status = 'dlq_pending' AND (queue = 'b' OR (original_event ->> 'n')::integer > 10)`)
 	request.SkipStale = new(true)
@@ -522,7 +523,7 @@ func TestPreview_SaysWhatToExpect(t *testing.T) {
 	require.Equal(t, goes, preview.Expect.Groups[0].Entries)
 	require.Less(t, preview.Expect.Recover, int64(17))
 
-	// The forecasts of ended runs are compared with what happened: all 9 failed before, and 7 recovered.
+	// The forecasts of ended runs are compared with the outcomes: all 9 entries failed before, and 7 recovered.
 	b.exec("SELECT dlq.replay_cancel($1, 'kim')", run.ID)
 	b.turn()
 	c, err := b.replayer.Calibration(t.Context())
@@ -538,7 +539,7 @@ func TestPreview_SaysWhatToExpect(t *testing.T) {
 	require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.replay_calibration() WHERE judged AND NOT held"))
 }
 
-// The preview says what each queue gets over time, beside its last hour.
+// The preview says how much each queue gets over time, and how much it got in the last hour.
 func TestPreview_SaysTheLoad(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -564,7 +565,7 @@ func TestPreview_SaysTheLoad(t *testing.T) {
 	require.Equal(t, "c", preview.Load[0].Queue)
 }
 
-// That no worker knows a kind is inferred from its latest attempt, unless a job of the kind has completed since.
+// A kind counts as unworked if its latest attempt says so and no job of the kind has completed since.
 func TestPreview_InfersUnworkedKinds(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

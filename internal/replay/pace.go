@@ -17,35 +17,35 @@ import (
 	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
 )
 
-// A progressive run that strains a destination sends to it at a rate of its own: additive increase, multiplicative
-// decrease, as TCP's congestion control (RFC 5681).
+// A progressive run that strains a destination gets a lower rate for this destination. The rate changes by additive
+// increase and multiplicative decrease, as in TCP's congestion control (RFC 5681).
 const (
 	// paceFall is the divisor of the rate when the run strains the destination.
 	paceFall = 2
-	// paceRises is in how many steps the rate rises by as much as it was at first.
+	// paceRises is the number of increases that raise the rate by the rate before the first decrease.
 	paceRises = 10
-	// paceLeast is by how much the first rate is divided at most.
+	// paceLeast bounds the decrease: the rate is at least the rate before the first decrease, divided by paceLeast.
 	paceLeast = 64
-	// unlimitedPace is the first rate, in entries per second, of a run without a rate whose destination got fewer
-	// deliveries: those of a canary do not show what it takes.
+	// unlimitedPace is used for a run without a rate: the rate before the first decrease, in entries per second, is at
+	// least this. The few deliveries of a canary do not show how many the destination can take.
 	unlimitedPace = 10
 )
 
-// pace is how fast a progressive run sends to a destination.
+// pace is the rate of a progressive run to one destination.
 type pace struct {
-	Rate float64   `json:"rate,omitempty"` // entries per second; 0: that of the run
-	Of   float64   `json:"of,omitempty"`   // the rate that it was first lowered from
-	From time.Time `json:"from"`           // deliveries before do not count for the next decision
+	Rate float64   `json:"rate,omitempty"` // entries per second; 0 means the rate of the run
+	Of   float64   `json:"of,omitempty"`   // the rate before the first decrease
+	From time.Time `json:"from"`           // the next decision ignores deliveries before this time
 }
 
-// Acts of a pace in the audit trail.
+// Decisions about a rate, as the audit trail names them.
 const (
 	actLowered = "rate lowered"
 	actRaised  = "rate raised"
 )
 
-// decide returns the pace of a run to a destination after the deliveries of s, the act and its reason; no act if it
-// does not change. most is the rate of the run; 0 without one.
+// decide returns the next pace of a run to a destination, given the strain s of recent deliveries, with the act and its
+// reason for the audit trail. If the pace does not change, act is "". most is the rate of the run, or 0.
 func (p pace) decide(destination string, most float64, s *breaker.Strain, now time.Time,
 ) (next pace, act, reason string) {
 	next = p
@@ -81,7 +81,7 @@ func perSecond(rate float64) string {
 	return words.rate(rate)
 }
 
-// adapt lowers and raises the rates of a progressive run by what destinations answered.
+// adapt lowers or raises a progressive run's rate to each destination according to the destination's answers.
 func (r *Runner) adapt(ctx context.Context, tx transaction, run *dbsqlc.LockProgressiveRow) error {
 	if r.Strain == nil {
 		return nil
@@ -126,15 +126,15 @@ func pacesOf(raw json.RawMessage) (paces map[string]pace, err error) {
 	return paces, json.Unmarshal(raw, &paces)
 }
 
-// part are groups of a progressive run that are sent at a rate of their own.
+// part is a set of groups of a progressive run that share a lowered rate, because they go to the same destination.
 type part struct {
 	destination string
 	rate        float64
-	queues      []string // "" for the group of all others; nil for all groups
+	queues      []string // queues of the groups; "" is the group of all other failure groups; nil means all groups
 }
 
-// parts returns the parts of a progressive run whose rate is lowered, the slowest first. The group of all others, which
-// may go to any destination, belongs to the slowest.
+// parts returns the parts of a progressive run whose rate is lowered, the slowest first. The group of all other failure
+// groups can go to any destination, so it belongs to the slowest part.
 func (r *Runner) parts(run *dbsqlc.LockReplayRow) (parts []part, err error) {
 	paces, err := pacesOf(run.Paces)
 	if err != nil {
@@ -159,8 +159,8 @@ func (r *Runner) parts(run *dbsqlc.LockReplayRow) (parts []part, err error) {
 	return parts, nil
 }
 
-// destinationOf returns the destination to which all redeliveries of a run, or those of a queue, go; "" if there is
-// none.
+// destinationOf returns the destination of a run's redeliveries in a queue: the destination of the run, or else of the
+// queue; "" if there is none.
 func destinationOf(p *policy.Policy, destination, queue string) string {
 	if q := p.Queues[queue]; q != nil && destination == "" {
 		return q.Destination
@@ -168,8 +168,8 @@ func destinationOf(p *policy.Policy, destination, queue string) string {
 	return destination
 }
 
-// nextOfGroups returns the next entries of a progressive run: those of each part that its rate allows, then others.
-// wait is the time until a part that may not be sent now is tried again; 0 if there is none.
+// nextOfGroups returns the next entries of a progressive run: first the entries of each part, as many as its rate
+// allows, then entries of other groups. wait is the time until a part may send again, or 0 if no part has to wait.
 func (r *Runner) nextOfGroups(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, most int,
 ) (ids []uuid.UUID, wait time.Duration, err error) {
 	parts, err := r.parts(run)
@@ -202,7 +202,8 @@ func (r *Runner) nextOfGroups(ctx context.Context, tx transaction, run *dbsqlc.L
 	return append(ids, others...), wait, err
 }
 
-// placesOf returns how many entries of a part may be sent now or, if none may, after which time to ask again.
+// placesOf returns how many entries of a part may be sent now, at most most. If none may, it returns the time after
+// which to ask again.
 func (r *Runner) placesOf(ctx context.Context, tx transaction, id uuid.UUID, part *part, most int,
 ) (places int, wait time.Duration, err error) {
 	step, now := paceStep, r.now()

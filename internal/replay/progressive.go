@@ -19,27 +19,29 @@ import (
 	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
 )
 
-// A progressive run tests each failure group sequentially (Wald, 1945): does it recover like a group
-// whose cause is fixed, or like one whose cause is not?
+// A progressive run tests each failure group with a sequential test (Wald, 1945), which decides whether the share of
+// successes is that of a group with a fixed cause or of a group whose cause is not fixed.
 const (
-	// fixedShare and brokenShare are the shares of successes that the test tells apart.
+	// fixedShare and brokenShare are the shares of successes between which the test decides.
 	fixedShare, brokenShare = 0.95, 0.5
-	// testError is the probability of a wrong answer of the test, in either direction, and of the upper bound.
+	// testError is the probability that the test decides wrongly, in either direction, and the error probability of
+	// upperBound.
 	testError = 0.05
-	// boundFrom is the number of outcomes from which a group is also held by the upper bound of its share.
+	// boundFrom is the number of outcomes from which a group is also held if upperBound is below fixedShare.
 	boundFrom = 100
-	// DefaultStepDeadline is how long a group may be without an outcome while redeliveries are under way.
+	// DefaultStepDeadline is the time without an outcome after which a group with redeliveries in progress is held.
 	DefaultStepDeadline = 15 * time.Minute
 	// ProgressiveAbove is the number of entries above which the console, and the command line at a terminal, start a
 	// progressive run unless told otherwise.
 	ProgressiveAbove = 100
-	// watchGap is how long a process may look away from a run, which then counts as away: its turns take less.
+	// watchGap is the longest time between two turns in which a process still counts as watching a run. One turn takes
+	// less.
 	watchGap = turnTimeout
 	// outcomesAtOnce limits the outcomes that one transaction counts.
 	outcomesAtOnce = 2000
 )
 
-// Weights of a success and of a failure, and the bounds of their sum at which the test decides.
+// Weights of a success and of a failure, and the bounds of the weighted sum at which the test decides.
 var (
 	successWeight = math.Log(fixedShare / brokenShare)
 	failureWeight = math.Log((1 - fixedShare) / (1 - brokenShare))
@@ -52,13 +54,14 @@ type tally struct{ succeeded, failed int64 }
 
 func (t tally) of() int64 { return t.succeeded + t.failed }
 
-// evidence returns the logarithm of how much more likely the outcomes are in a fixed group than in a broken one.
+// evidence returns the logarithm of the likelihood ratio: how much more likely the outcomes are in a fixed group than
+// in a broken one.
 func (t tally) evidence() float64 {
 	return float64(t.succeeded)*successWeight + float64(t.failed)*failureWeight
 }
 
-// upperBound returns the exact (Clopper-Pearson) upper bound of the share of successes: with a greater
-// share, so few successes have a probability of testError or less.
+// upperBound returns the exact (Clopper-Pearson) upper bound of the share of successes. If the true share were greater,
+// the probability of so few successes would be less than testError.
 func (t tally) upperBound() float64 {
 	if t.failed == 0 {
 		return 1
@@ -70,7 +73,7 @@ func (t tally) String() string {
 	return fmt.Sprintf("%d of %d recovered, evidence %+.2f", t.succeeded, t.of(), t.evidence())
 }
 
-// breakerClosed is the condition under which a group goes on.
+// breakerClosed is the condition that the destination of a group must meet, or the group is held.
 var breakerClosed = &policy.Conditions{Breaker: new(true)}
 
 // Moves of a group: see dlq.replay_group_move.
@@ -95,17 +98,17 @@ var stepNames = []string{"the canary", "the step to 10 %", "the step to 50 %", "
 
 func stepName(step int32) string { return stepNames[min(max(int(step), 0), len(stepNames)-1)] }
 
-// group is a group of a progressive run with what was seen in this turn.
+// group is a group of a progressive run with the outcomes that this turn counted.
 type group struct {
 	dbsqlc.RunGroupsRow
 
-	counted bool             // whether outcomes were counted in this turn
+	counted bool             // this turn counted outcomes
 	stop    *tally           // the outcomes at which the test decided that the group is broken
 	unknown map[string]int64 // new failures by fingerprint
-	class   string           // class of a new failure
+	class   string           // class of one of these failures
 }
 
-// test returns the outcomes of the group's current test.
+// test returns the outcomes since the group's current test began.
 func (g *group) test() tally { return tally{g.Succeeded - g.FromSucceeded, g.Failed - g.FromFailed} }
 
 // underWay returns the number of redeliveries without a counted outcome.
@@ -114,7 +117,7 @@ func (g *group) underWay() int64 { return max(g.Sent-g.Succeeded-g.Failed, 0) }
 // left returns the number of entries that are neither sent nor skipped.
 func (g *group) left() int64 { return max(g.Entries-g.Skipped-g.Sent, 0) }
 
-// count adds an outcome. isKnown reports whether a failure group is not new in the run.
+// count adds an outcome. isKnown reports whether an entry of the run was in this failure group before.
 func (g *group) count(o *dbsqlc.TakeOutcomesRow, isKnown func(fingerprint string) bool) {
 	g.counted, g.Quiet = true, 0
 	switch o.Outcome {
@@ -124,7 +127,7 @@ func (g *group) count(o *dbsqlc.TakeOutcomesRow, isKnown func(fingerprint string
 		g.Skipped++
 	default:
 		g.Failed++
-		// Of entries that had no failure group yet, it is not known whether they fail in a new way.
+		// If an entry had no failure group, its new failure may be the same as the old one, so it does not count as new.
 		hadNone := g.Fingerprint == "" && g.Queue != ""
 		if o.Fingerprint != "" && !hadNone && !isKnown(o.Fingerprint) {
 			if g.unknown == nil {
@@ -139,9 +142,9 @@ func (g *group) count(o *dbsqlc.TakeOutcomesRow, isKnown func(fingerprint string
 	}
 }
 
-// decide returns the move of a group and its reason, or no move. watched is how long this process has watched the run:
-// time in which dlqd did not run is not silence. unmet is the reason why its destination is not available, if there is
-// one.
+// decide returns the move of a group and its reason, or "". watched is how long this process has watched the run: a
+// time in which dlqd did not run does not count as time without outcomes. unmet, if not empty, is the reason to hold
+// the group: its destination is not available, or other deliveries or jobs became worse.
 func (g *group) decide(watched, deadline time.Duration, unmet string) (move, reason string) {
 	if g.State != groupGoing {
 		return "", ""
@@ -172,7 +175,7 @@ func (g *group) decide(watched, deadline time.Duration, unmet string) (move, rea
 				deadline, g.underWay(), g.Sent)
 		}
 	case g.Sent < min(g.Quota, g.Entries-g.Skipped):
-		// the step goes on
+		// the step has entries left to send
 	case test.evidence() >= fixedBound:
 		return moveNext, fmt.Sprintf("goes on after %s: %s, at least %+.2f", step, test, fixedBound)
 	default:
@@ -182,7 +185,7 @@ func (g *group) decide(watched, deadline time.Duration, unmet string) (move, rea
 	return "", ""
 }
 
-// newFailures describes failures that no entry of the run had at the start.
+// newFailures describes failures in groups in which no entry of the run was at the start.
 func (g *group) newFailures() string {
 	total := int64(0)
 	for _, n := range g.unknown {
@@ -197,8 +200,8 @@ func (g *group) newFailures() string {
 		strings.Join(names, ", "), others, g.class)
 }
 
-// mostHeld returns why the run should stop, if most entries that are left are in groups that are held or
-// stopped; otherwise "".
+// mostHeld returns a reason to stop the run if most entries that are left belong to held or stopped groups; otherwise
+// "".
 func mostHeld(groups []group) string {
 	var left, held, waiting int64
 	for i := range groups {
@@ -220,8 +223,8 @@ func mostHeld(groups []group) string {
 	return fmt.Sprintf("%d of the %d dead letters that are left are in %s held or stopped", held, left, groupsOf)
 }
 
-// steer counts the judged outcomes of a progressive run and moves its groups. It reports whether there
-// may be more outcomes to count, and the groups that an operator ended and whose entries are skipped.
+// steer counts the judged outcomes of a progressive run and moves its groups. It reports whether there may be more
+// outcomes to count. It returns the groups that an operator ended and whose entries are skipped.
 func (r *Runner) steer(ctx context.Context, id uuid.UUID) (more bool, ended []int32, err error) {
 	err = inTx(ctx, r.store, func(tx transaction) error {
 		more, ended = false, nil
@@ -309,7 +312,7 @@ func (r *Runner) countOutcomes(ctx context.Context, tx transaction, id uuid.UUID
 	return groups, nil
 }
 
-// watched is a time in which a process has looked at a run again and again.
+// watched is an interval in which this process looked at a run without gaps of more than watchGap.
 type watched struct{ since, last time.Time }
 
 // watch returns how long the process has watched a run.
@@ -327,8 +330,9 @@ func hasEnded(run *dbsqlc.LockProgressiveRow) bool {
 	return run.Status == "completed" || run.Status == "cancelled"
 }
 
-// moveGroups decides about each group, and reports whether any has moved. It sets their new states. If
-// there are more outcomes to count, it decides only about what the next turn would not know.
+// moveGroups decides about each group, sets its new state, and reports whether any group has moved. If there are more
+// outcomes to count, it decides only about groups with a new failure or a decision to stop: the next turn would not see
+// these.
 func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.LockProgressiveRow,
 	groups []group, more bool,
 ) (moved bool, err error) {
@@ -339,7 +343,7 @@ func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.Loc
 			continue
 		}
 		unmet, unknown := "", ""
-		queue := cmp.Or(run.Queue, g.Queue) // "" for the group of all others, whose queues differ
+		queue := cmp.Or(run.Queue, g.Queue) // "" for the group of all other failure groups, which has several queues
 		if g.State == groupGoing {
 			if queue != "" || run.Destination != "" {
 				unmet = r.planner().UnmetBy(queue, run.Destination, breakerClosed)
@@ -373,9 +377,9 @@ func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.Loc
 	return moved, nil
 }
 
-// harm returns how other deliveries to the destination of a group, or other jobs of the kinds that it sends next, have
-// become worse since the run began; "" if they have not. unknown says of what that is not known. What ended before an
-// operator last let the group go on does not count again.
+// harm describes how other deliveries to the group's destination, or other jobs of the kinds that the group sends next,
+// have become worse since the run began; worse is "" if they have not. unknown describes comparisons that are not
+// possible. Deliveries and jobs that ended before an operator last let the group go on do not count again.
 func (r *Runner) harm(ctx context.Context, tx transaction, run *dbsqlc.LockProgressiveRow, g *group, queue string,
 	now time.Time,
 ) (worse, unknown string, err error) {

@@ -174,7 +174,7 @@ func TestGroup_Decides(t *testing.T) {
 	}
 }
 
-// Silence while no process of dlqd ran holds no group.
+// Time in which no process of dlqd ran does not count as time without outcomes.
 func TestGroup_CountsSilenceWhileWatched(t *testing.T) {
 	t.Parallel()
 	r, id, now := &Runner{watched: map[uuid.UUID]watched{}}, uuid.New(), time.Now()

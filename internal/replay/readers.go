@@ -18,7 +18,7 @@ import (
 	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
 )
 
-// Readers says who reads a topic that records would be published to.
+// Readers has the consumer groups that read a topic to which a run would publish records.
 type Readers struct {
 	Cluster string   `json:"cluster" doc:"Name of the cluster in the policy."`
 	Topic   string   `json:"topic" doc:"The topic that records would be published to; empty if it is not known."`
@@ -46,7 +46,8 @@ func (r *Readers) Text() string {
 		failed)
 }
 
-// judge sets Refusal. A retry topic is one that the policy names, for the consumers that failed.
+// judge sets Refusal if other consumer groups read the topic, or may. It allows a retry topic: the policy names this
+// topic for the consumers that failed.
 func (r *Readers) judge(retryTopic bool) {
 	all := slices.Concat(r.Groups, r.Failed)
 	slices.Sort(all)
@@ -56,13 +57,13 @@ func (r *Readers) judge(retryTopic bool) {
 }
 
 const (
-	// originsTime bounds the look at the entries of a filter.
+	// originsTime limits the query for the origins of a filter's entries.
 	originsTime = 10 * time.Second
 	// maxOrigins is the limit of dlq.record_origins.
 	maxOrigins = 1000
 )
 
-// readersOf returns who reads the topics that the records of a filter's entries would be published to.
+// readersOf returns the readers of each topic to which a run would publish the records of a filter's entries.
 func (r *Replayer) readersOf(ctx context.Context, filter json.RawMessage, queue, destination string) (
 	[]Readers, error,
 ) {

@@ -43,8 +43,8 @@ const (
 	DefaultBatchSize = 100
 	// maxOperations is the maximum number of operations of a JSON Patch.
 	maxOperations = 100
-	// maxPatchedBytes limits the size of a patched payload. A payload that was larger before may keep its size. It is
-	// the default maximum size of a message.
+	// maxPatchedBytes limits the size of a patched payload: 1 MiB, the default maximum size of a message. A payload that
+	// was already larger may keep its size.
 	maxPatchedBytes = 1 << 20
 	// maxSamples is the number of entries that a preview shows.
 	maxSamples = 5
@@ -136,7 +136,7 @@ func (p *Patch) apply(payload json.RawMessage) (out json.RawMessage, err error) 
 	return out, message.CheckJSON(out)
 }
 
-// Request describes a run. Its JSON is what an approval covers.
+// Request describes a run. An approval covers its JSON.
 type Request struct {
 	Patch
 
@@ -161,14 +161,14 @@ type Request struct {
 	// StepDeadline is the number of seconds after which a group of a progressive run is held if redeliveries are
 	// under way without an outcome; 0 means DefaultStepDeadline.
 	StepDeadline float64 `json:"stepDeadline,omitempty"`
-	// SkipStale skips work that is out of date, SkipSuperseded work that a later job has done. Nil stands for what the
-	// policy says of the queue and kind of each entry ([policy.Skips]).
+	// SkipStale skips work that is out of date, and SkipSuperseded work that a later job has done. If nil, the policy
+	// decides by the queue and kind of each entry ([policy.Skips]).
 	SkipStale      *bool `json:"skipStale,omitempty"`
 	SkipSuperseded *bool `json:"skipSuperseded,omitempty"`
-	// ForFix is set for a run that the policy starts, of the entries of one failure group: see [Fixes].
+	// ForFix is set if the policy starts the run, for the entries of one failure group (see [Fixes]).
 	ForFix *FixedGroup    `json:"forFix,omitempty"`
 	Act    deadletter.Act `json:"-"`
-	// Forecast is set by [Replayer.Start], also if it refuses: a request for approval keeps it.
+	// Forecast is set by [Replayer.Start], also if it refuses the run: a request for approval stores the forecast.
 	Forecast *Forecast `json:"-"`
 }
 
@@ -194,7 +194,7 @@ type Preview struct {
 	Samples     []Sample         `json:"samples" doc:"Up to five of the entries."`
 }
 
-// Ending is an interval in which a run will have ended.
+// Ending is the interval in which a run is expected to end.
 type Ending struct {
 	Earliest float64   `json:"earliest" doc:"Seconds after the start: the lower end of the interval."`
 	Latest   float64   `json:"latest" doc:"The upper end."`
@@ -202,7 +202,7 @@ type Ending struct {
 	EndsBy   time.Time `json:"endsAt,omitzero" doc:"The upper end, if the run starts now."`
 }
 
-// endText describes when a run will have ended.
+// endText describes when the run is expected to end.
 func (p *Preview) endText(w Words) string {
 	switch {
 	case p.Total == 0:
@@ -233,9 +233,8 @@ type Sample struct {
 	Checkpoint *deadletter.Checkpoint `json:"checkpoint,omitempty" doc:"Progress of the entry's resumable job. A redelivery resumes there unless checkpoint is discard."`
 }
 
-// visibleSample returns the result of the patch on an event as the viewer may see it. If data is masked,
-// the patch is applied to the masked event, so that it cannot move a masked value to a visible
-// place.
+// visibleSample returns the result of the patch on an event as the viewer may see it. If data is masked, the patch is
+// applied to the masked event, because a patch could otherwise move a masked value to a visible place.
 func (p *Patch) visibleSample(ctx context.Context, queries *dbsqlc.Queries, e *dbsqlc.EventsRow) (Sample, error) {
 	s := p.sample(e)
 	if masked, err := queries.IsMasked(ctx); err != nil || !masked {
@@ -268,7 +267,8 @@ func (p *Patch) hasTests() bool {
 		slices.ContainsFunc(operations, func(o operation) bool { return o.Op == "test" })
 }
 
-// mask masks values in the patched event and the changes: the patch itself can write values that the policy masks.
+// mask masks values in the patched event and in the changes, because the patch itself can write values that the policy
+// masks.
 func (s *Sample) mask(ctx context.Context, queries *dbsqlc.Queries, jobKind string) error {
 	params := dbsqlc.MaskSampleParams{Event: json.RawMessage("null"), JobKind: jobKind, Patched: json.RawMessage("null")}
 	if s.Patched != nil {
@@ -297,9 +297,9 @@ func (s *Sample) mask(ctx context.Context, queries *dbsqlc.Queries, jobKind stri
 type Replayer struct {
 	Store   *deadletter.Store
 	Planner func() *strategy.Planner
-	// Tracer creates a span for each run; nil disables that.
+	// Tracer creates a span for each run. If nil, runs have no spans.
 	Tracer trace.Tracer
-	// Groups returns the consumer groups of topics (source.Open.Groups); nil: they are not known.
+	// Groups returns the consumer groups of topics (source.Open.Groups). If nil, the readers of topics are unknown.
 	Groups func(ctx context.Context, p *policy.Policy, cluster string, topics []string) (map[string][]string, error)
 	// Wake is called when a run can continue. It is nil if the process has no [Runner]; runs then begin
 	// within a second.
@@ -574,7 +574,7 @@ func (r *Replayer) start(ctx context.Context, in *Request, before func(tx transa
 	if err := r.refuseOthers(ctx, in, preview); err != nil {
 		return nil, err
 	}
-	in.Forecast = nil // if a forced run is started after a failed preview
+	in.Forecast = nil // stays nil if a forced run starts although its preview failed
 	if preview != nil {
 		in.Forecast = &Forecast{
 			Entries: preview.Total, Seconds: preview.Seconds, ByQueue: preview.ByQueue, Unhealthy: preview.Unhealthy,
@@ -676,8 +676,8 @@ func (r *Replayer) addGroups(ctx context.Context, run *Run) error {
 	return nil
 }
 
-// outcomes caches how many redeliveries of a run succeeded and failed, once the run and all its
-// redeliveries have ended, so that the database counts them once.
+// outcomes caches how many redeliveries of a run succeeded and failed. A run is cached once it and all its redeliveries
+// have ended, so that the database counts them once.
 type outcomes struct {
 	mu sync.Mutex
 	of map[uuid.UUID][2]int64 // succeeded, failed
@@ -820,7 +820,7 @@ func (r *Replayer) Entries(ctx context.Context, id uuid.UUID, outcome string, be
 		return nil, err
 	}
 	if len(rows) == 0 {
-		if _, err := r.Get(ctx, id); err != nil { // there is no such run
+		if _, err := r.Get(ctx, id); err != nil { // the run does not exist, or the caller may not see it
 			return nil, err
 		}
 	}
@@ -845,12 +845,12 @@ func (r *Replayer) Control(ctx context.Context, id uuid.UUID, verb, actor string
 	}))
 }
 
-// Steer lets groups of a progressive run go on (go-on), lets them go on with a smaller step (back), or ends them (end):
-// the given ones, or all that are held or stopped if groups is empty.
+// Steer moves groups of a progressive run: "go-on" lets them go on, "back" lets them go on with a smaller step, "end"
+// ends them. If groups is empty, it moves all groups that are held or stopped.
 func (r *Replayer) Steer(ctx context.Context, id uuid.UUID, verb string, groups []int32, act deadletter.Act) error {
 	defer r.wake()
 	if len(groups) == 0 {
-		groups = nil // NULL: all that are held or stopped
+		groups = nil // NULL stands for all groups that are held or stopped
 	}
 	return deadletter.AsMoveError(inTx(ctx, r.Store, func(tx transaction) error {
 		return tx.SteerReplay(ctx, dbsqlc.SteerReplayParams{

@@ -523,7 +523,7 @@ func TestRun_FollowersWaitForSuccess(t *testing.T) {
 	}
 }
 
-// Many keys, several processes that are cut off at any time, and redeliveries that fail at random: nothing is sent
+// There are many keys, several processes that stop at any time, and redeliveries that fail at random. No entry is sent
 // before its predecessor has succeeded.
 func TestRun_NoFollowerOvertakes(t *testing.T) {
 	t.Parallel()
@@ -860,8 +860,8 @@ func TestRun_DoesNotEditUnsentEntries(t *testing.T) {
 		"\"edited\": true}'"), "an earlier edit stays")
 }
 
-// A run follows an entry's own job that runs again. If that job is deleted, or its failure is already another
-// entry's, the run gets an outcome, and its group is done.
+// An entry's own job runs again, and a run follows it. If that job is deleted, or its failure belongs to another entry,
+// the run still gets an outcome, and the group is done.
 func TestRun_EndsIfFollowedJobGivesNoFailure(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]string{
@@ -893,7 +893,7 @@ func TestRun_EndsIfFollowedJobGivesNoFailure(t *testing.T) {
 	}
 }
 
-// In a restored database a run sends nothing: neither one that may not send, nor one whose turn begins afterwards.
+// In a restored database no run sends: neither a run that was in progress, nor one whose turn begins later.
 func TestRun_WaitsInARestoredDatabase(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -924,7 +924,7 @@ func TestStep_ReadsOnlyItsEntries(t *testing.T) {
 	var read int
 	for skipped := range 4 {
 		before := read
-		for range 8 { // more than Postgres plans for values
+		for range 8 { // after some executions Postgres uses a generic plan
 			_, err = tx.Exec(t.Context(), `SELECT dlq.replay_step($1, n.ids, n.ids[1:$2], array_fill('x'::text, ARRAY[$2]),
 				array_fill('stale'::text, ARRAY[$2])) FROM (SELECT ARRAY(SELECT e.entry_id FROM dlq.replay_run_entries e
 				WHERE e.run_id = $1 AND e.job_id IS NULL AND e.outcome IS NULL LIMIT 4) AS ids OFFSET 0) n`, run.ID, skipped)

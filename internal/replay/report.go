@@ -25,11 +25,11 @@ const (
 	closureToGo       = "to_go"
 )
 
-// maxReportRows limits the rows of a report or of a comparison: the combinations of a failure group with what became
-// of its entries, and why.
+// maxReportRows limits the rows of a report or of a comparison. A row counts the entries of a failure group with the
+// same closure and reason.
 const maxReportRows = 1000
 
-// RunReport says what became of each entry of a run.
+// RunReport counts the entries of a run by closure, in all and by failure group.
 type RunReport struct {
 	Run      uuid.UUID        `json:"runId" doc:"The run."`
 	Complete bool             `json:"complete" doc:"Whether the run has ended, each entry has an outcome, and each failure has its class and failure group."`
@@ -43,7 +43,7 @@ type RunReport struct {
 	More     bool             `json:"more,omitempty" doc:"Whether small groups or rare reasons are left out; counts has all."`
 }
 
-// RunCounts are numbers of entries by what became of them.
+// RunCounts has the number of entries for each closure.
 type RunCounts struct {
 	Recovered  int64 `json:"recovered" doc:"Recovered."`
 	FailedSame int64 `json:"failedSame" doc:"Failed in the same failure group as at the start of the run."`
@@ -65,7 +65,7 @@ func (c *RunCounts) of(closure string) *int64 {
 	}[closure]
 }
 
-// RunGroupReport says what became of the entries of a failure group.
+// RunGroupReport counts the entries of a failure group by closure.
 type RunGroupReport struct {
 	RunCounts
 
@@ -82,7 +82,7 @@ type RunGroupReport struct {
 	Reasons     []RunReason `json:"reasons,omitempty" doc:"New failure groups, reasons why entries were skipped, and who took entries over or expired them."`
 }
 
-// RunReason is a reason of an outcome.
+// RunReason is a reason of a closure, with its number of entries.
 type RunReason struct {
 	Closure string `json:"closure" enum:"failed_new,skipped,taken_over,expired" doc:"What became of the entries."`
 	Reason  string `json:"reason,omitempty" enum:"moved,stale,superseded,patch,checkpoint,held,ordering_key,live_job,done_job,open_entry,busy,resolved,group_ended,rejected,cancelled" doc:"For skipped: the identifier of the reason; absent in runs of earlier versions."`
@@ -90,7 +90,7 @@ type RunReason struct {
 	Entries int64  `json:"entries" doc:"Number of entries."`
 }
 
-// Report returns what became of the entries of a run. It reads each of them.
+// Report counts the closures of a run's entries. It reads each entry.
 func (r *Replayer) Report(ctx context.Context, id uuid.UUID) (*RunReport, error) {
 	run, err := r.Get(ctx, id)
 	if err != nil {
@@ -152,7 +152,7 @@ func (g *RunGroupReport) add(row *dbsqlc.RunReportRow) {
 	}
 }
 
-// RunComparison compares two runs.
+// RunComparison compares the closures of entries that are in two runs.
 type RunComparison struct {
 	Before  uuid.UUID   `json:"before" doc:"One run."`
 	After   uuid.UUID   `json:"after" doc:"The other run."`
@@ -160,7 +160,7 @@ type RunComparison struct {
 	More    bool        `json:"more,omitempty" doc:"Whether small numbers are left out."`
 }
 
-// RunChange is what became of some entries in two runs.
+// RunChange counts entries that have the same closures in two runs.
 type RunChange struct {
 	Fingerprint string `json:"fingerprint,omitempty" doc:"Failure group at the start of the later run, or else of the other one; absent if it is not known."`
 	Before      string `json:"before" enum:"recovered,failed_same,failed_new,failed,skipped,taken_over,expired,in_progress,to_go,absent" doc:"What became of them in the run before; absent if it did not choose them."`
@@ -168,7 +168,7 @@ type RunChange struct {
 	Entries     int64  `json:"entries" doc:"Number of entries."`
 }
 
-// Compare returns what became of the entries of two runs in each.
+// Compare returns the closures of entries in each of two runs.
 func (r *Replayer) Compare(ctx context.Context, before, after uuid.UUID) (*RunComparison, error) {
 	for _, id := range []uuid.UUID{before, after} {
 		if _, err := r.Get(ctx, id); err != nil {
@@ -194,7 +194,7 @@ func (r *Replayer) Compare(ctx context.Context, before, after uuid.UUID) (*RunCo
 	return c, nil
 }
 
-// Figure is a figure of a run's forecast beside what happened.
+// Figure compares a figure of a run's forecast with the actual value.
 type Figure struct {
 	What     string `json:"what" doc:"The figure: what an estimate of the forecast counts, recover (entries that recover), or ends (seconds until the run has ended)."`
 	Forecast int64  `json:"forecast" doc:"The forecast."`
@@ -203,7 +203,7 @@ type Figure struct {
 	Actual   int64  `json:"actual" doc:"What happened. ran_long, ran_not_known and repeated are estimated again from 1,000 entries."`
 }
 
-// Held reports whether what happened is in the interval of the forecast.
+// Held reports whether the actual value is in the interval of the forecast.
 func (f Figure) Held() bool { return f.Low <= f.Actual && f.Actual <= f.High }
 
 // Words describes what the figure counts.
@@ -219,7 +219,7 @@ func figureWords(what string) string {
 	return cmp.Or(estimateWords[what], what)
 }
 
-// Off returns how far off the forecast was.
+// Off returns the actual value minus the forecast.
 func (f Figure) Off() int64 { return f.Actual - f.Forecast }
 
 // Text describes the figure.

@@ -13,7 +13,8 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
-// end ends the redelivery of the entry with n in its args: in success if text is empty, or in an error.
+// end ends the redelivery of the entry whose args have this n: with success if text is empty, otherwise with the error
+// text.
 func (b *bundle) end(n int, text string) {
 	b.Helper()
 	tag, err := b.pool.Exec(b.Context(), `UPDATE river_job SET finalized_at = now(), attempt = 1,
@@ -121,7 +122,7 @@ func TestReport_CountsUnsentEntriesOfCancelledRunAsSkipped(t *testing.T) {
 	require.Equal(t, "the run was cancelled", report.Groups[0].Reasons[0].What)
 }
 
-// A failure without a class may still turn out to be a new one.
+// The report is complete only when all failures have a class: a failure without one may still turn out to be new.
 func TestReport_IsCompleteOnceFailuresAreJudged(t *testing.T) {
 	t.Parallel()
 	for _, cancelled := range []bool{false, true} {
@@ -169,7 +170,7 @@ func TestRun_RestIsANewRun(t *testing.T) {
 	_, err := b.replayer.Start(t.Context(), withDefaults(replay.Request{Filter: json.RawMessage(`{"rest": "x"}`)}))
 	require.ErrorIs(t, err, deadletter.ErrInvalid)
 
-	// A run of queues that the caller may not see is no run.
+	// A caller gets no report of a run whose queues are outside of the caller's scope.
 	scoped := postgres.WithScope(t.Context(), `[{"queues": ["b"]}]`)
 	_, err = b.replayer.Start(scoped, withDefaults(replay.Request{
 		Filter: json.RawMessage(`{"rest": "` + run.ID.String() + `"}`),

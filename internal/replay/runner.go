@@ -25,27 +25,26 @@ import (
 const (
 	// interval is how often the runner looks for active runs.
 	interval = time.Second
-	// paceStep is the length of a step of a run with a rate: shorter steps cost more transactions,
-	// longer ones send bursts.
+	// paceStep is the length of a step of a run with a rate. Shorter steps cost more transactions, and longer steps send
+	// bursts.
 	paceStep = 50 * time.Millisecond
-	// commitEntries limits the entries that one transaction sends for a run with neither a rate nor a concurrency,
-	// unless its batch is larger. The transaction sends several batches, because each commit waits for the disk. It sends
-	// one batch if the run looks for later work.
+	// commitEntries limits the entries that one transaction sends for a run with neither a rate nor a concurrency. Such a
+	// transaction sends several batches, because each commit waits for the disk. It sends only one batch if the batch is
+	// larger than commitEntries, or if the run looks for later work.
 	commitEntries = 500
 	// turnTimeout bounds one pass over all active runs.
 	turnTimeout = time.Minute
 )
 
-// Runner executes runs. Any number may run, in any number of processes: one process at a time sends
-// a batch of a run.
+// Runner executes runs. Several processes may have a Runner: a run is locked while one of them sends a batch.
 type Runner struct {
-	// Worse, if not nil, returns how deliveries to a destination from a time on, which are not of a run, have become
-	// worse since the run began; "" if they have not. unknown says why it is not known (delivery.Traffic.Worse).
-	// JobsWorse does the same for the jobs of a kind.
+	// Worse, if not nil, compares the deliveries to a destination since from, without the deliveries of the run, with the
+	// deliveries before the run began. It describes how they became worse, or returns "". unknown says why a comparison
+	// is not possible (delivery.Traffic.Worse). JobsWorse does the same for jobs of a kind.
 	Worse, JobsWorse func(ctx context.Context, name string, run uuid.UUID, began, from, now time.Time) (
 		worse, unknown string, err error)
-	// Reached and Strain, if not nil, return the destinations that lately had deliveries of a run, and how one of them
-	// takes those from a time on (delivery.Traffic).
+	// Reached, if not nil, returns the destinations that recently had deliveries of a run. Strain, if not nil, returns
+	// how a destination copes with the deliveries since from (delivery.Traffic).
 	Reached func(ctx context.Context, run uuid.UUID, now time.Time) ([]string, error)
 	Strain  func(ctx context.Context, destination string, run uuid.UUID, began, from, now time.Time) (
 		breaker.Strain, error)
@@ -53,13 +52,13 @@ type Runner struct {
 	store   *deadletter.Store
 	logger  *slog.Logger
 	planner func() *strategy.Planner // of the active policy
-	actor   string                   // of decisions, in the audit trail
+	actor   string                   // actor of decisions in the audit trail
 	maySend func(ctx context.Context, tx postgres.DB) (bool, error)
-	now     func() time.Time  // of paces
-	singly  map[uuid.UUID]int // entries left to send one by one, after the database rejected a batch
+	now     func() time.Time  // clock for the rates of progressive runs
+	singly  map[uuid.UUID]int // entries left to send one by one after the database rejected a batch, by run
 
-	watched        map[uuid.UUID]watched // progressive runs
-	released       map[groupOf]bool      // runs and groups whose failed entries no longer wait for their end
+	watched        map[uuid.UUID]watched // how long this process has watched each progressive run
+	released       map[groupOf]bool      // runs and groups whose waiting entries were made due (see release)
 	outcomesAtOnce int32
 }
 
@@ -75,7 +74,7 @@ func NewRunner(store *deadletter.Store, planner func() *strategy.Planner, logger
 	}
 }
 
-// Results of advancing a run by a batch: the time until the next batch is tried.
+// Times until the next batch of a run is tried.
 const (
 	idle = interval        // nothing to do until a redelivery ends
 	soon = paceStep / 2    // the concurrency or the rate delays the run for a moment
@@ -124,7 +123,7 @@ func (r *Runner) RunOnce(ctx context.Context) (wait time.Duration, err error) {
 	for _, id := range runs {
 		p, err := r.batch(ctx, id)
 		for try := 1; (postgres.IsCollision(err) || postgres.IsLocked(err)) && try < maxTries && ctx.Err() == nil; try++ {
-			p, err = r.batch(ctx, id) // an entry moved, or another transaction, perhaps of another run, held a lock
+			p, err = r.batch(ctx, id) // try again: an entry moved, or another transaction (perhaps of another run) held a lock
 		}
 		if postgres.IsRefusal(err) && r.singly[id] == 0 {
 			r.logger.Warn("replay run: the database rejected a batch; sending its entries one by one", "run", id, "error", err)
@@ -154,8 +153,8 @@ const maxSingly = 10_000
 // concurrency, and does not look for later work, the transaction sends several batches.
 func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err error) {
 	p = idle
-	// Apply the facts first, so that the redeliveries in progress and the recent outcomes are known. A run does not end
-	// before its failures are judged.
+	// Apply the facts first, to know the redeliveries in progress and the recent outcomes. The failures are judged before
+	// the run can end.
 	if err := facts.ApplyRun(ctx, r.store, id); err != nil {
 		return idle, err
 	}
@@ -176,7 +175,8 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 			return err
 		}
 		steps := 1
-		// A batch is committed before the next look for later work, which can take lookupTime: the transaction locks jobs.
+		// Commit each batch before the next search for later work: the transaction locks jobs, and the search can take
+		// lookupTime.
 		skipping, err := skippingOf(&run)
 		if err != nil {
 			return err
@@ -223,8 +223,8 @@ func (r *Runner) batch(ctx context.Context, id uuid.UUID) (p time.Duration, err 
 	return p, err
 }
 
-// lock locks a run. It returns false if another process has the run, if it is no longer running, or if nothing may be
-// sent now.
+// lock locks a run. It returns false if another process has locked the run, if the run is not running, or if nothing
+// may be sent now.
 func (r *Runner) lock(ctx context.Context, tx transaction, id uuid.UUID,
 ) (run dbsqlc.LockReplayRow, may bool, err error) {
 	if r.maySend != nil {
@@ -243,7 +243,7 @@ func (r *Runner) lock(ctx context.Context, tx transaction, id uuid.UUID,
 	return run, err == nil, err
 }
 
-// nextEntries returns the next entries of a run. wait is that of nextOfGroups.
+// nextEntries returns the next entries of a run, and the wait that nextOfGroups returned.
 func (r *Runner) nextEntries(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
 	next dbsqlc.ReplayNextParams,
 ) (ids []uuid.UUID, wait time.Duration, err error) {
@@ -252,15 +252,15 @@ func (r *Runner) nextEntries(ctx context.Context, tx transaction, run *dbsqlc.Lo
 	}
 	ids, err = tx.ReplayNext(ctx, next)
 	if err == nil && len(ids) == 0 && run.Cursor != nil {
-		next.After = nil // before the cursor, entries may have waited for another one of their ordering key
+		next.After = nil // start over: entries before the cursor may have waited for a predecessor of their ordering key
 		ids, err = tx.ReplayNext(ctx, next)
 	}
 	return ids, 0, err
 }
 
-// sendAlone sends entries whose jobs were rescued twice or more, after all others: one per queue at a time, so only if
-// the previous one of the queue has ended. If there is none to send, sendAlone ends the run once its redeliveries have
-// ended. It returns the last entry that it sent or tried to send.
+// sendAlone sends entries whose jobs were rescued twice or more. It is called after all other entries were sent, and
+// has at most one such redelivery per queue in progress. If no such entry is left, it ends the run once the run's
+// redeliveries have ended. It returns the last entry that it tried to send.
 func (r *Runner) sendAlone(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
 	size int,
 ) (last uuid.UUID, err error) {
@@ -276,12 +276,12 @@ func (r *Runner) sendAlone(ctx context.Context, tx transaction, run *dbsqlc.Lock
 
 func isUnlimited(run *dbsqlc.LockReplayRow) bool { return run.Rate == nil && run.Concurrency == nil }
 
-// capacity returns how many entries may be sent now. If none may, it returns the time after which to
-// ask again. It stops a run of whose last redeliveries too many failed.
+// capacity returns how many entries may be sent now. If none may, it returns the time after which to ask again. It
+// stops a run if too many of the last redeliveries failed.
 func (r *Runner) capacity(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow,
 	singly bool,
 ) (size int, wait time.Duration, err error) {
-	// A progressive run judges each failure group instead.
+	// In a progressive run, steer judges each failure group instead.
 	if !run.Progressive && run.Ended >= int64(run.StopOf) && 100*float64(run.Failed) >= run.StopAt*float64(run.Ended) {
 		reason := fmt.Sprintf("%d of the last %d redeliveries failed; check them, then resume or cancel the run",
 			run.Failed, run.Ended)
@@ -312,7 +312,7 @@ func (r *Runner) capacity(ctx context.Context, tx transaction, run *dbsqlc.LockR
 	return size, sent, nil
 }
 
-// finish ends a run that has nothing left to send, if its redeliveries have ended.
+// finish ends a run that has nothing left to send, once its redeliveries have ended.
 func (r *Runner) finish(ctx context.Context, tx transaction, id uuid.UUID) error {
 	unfinished, err := tx.ReplayUnfinished(ctx, id)
 	if err != nil || unfinished {
@@ -323,7 +323,7 @@ func (r *Runner) finish(ctx context.Context, tx transaction, id uuid.UUID) error
 	})
 }
 
-// send sends a batch. It skips entries to which the patch does not apply, and those that are needless.
+// send sends a batch. It skips the entries that needless returns and the entries to which the patch does not apply.
 func (r *Runner) send(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, ids []uuid.UUID) error {
 	step := dbsqlc.ReplayStepParams{
 		ID: run.ID, Ids: ids, Skipped: []uuid.UUID{}, Why: []string{}, Reasons: []string{},
@@ -376,8 +376,8 @@ func (r *Runner) skip(ctx context.Context, run, entry uuid.UUID, refusal error) 
 	})
 }
 
-// edit patches the payloads of entries, calls leave for those to which the patch does not apply, and
-// returns how to undo the edits.
+// edit patches the payloads of entries and returns a function that undoes the edits. It calls leave for each entry to
+// which the patch does not apply.
 func (r *Runner) edit(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, ids []uuid.UUID,
 	leave func(id uuid.UUID, reason, why string),
 ) (undo dbsqlc.UndoEditsParams, err error) {
@@ -388,7 +388,7 @@ func (r *Runner) edit(ctx context.Context, tx transaction, run *dbsqlc.LockRepla
 	}
 	edits := dbsqlc.EditEventsParams{}
 	for _, e := range events {
-		if e.Resumes && run.Checkpoint == "" { // the checkpoint is newer than the run
+		if e.Resumes && run.Checkpoint == "" { // the job got a checkpoint after the start of the run
 			leave(e.ID, reasonCheckpoint, "its job has a checkpoint now, and the run does not say whether to resume it")
 			continue
 		}

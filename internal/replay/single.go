@@ -11,8 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
 )
 
-// Replay redelivers an entry now, with patch applied to its payload if in has no payload. It returns the new job's
-// id and the changes of an edit, if any.
+// Replay redelivers an entry now. If in has no payload, it applies the patch to the entry's payload. It returns the id
+// of the new job and, if the payload was edited, the changes.
 func (r *Replayer) Replay(ctx context.Context, id uuid.UUID, in deadletter.Replay,
 	patch Patch,
 ) (job int64, changes []Change, err error) {

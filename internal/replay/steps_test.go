@@ -132,8 +132,8 @@ func TestProgressive_GoesInStepsByGroup(t *testing.T) {
 	})
 }
 
-// An outcome has the class and the fingerprint of its own failure, also if the entry is dlq_failed, which keeps the
-// old ones.
+// An outcome has the class and the fingerprint of its own failure. This also holds if the entry is dlq_failed, which
+// keeps the class and fingerprint of the earlier failure.
 func TestRun_JudgesEachFailure(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -186,7 +186,7 @@ func TestProgressive_GoesBackAStep(t *testing.T) {
 		deadletter.ErrNotAllowed, "the run is not progressive")
 }
 
-// Without outcomes a group never passes: the deadline holds it.
+// Without outcomes a group never passes a step: it is held after the deadline.
 func TestProgressive_HoldsWithoutOutcomes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -200,7 +200,7 @@ func TestProgressive_HoldsWithoutOutcomes(t *testing.T) {
 	require.EqualValues(t, 5, b.get(run).Replayed)
 }
 
-// A new failure holds its group also if more outcomes wait than one transaction counts.
+// A new failure holds its group, even if more outcomes are left than one transaction counts.
 func TestProgressive_DecidesWithOutcomesUncounted(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -220,8 +220,8 @@ func TestProgressive_DecidesWithOutcomesUncounted(t *testing.T) {
 	require.Equal(t, "stopped", b.get(run).Status, "most is held")
 }
 
-// What failed, or is not sent yet, waits until its group, or the run, has ended, and not for redeliveries
-// under way.
+// Entries that failed again or were not sent wait for the end of their group or run, but not for other redeliveries in
+// progress.
 func TestProgressive_ReleasesWhatFailed(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -250,7 +250,7 @@ func TestProgressive_ReleasesWhatFailed(t *testing.T) {
 	require.Contains(t, b.groups(run)["TWO"].Reason, "cancelled by")
 }
 
-// The 20 largest groups are tested alone, all others together.
+// Each of the 20 largest groups is tested alone, and all others together.
 func TestProgressive_PoolsSmallGroups(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -268,8 +268,8 @@ func TestProgressive_PoolsSmallGroups(t *testing.T) {
 	require.Equal(t, 3, b.count("SELECT cardinality(known) FROM dlq.replay_run_groups WHERE number = 21"))
 }
 
-// A group is held while other deliveries to its destination are worse than before the run. Once an operator has let it
-// go on, only those since it was held count.
+// A group is held while other deliveries to the destination are worse than before the run. After an operator has let
+// the group go on, only deliveries since the hold count.
 func TestProgressive_HoldsWhileOthersAreHarmed(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -300,7 +300,7 @@ func TestProgressive_HoldsWhileOthersAreHarmed(t *testing.T) {
 	require.Equal(t, "default", asked[0])
 	b.turn()
 	b.steer(run, "go-on", group.Number)
-	// Another process, which saw the same failures and has not seen that the group was held.
+	// Another process saw the same failures, and does not know yet that the group was held.
 	other := b.newRunner()
 	other.Worse, b.runner = b.runner.Worse, other
 	b.turn()
@@ -308,8 +308,8 @@ func TestProgressive_HoldsWhileOthersAreHarmed(t *testing.T) {
 	require.True(t, since[len(since)-1].After(since[0]))
 }
 
-// Jobs of applications have no destination: a group is held while other jobs of the kinds that it sends next are worse
-// than before the run. If that is not known, the group goes on, and the decision says so.
+// Jobs of applications have no destination. A group is held while other jobs of the kinds that the group sends next are
+// worse than before the run. If no comparison is possible, the group goes on, and the decision says why.
 func TestProgressive_HoldsWhileOtherJobsAreHarmed(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -335,7 +335,7 @@ func TestProgressive_HoldsWhileOtherJobsAreHarmed(t *testing.T) {
 	require.Contains(t, group.Reason, "at least +2.94; not known whether other jobs are worse")
 }
 
-// Followers of an ordering key wait for their predecessor, also if that is in another group.
+// Followers of an ordering key wait for their predecessor, even if it is in another group.
 func TestProgressive_KeepsTheOrderOfKeys(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -360,8 +360,8 @@ func TestProgressive_KeepsTheOrderOfKeys(t *testing.T) {
 		ON p.run_id = e.run_id AND p.entry_id = e.behind WHERE e.job_id IS NOT NULL AND p.outcome IS NULL`))
 }
 
-// Several processes share a progressive run, and each may die at any time: no entry is sent twice, and no
-// group gets ahead of its step.
+// Several processes share a progressive run, and each may stop at any time: no entry is sent twice, and no group sends
+// more than its step allows.
 func TestProgressive_SeveralProcessesKeepThePlan(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
