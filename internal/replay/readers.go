@@ -93,7 +93,7 @@ func (r *Replayer) readersOf(ctx context.Context, filter json.RawMessage, queue,
 		return unknown(fmt.Sprintf("they failed in %d or more topics and groups", maxOrigins)), nil
 	}
 	readers := r.readers(ctx, origins, queue, destination)
-	for i := range readers { // the texts of brokers
+	for i := range readers { // mask the texts that brokers returned
 		of := &readers[i]
 		if of.Problem == "" {
 			continue
@@ -108,7 +108,7 @@ func (r *Replayer) readersOf(ctx context.Context, filter json.RawMessage, queue,
 	return readers, nil
 }
 
-// readers returns who reads the topics that records of these origins would be published to.
+// readers returns the readers of each topic to which records of these origins would be published.
 func (r *Replayer) readers(ctx context.Context, origins []dbsqlc.RecordOriginsRow,
 	queue, destination string,
 ) []Readers {
@@ -174,8 +174,9 @@ func (r *Replayer) askGroups(ctx context.Context, p *policy.Policy, cluster stri
 // errNoClusters is the problem of a process that was built or started without a client for clusters.
 var errNoClusters = errors.New("this process connects to no cluster")
 
-// refuseOthers returns an error if other consumer groups than those that failed would read the records of a run, or
-// may. Force does not allow it, also if the preview failed (nil).
+// refuseOthers returns an error if consumer groups that did not fail would read the records of a run, or may.
+// Request.Force does not override it; Request.OtherGroups does. If the preview failed (nil), refuseOthers looks the
+// readers up itself.
 func (r *Replayer) refuseOthers(ctx context.Context, in *Request, preview *Preview) error {
 	if in.OtherGroups {
 		return nil

@@ -87,8 +87,7 @@ func (d *decisions) file(ctx context.Context, tx transaction, actor, configVersi
 	return filed, err
 }
 
-// recordParked adds to the entries that tx has parked those of the moved entries that become manual and were not
-// manual before.
+// recordParked appends to tx.parked the moved entries that became manual and were not manual before.
 func (d *decisions) recordParked(tx *transaction, moved []uuid.UUID) {
 	isMoved := make(map[uuid.UUID]bool, len(moved))
 	for _, id := range moved {
@@ -121,7 +120,7 @@ func (d *decisions) columns() dbsqlc.FileDecidedParams {
 	}
 }
 
-// waitingEntry is an entry that waits until a time, and for WaitingFor if that is not empty.
+// waitingEntry is an entry that waits until a time and, if WaitingFor is not empty, also for that condition.
 type waitingEntry struct {
 	ID         uuid.UUID
 	Until      time.Time
@@ -143,13 +142,13 @@ type deferred struct {
 	manual  []manualEntry
 }
 
-// wait defers an entry until a time, and for waitingFor if that is not empty.
+// wait defers an entry until a time and, if waitingFor is not empty, also for that condition.
 func (d *deferred) wait(id uuid.UUID, until time.Time, waitingFor, reason string) {
 	d.waiting = append(d.waiting, waitingEntry{id, until, waitingFor, reason})
 }
 
-// deferUnlessAutomatic defers an entry for which automatic redelivery is off: to manual if a rule
-// requires that, otherwise as observed. It reports whether it deferred the entry.
+// deferUnlessAutomatic defers an entry if automatic redelivery is off for it. If a rule requires manual handling, the
+// entry becomes manual; otherwise it is observed. It reports whether it deferred the entry.
 func (d *deferred) deferUnlessAutomatic(id uuid.UUID, next time.Time, v automatic.Verdict) bool {
 	switch {
 	case v.ManualRule != "":

@@ -14,8 +14,8 @@ import (
 // expiryPage is the number of entries that one transaction of the expiry checks.
 const expiryPage = 500
 
-// Expire expires open entries whose work is out of date, where the policy says so (expireStale). It checks sweepPages
-// pages; the next call continues after the last of them.
+// Expire expires open entries whose work is out of date, in the queues whose policy says so (expireStale). It checks
+// sweepPages pages of entries; the next call continues after the last page.
 func (w *Worker) Expire(ctx context.Context) error {
 	for range sweepPages {
 		p := w.config.Planner().Policy()
@@ -46,7 +46,7 @@ func (w *Worker) Expire(ctx context.Context) error {
 	return nil
 }
 
-// expireDue expires due entries whose work is out of date, where the policy says so, and returns the rest.
+// expireDue expires due entries whose work is out of date, if the policy says so, and returns the other entries.
 func (w *Worker) expireDue(ctx context.Context, tx transaction, p *policy.Policy, due []*dbsqlc.ClaimDueRow,
 	now time.Time, counts map[string]int,
 ) ([]*dbsqlc.ClaimDueRow, error) {
@@ -60,8 +60,8 @@ func (w *Worker) expireDue(ctx context.Context, tx transaction, p *policy.Policy
 	return slices.DeleteFunc(due, func(row *dbsqlc.ClaimDueRow) bool { return slices.Contains(expired, row.ID) }), err
 }
 
-// expire expires those of the entries whose work is out of date, except for those that dlq.expire_stale leaves, and
-// returns their ids.
+// expire expires the given entries whose work is out of date and returns their ids. dlq.expire_stale may leave some of
+// them open.
 func (w *Worker) expire(ctx context.Context, tx transaction, p *policy.Policy, ids []uuid.UUID, now time.Time,
 	counts map[string]int,
 ) ([]uuid.UUID, error) {

@@ -11,8 +11,8 @@ import (
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 )
 
-// expiring is a policy that expires dead letters of the queue reports after an hour, and those of the queue quotes at
-// the time that their jobs have set.
+// expiring is a policy that expires dead letters of the queue reports after an hour, and dead letters of the queue
+// quotes at the time that their jobs have set.
 var expiring = policytest.Files{"dlq-routing": `
 queues:
   reports: {staleAfter: 1h, expireStale: true}
@@ -34,7 +34,8 @@ func (j *policyBundle) expired(queue string) int {
 		AND resolution_strategy = 'expired' AND resolved_by = 'worker:test'`, queue)
 }
 
-// A worker expires work that is out of date in place of redelivering it, and what waits, where the policy says so.
+// If the policy says so, the worker expires due and waiting entries whose work is out of date, instead of redelivering
+// them.
 func TestExpiry_FollowsThePolicy(t *testing.T) {
 	t.Parallel()
 	j := setupWithPolicy(t, expiring)
@@ -65,7 +66,8 @@ func TestExpiry_FollowsThePolicy(t *testing.T) {
 	require.Zero(t, j.count(`SELECT count(*) FROM river_job WHERE queue IN ('reports', 'quotes') AND state <> 'discarded'`))
 }
 
-// dlqd leaves what an operator wants or a replay run is to send, and what is not dead.
+// dlqd does not expire entries that an operator works on, entries that a replay run will send, or entries with a live
+// job.
 func TestExpiry_LeavesWantedAndLiveWork(t *testing.T) {
 	t.Parallel()
 	j := setupWithPolicy(t, expiring)
@@ -93,14 +95,14 @@ func TestExpiry_LeavesWantedAndLiveWork(t *testing.T) {
 	require.NoError(t, j.worker.Expire(t.Context()))
 	require.Equal(t, 2, j.expired("reports"), "its job is no longer locked")
 
-	// What the policy expired is reopened as any closed entry, and stays then.
+	// An operator can reopen an expired entry like any closed one. It then stays open.
 	j.exec("SELECT dlq.reopen($1::uuid, 'kim')", ids[5])
 	require.NoError(t, j.worker.Expire(t.Context()))
 	require.Equal(t, 1, j.expired("reports"))
 }
 
-// Expiring reads only the rows about its entries, however many jobs and unapplied facts there are, also by a plan that
-// Postgres made while there were none.
+// Expiry reads only the rows of its entries, however many jobs and unapplied facts exist. This also holds for a plan
+// that Postgres made while the tables were empty.
 func TestExpiry_ReadsOnlyRowsOfItsEntries(t *testing.T) {
 	t.Parallel()
 	j := setupWithPolicy(t, expiring)

@@ -28,16 +28,16 @@ const (
 	fileInterval = 50 * time.Millisecond
 	// fileRetry is the longest pause after scans that returned an error.
 	fileRetry = 5 * time.Second
-	// fileBatch is the number of entries that one transaction files at most, unless Config.BatchSize is set.
+	// fileBatch is the maximum number of entries that one transaction files, unless Config.BatchSize is set.
 	fileBatch = 500
-	// scanOverlap is how far before the latest failure found so far a scan begins that follows a scan with less than a
-	// batch. Jobs' transactions do not commit in the order of the failures.
+	// scanOverlap: after a scan that found less than a batch, the next scan begins this long before the latest failure
+	// found, because transactions do not commit in the order of the failures.
 	scanOverlap = 5 * time.Second
 	// maxFullScanGap is the longest pause between two scans of the whole inbox.
 	maxFullScanGap = 10 * time.Second
-	// fullScanShare times the duration of a scan of the whole inbox is the pause after it, at most
-	// maxFullScanGap. Such a scan can be slow: it may have to step over the dead rows of all failures that
-	// were filed since the server's oldest transaction began.
+	// fullScanShare times the duration of a scan of the whole inbox is the pause after the scan, at most maxFullScanGap.
+	// A scan of the whole inbox can be slow: it may have to step over the dead rows of all failures that were filed since
+	// the server's oldest transaction began.
 	fullScanShare = 20
 	// refusedTime is how long an entry stays in the inbox after the database refused to file it.
 	refusedTime = time.Minute
@@ -49,9 +49,9 @@ const (
 type inbox struct {
 	mu      sync.Mutex
 	after   uuid.UUID               // the next scan begins after this id, unless a scan of the whole inbox is due
-	last    uuid.UUID               // the latest failure that a scan found
-	full    time.Time               // when the next scan of the whole inbox is due
-	refused map[uuid.UUID]time.Time // when the database refused to file an entry
+	last    uuid.UUID               // the latest failure that any scan found
+	full    time.Time               // time at which the next scan of the whole inbox is due
+	refused map[uuid.UUID]time.Time // entries that the database refused to file, and when
 }
 
 // scan is the range of one scan of the inbox.
@@ -78,8 +78,8 @@ func (i *inbox) next(now time.Time) scan {
 	return s
 }
 
-// record records the result of a scan and its duration. full means that the scan found a whole batch, so that the
-// next one continues after it.
+// record stores the result of a scan and its duration. full means that the scan found a whole batch: the next scan
+// continues after the last failure found.
 func (i *inbox) record(s scan, rows []dbsqlc.ClaimDueRow, took time.Duration, full bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -130,9 +130,8 @@ func (w *Worker) callBeforeFiling(ctx context.Context) {
 	}
 }
 
-// File files one batch of failures from the inbox, with the planner's decisions, in one
-// transaction. If the database rejects the batch, File files its entries one by one. It reports whether there may be
-// more.
+// File files one batch of failures from the inbox, with the planner's decisions, in one transaction. If the database
+// rejects the batch, File files its entries one by one. It reports whether the inbox may have more failures.
 func (w *Worker) File(ctx context.Context) (bool, error) {
 	w.prepare.Do(func() { w.callBeforeFiling(ctx) })
 	size := cmp.Or(w.config.BatchSize, fileBatch)
@@ -150,9 +149,9 @@ func (w *Worker) File(ctx context.Context) (bool, error) {
 	return len(rows) == size, nil
 }
 
-// fileOneByOne retries a rejected batch with one transaction per entry. An entry that is rejected
-// again is filed as manual. If that is rejected too, the entry stays in the inbox and is skipped for refusedTime, so
-// that it does not block the others.
+// fileOneByOne retries a rejected batch with one transaction per entry. If an entry is rejected again, it is filed as
+// manual. If the database rejects this, too, the entry stays in the inbox and is skipped for refusedTime, so that it
+// does not block the others.
 func (w *Worker) fileOneByOne(ctx context.Context, at scan, entries int) error {
 	for range entries {
 		rows, err := w.file(ctx, at, 1)
@@ -189,13 +188,13 @@ func (w *Worker) fileAsManual(ctx context.Context, refused manualEntry) error {
 	})
 }
 
-// file files at most size failures of the inbox. It returns the failures that it found; on an error, those that it had
-// claimed.
+// file files at most size failures of the inbox. It returns the failures that it found or, after an error, the failures
+// that it had claimed.
 func (w *Worker) file(ctx context.Context, at scan, size int) (rows []dbsqlc.ClaimDueRow, err error) {
 	began, params := time.Now(), dbsqlc.UnfiledParams{
 		ReadMessages: w.config.Planner().ReadsMessages(), After: at.after, Refused: at.refused, MaxEntries: int32(size),
 	}
-	has, err := w.queries.HasUnfiled(ctx, at.after) // mostly not: one statement then instead of a transaction
+	has, err := w.queries.HasUnfiled(ctx, at.after) // usually false: then one statement replaces a transaction
 	if has && err == nil {
 		_, err = inTx(ctx, w.config.Store, func(tx transaction) error {
 			unfiled, err := tx.Unfiled(ctx, params)
@@ -218,8 +217,8 @@ func (w *Worker) file(ctx context.Context, at scan, size int) (rows []dbsqlc.Cla
 	return found, nil
 }
 
-// fileJudged files, as the planner decides, those entries that no other worker is filing. It returns the entries that
-// it claimed.
+// fileJudged judges failures outside of a transaction, claims the failures that no other worker is filing, and files
+// them. It returns the claimed failures.
 func (w *Worker) fileJudged(ctx context.Context, rows []dbsqlc.ClaimDueRow) (claimed []dbsqlc.ClaimDueRow, err error) {
 	start := time.Now()
 	defer func() { w.recordStage(ctx, StageDecision, start, err) }()
@@ -248,7 +247,7 @@ func (w *Worker) fileJudged(ctx context.Context, rows []dbsqlc.ClaimDueRow) (cla
 	}
 	w.traceFiling(ctx, claimed, judged, start)
 	if !soonest.IsZero() && soonest.Before(w.now().Add(w.config.PollInterval)) {
-		w.batches.Wake() // that loop may be sleeping until a later time
+		w.batches.Wake() // the loop may be sleeping until a later time
 	}
 	return claimed, nil
 }
@@ -286,7 +285,7 @@ func (w *Worker) traceFiling(ctx context.Context, filed []dbsqlc.ClaimDueRow, ju
 	}
 }
 
-// fileDecided files claimed entries. It returns when the first one that is not manual is due.
+// fileDecided files claimed entries. It returns the earliest time at which an entry that is not manual is due.
 func (w *Worker) fileDecided(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, judged *judgements,
 	counts map[string]int,
 ) (soonest time.Time, err error) {
@@ -312,7 +311,7 @@ func (w *Worker) fileDecided(ctx context.Context, tx transaction, rows []dbsqlc.
 	for _, id := range filed {
 		counts[actions[id]]++
 	}
-	if len(filed) < len(rows) { // the missing ones are further failures of jobs with an open entry
+	if len(filed) < len(rows) { // the others are further failures of jobs with an open entry
 		ids := column(rows, func(r *dbsqlc.ClaimDueRow) uuid.UUID { return r.ID })
 		repeats, err := tx.FileRepeats(ctx, ids)
 		if err != nil {

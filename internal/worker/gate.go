@@ -23,12 +23,12 @@ const (
 	// gateShutTime is how long a condition gate stays shut after its probes failed. It is short, because a
 	// destination that keeps failing opens its breaker, which is a condition, too.
 	gateShutTime = 10 * time.Second
-	// gateIdleTime is how long an open gate stays open if it is not advanced, for example while its conditions are
-	// unmet. After that it probes again.
+	// gateIdleTime is the time after which an open gate that was not advanced, for example because its conditions are
+	// unmet, sends probes again.
 	gateIdleTime = 10 * time.Second
-	// probeSuccess is the share of probes that must succeed to let the rest follow.
+	// probeSuccess is the share of probes that must succeed before the gate releases the other entries.
 	probeSuccess = 0.8
-	// maxRelease bounds the entries that one check of a gate releases, and one release of observed entries.
+	// maxRelease limits the entries that one check of a gate releases, or one release of observed entries.
 	maxRelease = 1000
 	// maxGroupsWaiting bounds the groups of a queue that one check of a gate reads.
 	maxGroupsWaiting = 10_000
@@ -41,15 +41,15 @@ const (
 	gateOpen    = "open"
 )
 
-// gate controls the release of entries that wait together: a few probes first, and the rest if the
-// probes succeed.
+// gate controls the release of entries that wait together: it releases a few probes first and, if the probes succeed,
+// the other entries.
 type gate struct {
 	name     string
 	pace     policy.Pace
-	probes   int           // entries that it releases first
-	shutTime time.Duration // how long it stays shut after its probes failed
-	reason   string        // for the audit trail
-	// claim locks up to most of the entries.
+	probes   int           // number of probes
+	shutTime time.Duration // how long the gate stays shut after failed probes
+	reason   string        // reason in the audit trail
+	// claim locks at most most of the waiting entries and returns their ids.
 	claim func(ctx context.Context, tx transaction, most int) ([]uuid.UUID, error)
 }
 
@@ -153,9 +153,9 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 	return err
 }
 
-// claimWaiting claims entries of groups whose conditions are met, and returns those that may be redelivered. So that
-// the others do not block these, it defers entries that failed in a replay run that has not ended or whose automatic
-// redelivery is off, and parks those that need manual handling.
+// claimWaiting claims entries of groups whose conditions are met, and returns the entries that may be redelivered. It
+// defers entries that an unfinished replay run holds and entries whose automatic redelivery is off, and parks entries
+// that need manual handling: otherwise these would be claimed again and block the others.
 func (w *Worker) claimWaiting(ctx context.Context, tx transaction, decider *decider, queue string,
 	groups []dbsqlc.WaitingGroupsRow, most int, counts map[string]int,
 ) ([]uuid.UUID, error) {

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// listenTurn bounds one wait for a NOTIFY. After it the connection is pinged: a dead connection
-	// would otherwise stay silent forever.
+	// listenTurn limits one wait for a NOTIFY. After it the listener pings the connection, because a dead connection
+	// reports no error by itself.
 	listenTurn = 10 * time.Second
 	// listenRetry is the pause before listening again after the connection broke.
 	listenRetry = 5 * time.Second
@@ -30,7 +30,7 @@ type listener struct {
 	conn   *pgx.Conn // nil while not listening
 }
 
-// once waits for one NOTIFY on a connection that it keeps.
+// once waits for one NOTIFY. It keeps its connection for the next call.
 func (l *listener) once(ctx context.Context) (time.Duration, error) {
 	if l.conn == nil {
 		if err := l.open(ctx); err != nil {

@@ -42,8 +42,9 @@ type Reclassified struct {
 	Parked  []Parked   `json:"-"` // entries that became manual, for notifications
 }
 
-// Reclassify judges pending and manual entries again by the planner's rules. It skips entries that no rule has decided
-// yet, that an operator or a worker parked (parked_by), or that fail again or are locked meanwhile. A dry run changes
+// Reclassify judges pending and manual entries again by the planner's rules. It skips entries that have not been
+// decided yet, entries that an operator or a worker parked (parked_by), and entries that fail again or are locked by
+// another session meanwhile. A dry run changes nothing.
 // nothing.
 //
 //nolint:gocognit // the steps of one batch follow each other
@@ -162,8 +163,8 @@ func alsoChanged(row *dbsqlc.ClaimDueRow, current *dbsqlc.ClaimDecidedRow, d *st
 	if d.MaxRetries != 0 && d.MaxRetries != int(current.DlqMaxRetries) {
 		also = append(also, "maxRetries")
 	}
-	// NextRetryAt is compared only if the entry waits for its time or for automatic redelivery.
-	// Otherwise what it waits for (a condition, its pace, its order) has set NextRetryAt, not a
+	// NextRetryAt is compared only if the entry waits for its time or for automatic redelivery. For an entry that waits
+	// for a condition, its pace or its order, NextRetryAt does not come from the strategy.
 	// strategy.
 	if next := d.Next.Truncate(time.Microsecond); row.NextRetryAt != nil && !d.Next.IsZero() &&
 		!next.Equal(*row.NextRetryAt) &&

@@ -22,9 +22,9 @@ const maxObservedGroups = 10_000
 // a time.
 const releaseGate = "automatic"
 
-// Release releases observed entries for which automatic redelivery is now on, at the pace of their queue: of each
-// group (queue, kind and class) the most urgent first, then the oldest. It also writes the policy's switches to the
-// database if the policy has changed.
+// Release releases observed entries for which automatic redelivery is on again, at the pace of their queue. In each
+// group (queue, kind and class) the most urgent entries come first, then the oldest. If the policy has changed, Release
+// also writes the policy's switches to the database.
 func (w *Worker) Release(ctx context.Context) error {
 	released := false
 	var published *policy.Policy // the policy whose switches this transaction wrote
@@ -51,7 +51,7 @@ func (w *Worker) Release(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// Reserve in the order in which batches reserve: two transactions that reserve in several paces would otherwise
+		// Reserve in the order in which batches reserve. Otherwise two transactions that reserve in several paces could
 		// deadlock.
 		slices.SortStableFunc(groups, func(a, b dbsqlc.ObservedGroupsRow) int {
 			return strings.Compare(p.PaceOf(a.Queue).Name, p.PaceOf(b.Queue).Name)
@@ -107,7 +107,7 @@ func (w *Worker) releaseGroup(
 		}))
 		switch next := row.NextRetryAt; {
 		case deferred.deferUnlessAutomatic(row.ID, next, v):
-			// the entry needs manual handling: no switch includes its rule any more, or another version observed it
+			// the entry needs manual handling: no switch names its rule any more, or another version of dlqd observed it
 		case next.After(now):
 			deferred.wait(row.ID, next, "", v.Reason)
 		default:

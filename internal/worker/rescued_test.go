@@ -25,8 +25,8 @@ import (
 	"github.com/dlqd/dlqd/internal/worker"
 )
 
-// applicationVariable makes this test binary run as an application that works River jobs until one
-// of them kills it. Its value is the URL of the database.
+// applicationVariable makes this test binary run as an application that works River jobs until one of the jobs kills
+// it. The value is the URL of the database.
 const applicationVariable = "DLQD_TEST_APPLICATION"
 
 // deadlyArgs are the args of a job that kills its worker, or of a bystander, which completes once
@@ -43,8 +43,8 @@ type deadlyWorker struct {
 	pool *pgxpool.Pool
 }
 
-// Work polls the other jobs until this one can end. A killer waits until all jobs run, so that it
-// kills all of them.
+// Work waits for other jobs. A killer waits until all jobs run, so that it kills all of them; a bystander waits until
+// no killer is left.
 func (w *deadlyWorker) Work(ctx context.Context, job *river.Job[deadlyArgs]) error {
 	for {
 		var waiting, killers int
@@ -289,7 +289,7 @@ func TestWorkerLost_UnparkedEntriesRunOneAtATime(t *testing.T) {
 	require.Equal(t, 3, j.inStatus(deadletter.Resolved))
 }
 
-// Of two sessions that redeliver such entries of one queue at the same time, one sends its entry.
+// Two sessions redeliver such entries of one queue at the same time. Only one of them sends its entry.
 func TestWorkerLost_SendsOneOfTwoAtOnce(t *testing.T) {
 	t.Parallel()
 	j := setupWithPolicy(t, nil)

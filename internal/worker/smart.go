@@ -26,8 +26,8 @@ const maxClaimPages = 10
 // smartPrefix precedes the queue and the fingerprint in the name of a smart retry's gate.
 const smartPrefix = "smart:"
 
-// SmartRetry checks once the failure groups with parked or failed entries, and retries those whose
-// cause is probably fixed: a few entries first, and the rest if those succeed.
+// SmartRetry checks each failure group with parked or failed entries once. If the cause of a group is probably fixed,
+// it retries a few of the group's entries first and, if these succeed, the others.
 func (w *Worker) SmartRetry(ctx context.Context) error {
 	planner := w.config.Planner()
 	if !planner.Policy().SmartRetryAnywhere() {
@@ -79,7 +79,8 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 		if err != nil {
 			return err
 		}
-		// needed is the lowest number of ended jobs at which the failures are below the error rate, and at least MinJobs.
+		// needed is the lowest number of ended jobs, but at least MinJobs, at which the number of failures is below the
+		// error rate.
 		needed := smart.MinJobs
 		if failed > 0 {
 			needed = max(needed, int(math.Floor(100*float64(failed)/max(smart.ErrorRate, math.SmallestNonzeroFloat64)))+1)
@@ -120,8 +121,8 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 	return err
 }
 
-// claimParkedOrFailed returns up to most entries of a failure group that may be redelivered automatically, and locks
-// them. It may lock others of the group, too, but leaves them unchanged.
+// claimParkedOrFailed locks and returns up to most entries of a failure group that may be redelivered automatically. It
+// may also lock other entries of the group; it does not change them.
 func claimParkedOrFailed(ctx context.Context, tx transaction, decider *decider, params dbsqlc.ClaimStuckParams,
 	most int,
 ) ([]uuid.UUID, error) {

@@ -180,7 +180,7 @@ func TestConditional_OnlyDelayedWhileConditionsAreMet(t *testing.T) {
 	require.Equal(t, deadletter.Processing, j.entry().Status)
 }
 
-// An entry with a stricter condition does not make others wait.
+// An entry with a stricter condition does not block other entries.
 func TestConditional_StricterConditionDoesNotBlockOthers(t *testing.T) {
 	t.Parallel()
 	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 1000\nrules: [{name: strict, match: " +
@@ -202,8 +202,8 @@ func TestConditional_StricterConditionDoesNotBlockOthers(t *testing.T) {
 		AND dlq_retry_count = 0`))
 }
 
-// While the breaker is open, entries of every class wait: a redelivery would only be held. They use
-// no retry, and show what they wait for.
+// While the breaker is open, entries of every class wait, because a delivery would only be held. The wait uses no
+// retry, and the entries show the condition.
 func TestDue_EveryClassWaitsForOpenBreaker(t *testing.T) {
 	t.Parallel()
 	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "strategies: {scheduled: {hours: []}}\n"})
@@ -263,7 +263,7 @@ func TestGate_RefusedEntryDoesNotBlockOthers(t *testing.T) {
 		AND tags = '{poison}' AND parked_by IS NOT NULL`))
 }
 
-// A gate keeps a pace below one entry per check.
+// A gate can release fewer than one entry per check.
 func TestPace_BelowOnePerSecond(t *testing.T) {
 	t.Parallel()
 	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0.5\nstrategies: {conditional: " +
@@ -472,7 +472,7 @@ func TestParked_ReportsEveryParkOnce(t *testing.T) {
 	j.passDelay()
 	requireParked(2, "live", "transient")
 
-	// A gate parks, too.
+	// A gate also parks entries.
 	j.failMany(1, "gate", outage)
 	j.conditions.set("x")
 	j.all()
@@ -598,12 +598,12 @@ rules:
 		AND assigned_to = 'kim' AND dlq_max_retries = 9 AND next_retry_at < last_failed_at + interval '37 minutes'`))
 }
 
-// Operators' patterns run on arbitrary texts while nothing is locked. An action taken in that time
-// stays.
+// Operators' patterns run on arbitrary texts while nothing is locked. If an operator acts in that time, the worker
+// keeps the operator's change.
 func TestWorker_JudgesOutsideTransactions(t *testing.T) {
 	t.Parallel()
 	j := setupWithPolicy(t, nil)
-	calls, judging := 0, 2 // the first call checks whether to read messages
+	calls, judging := 0, 2 // the first call decides whether to read messages
 	meanwhile := func() {}
 	w := worker.New(worker.Config{
 		Store: j.store, Logger: slog.New(slog.DiscardHandler), Name: "test", Now: func() time.Time { return j.now },
@@ -626,7 +626,7 @@ func TestWorker_JudgesOutsideTransactions(t *testing.T) {
 
 	j.exec("UPDATE dlq.dead_letter_queue SET status = 'dlq_pending', strategy = NULL, parked_by = NULL, next_retry_at = " +
 		"now() - interval '1 hour'")
-	calls, judging = 0, 3 // the third call is for the version, before the claim
+	calls, judging = 0, 3 // the third call reads the version, before the claim
 	meanwhile = func() {
 		j.exec("SELECT dlq.park(id, 'kim', 'I handle it') FROM (SELECT id FROM dlq.dead_letter_open LIMIT 1) e")
 	}
@@ -751,8 +751,7 @@ func TestOrder_RedeliveriesKeepOrder(t *testing.T) {
 	require.Zero(t, j.count("SELECT count(*) FROM dlq.ordered_jobs"), "closed entries leave the order")
 }
 
-// A closed entry leaves the order, so that the next one can go. A replay or reopening restores its
-// place.
+// A closed entry leaves the order, so that the next entry can go. A replay or reopening restores the entry's place.
 func TestOrder_ReplayAndReopenRestorePlace(t *testing.T) {
 	t.Parallel()
 	j := setupWithPolicy(t, nil)
@@ -791,7 +790,7 @@ func TestOrder_ReplayAndReopenRestorePlace(t *testing.T) {
 	redelivery := "SELECT redelivery_job_id FROM dlq.dead_letter_queue WHERE id = $1::uuid"
 	require.Equal(t, j.count("SELECT river_job_id FROM dlq.dead_letter_queue WHERE event_id = 'm0'"), before(redelivery))
 	require.NotZero(t, before(original))
-	// The next redelivery is woken.
+	// This wakes the next redelivery of the key.
 	j.exec(`UPDATE river_job SET state = 'scheduled', scheduled_at = now() + interval '1 hour',
 		metadata = metadata || '{"dlq:held": "order"}' WHERE state = 'available' AND args ->> 'messageId' <> 'm0'`)
 	j.endRedeliveries("completed")
@@ -872,7 +871,7 @@ func TestWorker_ReportsEachStage(t *testing.T) {
 	require.Equal(t, 2, done["decided"])
 	require.Equal(t, 1, made["decision ok"])
 
-	// Next come entries that get a place in a pace, and steps that fail.
+	// Next: entries that get a place in a pace, and stages that fail.
 	j.failMany(1, "b", "connection refused")
 	j.file()
 	j.now = j.now.Add(10 * time.Minute)

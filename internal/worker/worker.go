@@ -36,24 +36,24 @@ const (
 	DefaultPollInterval  = 30 * time.Second
 	DefaultSweepInterval = time.Minute
 	DefaultGateInterval  = time.Second
-	// DefaultSmartInterval is the time between checks for parked and failed entries to retry. A smart
-	// retry that has begun continues at the interval of the gates.
+	// DefaultSmartInterval is the time between searches for parked and failed entries to retry. A smart retry in progress
+	// is checked at the interval of the gates.
 	DefaultSmartInterval = 15 * time.Second
 
-	// batchTimeout bounds one batch: a few short transactions, or a few per entry after the database rejected the
-	// batch.
+	// batchTimeout limits one batch. A batch has a few short transactions or, after the database rejected it, a few per
+	// entry.
 	batchTimeout = 30 * time.Second
-	// gateTimeout bounds one pass over all gates, of which each releases up to maxRelease entries. It also bounds one
+	// gateTimeout limits one pass over all gates, each of which releases up to maxRelease entries. It also limits one
 	// release of observed entries, and one check for smart retries.
 	gateTimeout = time.Minute
 	// claimRetry is the pause if an entry is due but could not be claimed.
 	claimRetry = time.Second
-	// wakeDelay is how long a wake-up waits for others. They come in bursts while jobs fail.
+	// wakeDelay is how long a wake-up waits for further wake-ups: while jobs fail, they come in bursts.
 	wakeDelay = 20 * time.Millisecond
-	// orderPoll is how long an entry waits behind another of its ordering key before the next check.
+	// orderPoll is how long an entry waits behind an earlier entry of its ordering key before it is checked again.
 	orderPoll = 5 * time.Minute
-	// runPoll is how long an entry that a replay run holds waits before the next check. The end of the run
-	// makes the entry due.
+	// runPoll is how long an entry that a replay run holds waits before it is checked again. The end of the run makes the
+	// entry due earlier.
 	runPoll = time.Hour
 	// maxBlocked is how long a change of a switch may block workers before the worker reports a failure.
 	// A change is one short transaction that waits at most 5 s for the workers' lock.
@@ -61,13 +61,13 @@ const (
 	// maxBlockedGap is the longest gap between two blocked transactions that count as the same change.
 	// Some loop starts a transaction every second.
 	maxBlockedGap = time.Minute
-	// rescuedSpacing is the time between redeliveries of a queue's entries whose jobs were rescued twice or
-	// more: they are sent one at a time.
+	// rescuedSpacing is the time between redeliveries of entries whose jobs were rescued twice or more. Each queue
+	// redelivers one such entry at a time.
 	rescuedSpacing = time.Minute
 	// busyPause is how long an entry waits if another transaction has locked its job or the job's unique key.
 	busyPause = 10 * time.Second
-	// sweepPages limits the pages of entries in dlq_processing that one sweep checks, and those of entries of
-	// expiryPage that one pass of the expiry does.
+	// sweepPages limits the pages of dlq_processing entries that one sweep checks, and the pages of expiryPage entries
+	// that one call of Expire checks.
 	sweepPages = 20
 	// minPaceWait is the shortest wait for a place in a pace; shorter waits are skipped.
 	minPaceWait = 100 * time.Millisecond
@@ -106,7 +106,7 @@ type Config struct {
 	// LISTEN.
 	Listen    *pgxpool.Pool
 	WakeTopic string
-	// Now decides what is due; nil for the current time.
+	// Now returns the time that decides which entries are due; nil means the current time.
 	Now     func() time.Time
 	Observe Observer
 	// ObserveStage, if not nil, is called after each step of a stage with its duration and error.
@@ -118,7 +118,8 @@ type Config struct {
 	// BeforeFiling, if not nil, is called once before the first entry is filed or judged. Its error is logged.
 	BeforeFiling func(ctx context.Context) error
 	// Parked, if not nil, is called after a commit with the entries that the worker parked. Entries that SQL parks (see
-	// db/code/04_facts.sql) and those that failed for good do not pass through here: dlqd_needs_person counts all.
+	// db/code/04_facts.sql) and entries that failed for good do not pass through here; the metric dlqd_needs_person
+	// counts all of them.
 	Parked func([]Parked)
 }
 
@@ -137,7 +138,7 @@ type Worker struct {
 	// published is the policy whose automatic-redelivery switches this process last wrote to the
 	// database.
 	published atomic.Pointer[policy.Policy]
-	// blocked is when a change of a switch first and last blocked this worker; nil if the last
+	// blocked has the first and the last time at which a switch change blocked this worker. It is nil if the last
 	// transaction was not blocked.
 	blocked atomic.Pointer[blocked]
 	swept   uuid.UUID // the last entry that the sweep checked
@@ -188,9 +189,9 @@ func New(config Config) *Worker {
 	return w
 }
 
-// Loops returns the worker's background loops. They are separate, so that a backlog of due entries
-// delays neither filing nor sweeps, gates or smart retries. A batch or release that is in progress
-// at shutdown may finish, because its transactions are short.
+// Loops returns the worker's background loops. They are separate, so that a backlog of due entries does not delay
+// filing, sweeps, gates or smart retries. At shutdown, a batch or release in progress may finish, because its
+// transactions are short.
 func (w *Worker) Loops() []*background.Loop {
 	loops := []*background.Loop{
 		background.New(background.Config{
@@ -258,11 +259,12 @@ type transaction struct {
 
 func (tx *transaction) addParked(entries ...Parked) { *tx.parked = append(*tx.parked, entries...) }
 
-// minMoves is the least number of moves for which the two statements of [transaction.move] cost less than an insert
-// for each audit row.
+// minMoves is the number of moves from which the two extra statements of [transaction.move] cost less than one insert
+// per audit row.
 const minMoves = 10
 
-// move runs a statement that moves entries, each for its own reason, and writes their audit rows with one insert.
+// move runs a statement that moves entries, and writes their audit rows with one insert. reasons has the reason of each
+// entry in ids.
 func (tx *transaction) move(ctx context.Context, act deadletter.Act, ids []uuid.UUID, reasons []string,
 	statement func() error,
 ) error {
@@ -279,8 +281,8 @@ func (tx *transaction) move(ctx context.Context, act deadletter.Act, ids []uuid.
 	return tx.ClearMoves(ctx)
 }
 
-// maxTxAttempts limits how often a transaction is run if it collides with another one: by a deadlock, or because an
-// entry moved to another partition after a statement began, which SKIP LOCKED does not skip.
+// maxTxAttempts limits how often a transaction is run if it collides with another one. A collision is a deadlock, or an
+// entry that moved to another partition after the statement began, which SKIP LOCKED does not skip.
 const maxTxAttempts = 10
 
 // inTx runs fn in a transaction of [deadletter.Store.InTx], and again after a collision. It returns
@@ -335,18 +337,18 @@ func (w *Worker) recordStage(ctx context.Context, stage string, start time.Time,
 func (w *Worker) untilNextDue(ctx context.Context) time.Duration {
 	next, err := w.queries.NextDue(ctx)
 	if err != nil {
-		return w.config.PollInterval // none is pending, or the next batch reports the error of the database
+		return w.config.PollInterval // no entry is pending; or the query failed, and the next batch reports that
 	}
 	until := time.Until(next)
 	if until <= 0 {
-		until = claimRetry // due, but locked by another worker
+		until = claimRetry // the entry is due but another worker has locked it
 	}
 	return min(max(until, wakeDelay), w.config.PollInterval)
 }
 
-// RunOnce handles one batch of due, filed entries: it redelivers or defers those that were decided in one transaction,
-// and decides those that failed again in another. If the database rejects the batch, RunOnce handles its entries one
-// by one. It reports whether there may be more.
+// RunOnce handles one batch of due, filed entries. One transaction redelivers or defers the entries that have a
+// decision; another decides the entries that failed again. If the database rejects the batch, RunOnce handles its
+// entries one by one. It reports whether more entries may be due.
 func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 	size := cmp.Or(w.config.BatchSize, w.config.Planner().Policy().Workers.DLQWorkers.BatchSize)
 	claimed, err := w.batch(ctx, size)
@@ -388,7 +390,7 @@ func storableText(err error) string {
 	return strings.ToValidUTF8(strings.ReplaceAll(err.Error(), "\x00", "?"), "?")
 }
 
-// batch claims and handles at most size entries. It returns the claimed ids even if it fails.
+// batch claims and handles at most size entries. It returns the claimed ids also with an error.
 func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err error) {
 	var undecided []dbsqlc.ClaimDueRow
 	params, now := dbsqlc.ClaimDueParams{ReadMessages: w.config.Planner().ReadsMessages(), MaxEntries: int32(size)},
@@ -425,8 +427,8 @@ func (w *Worker) batch(ctx context.Context, size int) (claimed []uuid.UUID, err 
 	return claimed, err
 }
 
-// decide judges entries that failed again, and writes the decisions on those that are still
-// undecided.
+// decide judges entries that failed again, and writes the decisions on the entries that no other session has decided
+// meanwhile.
 func (w *Worker) decide(ctx context.Context, rows []dbsqlc.ClaimDueRow) (err error) {
 	if len(rows) == 0 {
 		return nil
@@ -541,9 +543,8 @@ func rescuesOf(row *dbsqlc.ClaimDueRow) int {
 // transaction; the next one reads the new switches.
 var errSwitchChanging = errors.New("an automatic redelivery switch is being changed")
 
-// readSwitches reads the switches that apply to a transaction, and locks them until it ends. It
-// returns errSwitchChanging if a change is in progress, and a different error if the change takes too
-// long.
+// readSwitches reads the switches that apply to a transaction, and locks them until the transaction ends. It returns
+// errSwitchChanging if a change is in progress, and another error if the change takes longer than maxBlocked.
 func (w *Worker) readSwitches(ctx context.Context, tx transaction, planner *strategy.Planner) (*decider, error) {
 	switch locked, err := w.config.TryLock(ctx, tx); {
 	case err != nil:
@@ -556,11 +557,11 @@ func (w *Worker) readSwitches(ctx context.Context, tx transaction, planner *stra
 	return &decider{planner, switches}, err
 }
 
-// blocked is when a change of a switch first and last blocked batches, gates or releases.
+// blocked has the first and the last time at which a switch change blocked batches, gates or releases.
 type blocked struct{ first, last time.Time }
 
-// recordBlocked returns errSwitchChanging, or an error for the operator if a change has blocked workers
-// for maxBlocked.
+// recordBlocked returns errSwitchChanging or, if a change has blocked workers for maxBlocked, an error for the
+// operator.
 func (w *Worker) recordBlocked() error {
 	now := w.now()
 	b := &blocked{now, now}
@@ -577,8 +578,9 @@ func (w *Worker) recordBlocked() error {
 		took.Round(time.Second), errSwitchChanging.Error())
 }
 
-// handle redelivers due, decided entries, or defers them. It parks an entry if a rule of automatic redelivery requires
-// manual handling, or if redelivering it might repeat the work of another job (deadletter.VerdictLive and VerdictDone).
+// handle redelivers or defers due entries that have a decision. It parks an entry if a rule of automatic redelivery
+// requires manual handling, or if a redelivery might repeat the work of another job (deadletter.VerdictLive and
+// VerdictDone).
 func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, now time.Time,
 	counts map[string]int,
 ) error {
@@ -628,8 +630,8 @@ func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.Claim
 	return nil
 }
 
-// heldByRuns returns, of the given entries, those that failed in a progressive replay run that has not
-// ended, or that it has not sent yet, with the run.
+// heldByRuns returns which of the given entries a progressive replay run in progress holds, with the id of the run:
+// entries that failed again in the run, and entries that it has not sent yet.
 func heldByRuns(ctx context.Context, tx transaction, ids []uuid.UUID) (map[uuid.UUID]uuid.UUID, error) {
 	if len(ids) == 0 {
 		return nil, nil //nolint:nilnil // no entry is held
@@ -646,8 +648,8 @@ func heldReason(run uuid.UUID) string {
 	return "is in replay run " + run.String() + ", which has not ended"
 }
 
-// deferHeld defers entries that a progressive replay run holds (heldByRuns) until it ends, and returns
-// the rest.
+// deferHeld defers entries that a progressive replay run holds (heldByRuns) until the run ends, and returns the other
+// entries.
 func (w *Worker) deferHeld(ctx context.Context, tx transaction, due []*dbsqlc.ClaimDueRow, now time.Time,
 	wait func(*dbsqlc.ClaimDueRow, time.Time, string, string),
 ) ([]*dbsqlc.ClaimDueRow, error) {
@@ -664,8 +666,8 @@ func (w *Worker) deferHeld(ctx context.Context, tx transaction, due []*dbsqlc.Cl
 	}), nil
 }
 
-// deferBehindOthers defers entries that have unfinished work of their ordering key before them, and returns
-// the rest.
+// deferBehindOthers defers entries that have unfinished earlier work of the same ordering key, and returns the other
+// entries.
 func (w *Worker) deferBehindOthers(ctx context.Context, tx transaction, planner *strategy.Planner,
 	due []*dbsqlc.ClaimDueRow, now time.Time,
 	wait func(*dbsqlc.ClaimDueRow, time.Time, string, string),
@@ -692,9 +694,9 @@ func (w *Worker) deferBehindOthers(ctx context.Context, tx transaction, planner 
 	}), nil
 }
 
-// deferForPace reserves places in shared paces, defers entries whose place is later, and returns the rest. The place of
-// an entry stays reserved for reservationTTL. An entry that comes later than that reserves again. Otherwise all entries
-// that became due while workers were down would be sent at once.
+// deferForPace reserves places in shared paces, defers entries whose place is later, and returns the other entries. A
+// place stays reserved for reservationTTL after its time; an entry that comes later reserves a new place. Without this
+// limit, all entries that became due while no worker ran would be sent at once.
 func (w *Worker) deferForPace(ctx context.Context, tx transaction, planner *strategy.Planner, due []*dbsqlc.ClaimDueRow,
 	now time.Time,
 	wait func(*dbsqlc.ClaimDueRow, time.Time, string, string), counts map[string]int,
@@ -710,7 +712,7 @@ func (w *Worker) deferForPace(ctx context.Context, tx transaction, planner *stra
 		}
 		unplaced[pace] = append(unplaced[pace], row)
 	}
-	// A fixed order: two workers that reserve in several paces would otherwise deadlock.
+	// Reserve in a fixed order. Otherwise two workers that reserve in several paces could deadlock.
 	for _, pace := range slices.SortedFunc(maps.Keys(unplaced), func(a, b policy.Pace) int {
 		return strings.Compare(a.Name,
 			b.Name)
@@ -777,7 +779,7 @@ func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID,
 				"its job was rescued twice or more, and another such redelivery is running in its queue")
 		case deadletter.VerdictSent:
 			counts["redelivered"]++
-		case deadletter.VerdictFollows, deadletter.VerdictResolved, deadletter.VerdictOpen: // no new job
+		case deadletter.VerdictFollows, deadletter.VerdictResolved, deadletter.VerdictOpen: // dlq.redeliver made no new job
 		}
 	}
 	if err := deferred.write(ctx, tx, w.actor, counts); err != nil {
@@ -786,13 +788,14 @@ func (w *Worker) redeliver(ctx context.Context, tx transaction, ids []uuid.UUID,
 	return park(ctx, tx, w.actor, parked)
 }
 
-// capturedBySource is the captured_by of an entry that was a record (dlq.store_records).
+// capturedBySource is the captured_by of an entry that a source stored for a record (dlq.store_records).
 const capturedBySource = "source"
 
 // entryOf returns a decided entry for the planner.
 func entryOf(row *dbsqlc.ClaimDueRow) *strategy.Entry { return entryWith(row, row.ErrorClass) }
 
-// entryWith returns an entry for the planner with the given class: the reported or the decided one.
+// entryWith returns an entry for the planner with the given class: the class that the application reported, or the
+// decided one.
 func entryWith(row *dbsqlc.ClaimDueRow, class string) *strategy.Entry {
 	var reported struct {
 		RetryAfterSeconds float64 `json:"retryAfterSeconds"`
@@ -823,8 +826,9 @@ func automaticEntry(row *dbsqlc.ClaimDueRow) *automatic.Entry {
 	}
 }
 
-// decide applies the switches to the planner's decision. If the planner would redeliver an entry automatically, the
-// entry is observed instead while automatic redelivery is off for it, and parked if it needs manual handling.
+// decide applies the switches to the planner's decision. If the planner would redeliver an entry automatically but
+// automatic redelivery is off for it, the entry is observed; if a rule of automatic redelivery requires manual
+// handling, it is parked.
 func (d *decider) decide(row *dbsqlc.ClaimDueRow, decision strategy.Decision) strategy.Decision {
 	if decision.Strategy == strategy.Manual {
 		return decision
@@ -843,8 +847,7 @@ func (d *decider) decide(row *dbsqlc.ClaimDueRow, decision strategy.Decision) st
 	return decision
 }
 
-// sweep checks the jobs of some entries in dlq_processing. The next call continues after the last
-// of them.
+// sweep checks the jobs of some entries in dlq_processing. The next call continues after the last of these entries.
 func (w *Worker) sweep(ctx context.Context) error {
 	for range sweepPages {
 		found, err := w.config.Store.SweepRedeliveries(ctx, w.swept)
