@@ -17,41 +17,41 @@ import (
 )
 
 const (
-	// interval is the time between two looks for a changed policy, and between two writes of what readers report.
+	// interval is the time between two checks for a changed policy, and between two writes of the readers' progress.
 	interval = time.Second
 	// restartAfter is the pause before a reader that ended is started again.
 	restartAfter = 5 * time.Second
 )
 
-// errNoBroker is returned for a record to publish while there is no client.
+// errNoBroker is returned by Publish while the client has no connection to the clusters.
 var errNoBroker = errors.New("the client of the sources is not connected")
 
-// Client reads the sources of the policy in force, and publishes. It connects again when the policy's
-// clusters or sources change. Any number may run, in any number of processes.
+// Client reads the sources of the current policy, and publishes records. It connects again when the policy's clusters
+// or sources change. Several processes may each have a Client.
 type Client struct {
 	Open   Open
 	Policy func() *policy.Policy
 	Store  *Store
 	// Entries reads the entries that feeds publish.
 	Entries *deadletter.Store
-	// Masked reports whether the masks of the policy are in force in the database: feeds publish only then. Nil
-	// means that they are.
+	// Masked reports whether the policy's masks are stored in the database; feeds publish only then. If nil, feeds always
+	// publish.
 	Masked func() bool
 	Logger *slog.Logger
 
 	mu     sync.RWMutex // read-locked while the broker publishes
 	broker Broker
 
-	read    policy.Sources     // what the readers read
-	readers map[string]*reader // by the source's name; nil without readers
-	earlier []Broker           // of earlier policies, whose readers a new policy did not change
+	read    policy.Sources     // the clusters and sources for which the readers were started
+	readers map[string]*reader // by the name of the source; nil if there are none
+	earlier []Broker           // clients of earlier policies; readers that a new policy did not change still use them
 }
 
 // reader reads one source.
 type reader struct {
 	broker  Broker
-	stop    func() // ends it, and waits for it; nil while the source is paused
-	changes int64  // dlq.sources.changes when it began
+	stop    func() // stops the reader and waits until it has ended; nil while the source is paused
+	changes int64  // dlq.sources.changes when the reader began
 	paused  bool
 }
 
@@ -77,7 +77,7 @@ func (c *Client) OffsetAt(
 	return c.broker.OffsetAt(ctx, source, topic, partition, at)
 }
 
-// Loop returns the background loop that starts and stops the readers, and writes what they report.
+// Loop returns the background loop that starts and stops the readers, and writes their progress.
 func (c *Client) Loop() *background.Loop {
 	return background.New(background.Config{
 		Name: "sources", Interval: interval, Failing: "connecting to the clusters of sources, or writing their state, failed",
@@ -88,8 +88,8 @@ func (c *Client) Loop() *background.Loop {
 	})
 }
 
-// follow connects to the clusters of the policy, if it has others or other sources than before, and stops the readers
-// of sources that are gone or changed. The other readers go on.
+// follow connects to the clusters if the policy's clusters or sources have changed. It stops the readers of sources
+// that were removed or changed; the other readers continue.
 func (c *Client) follow() error {
 	p := c.Policy()
 	before, now := c.read, p.Sources
@@ -133,8 +133,8 @@ func (c *Client) follow() error {
 	return nil
 }
 
-// control starts readers, and stops those of paused sources. A reader whose source was changed begins again, so that
-// it sees a position that was moved.
+// control starts readers, and stops the readers of paused sources. If an operator changed a source, its reader is
+// restarted, so that it uses the new position.
 func (c *Client) control(ctx context.Context) error {
 	if c.readers == nil {
 		return nil
@@ -144,7 +144,7 @@ func (c *Client) control(ctx context.Context) error {
 		return err
 	}
 	for name, source := range c.read.Sources {
-		var state dbsqlc.SeeSourcesRow // while the policy is not published yet, no source is paused
+		var state dbsqlc.SeeSourcesRow // before the policy is published, a source has no row and is not paused
 		if i := slices.IndexFunc(states, func(s dbsqlc.SeeSourcesRow) bool { return s.Name == name }); i >= 0 {
 			state = states[i]
 		}
@@ -173,9 +173,9 @@ func (c *Client) control(ctx context.Context) error {
 	return nil
 }
 
-// start starts a reader. The returned function ends it, and waits for it.
+// start starts a reader. The returned function stops the reader and waits until it has ended.
 func (c *Client) start(ctx context.Context, source *policy.TopicSource) func() {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // the turn's context ends with the turn
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // the reader outlives the turn of the loop
 	var done sync.WaitGroup
 	done.Go(func() { c.readSource(ctx, c.broker, source) })
 	return func() {
@@ -184,7 +184,7 @@ func (c *Client) start(ctx context.Context, source *policy.TopicSource) func() {
 	}
 }
 
-// end stops the readers, waits for them, and disconnects.
+// end stops the readers, waits until they have ended, and disconnects.
 func (c *Client) end() {
 	c.read = policy.Sources{}
 	stop(c.readers)
@@ -201,7 +201,7 @@ func (c *Client) end() {
 	}
 }
 
-// stop stops readers, and waits for them.
+// stop stops readers and waits until they have ended.
 func stop(readers map[string]*reader) {
 	var stopping sync.WaitGroup
 	for _, r := range readers {
@@ -230,7 +230,7 @@ func (c *Client) readSource(ctx context.Context, broker Broker, source *policy.T
 	}
 }
 
-// withoutStack returns the text of an error, of a panic without its stack: that is in the log.
+// withoutStack returns the text of an error. It omits the stack of a panic, which is in the log.
 func withoutStack(err error) string {
 	if panicked, ok := errors.AsType[*background.PanicError](err); ok {
 		return fmt.Sprintf("panicked: %v", panicked.Value)

@@ -23,31 +23,34 @@ import (
 )
 
 const (
-	// feedsInterval is the time between two looks for filed entries.
+	// feedsInterval is the time between two searches for filed entries.
 	feedsInterval = time.Second
-	// feedsTimeout bounds one turn of the feeds, and feedsLease the reservation that keeps other processes away.
+	// feedsTimeout limits one turn of the feeds. feedsLease is the duration of the reservation that keeps other processes
+	// from publishing.
 	feedsTimeout = 40 * time.Second
 	feedsLease   = time.Minute
-	// collectTimeout bounds the look of a feed for filed entries.
+	// collectTimeout limits a feed's search for filed entries.
 	collectTimeout = 10 * time.Second
-	// feedTimeout bounds the publication of a batch, and markTimeout the statement that records where it is.
+	// feedTimeout limits the publication of a batch, and markTimeout the statement that records where the records are.
 	feedTimeout = 15 * time.Second
 	markTimeout = 2 * time.Second
-	// firstFeedPause is the pause before a topic that failed is tried again. It doubles up to lastFeedPause.
+	// firstFeedPause is the pause after a topic's first failure. It doubles with each further failure, up to
+	// lastFeedPause.
 	firstFeedPause = 5 * time.Second
 	lastFeedPause  = 5 * time.Minute
-	// feedTopics is the number of topics of a cluster that are published to at once.
+	// feedTopics is the number of topics of a cluster to which feeds publish concurrently.
 	feedTopics = 4
-	// feedBatch is the number of records of a topic that are published at once. Their entries are read feedPart at a
-	// time, until the records have feedBytes: with its payload, an entry may have several MiB.
+	// feedBatch is the maximum number of records in a batch for a topic. Their entries are read feedPart at a time, until
+	// the values have feedBytes in total: an entry with its payload may have several MiB.
 	feedBatch = 100
 	feedPart  = 10
 	feedBytes = 8 << 20
-	// feedLanes is the number of them that are under way at once. Those with the same key have the same lane.
+	// feedLanes is the number of records of a batch that are sent concurrently. Records with the same key are in the same
+	// lane.
 	feedLanes = 16
-	// maxCollected is the number of entries that a feed takes from the audit trail at once.
+	// maxCollected is the number of entries that a feed reads from the audit trail at a time.
 	maxCollected = 10_000
-	// dutyFeeds is the name of the reservation.
+	// dutyFeeds is the name of the reservation that lets one process publish.
 	dutyFeeds = "feeds"
 )
 
@@ -55,15 +58,15 @@ const (
 type feeds struct {
 	holder  uuid.UUID
 	paused  map[feedTopic]pause
-	reports map[string]string // the error that was reported last, by the name of the feed
+	reports map[string]string // the error reported last, by the name of the feed
 }
 
 type feedTopic struct{ feed, topic string }
 
-// pause has the error of a topic, and when to try it again. It is deleted once publishing works.
+// pause has the last error of a topic, and the time of the next try. It is deleted once publishing succeeds.
 type pause struct {
 	until time.Time
-	next  time.Duration // how long to pause after the next failure
+	next  time.Duration // the pause after the next failure
 	err   string
 }
 
@@ -75,12 +78,12 @@ func (c *Client) FeedLoop() *background.Loop {
 		Name: "feeds", Interval: feedsInterval, Timeout: feedsTimeout, Patience: feedsTimeout, OneProcess: true,
 		Finish: true, Failing: "publishing dead letters to topics failed; they wait",
 		Once: func(ctx context.Context) (time.Duration, error) {
-			if len(c.Policy().Sources.Feeds) == 0 || c.Masked != nil && !c.Masked() { // what is published stays
+			if len(c.Policy().Sources.Feeds) == 0 || c.Masked != nil && !c.Masked() { // published data cannot be masked later
 				return 0, nil
 			}
 			queries := dbsqlc.New(c.Store.DB)
 			taken, err := queries.TakeDuty(ctx, dbsqlc.TakeDutyParams{Name: dutyFeeds, Holder: f.holder, During: feedsLease})
-			if err != nil || !taken { // another process changes what this one knows
+			if err != nil || !taken { // another process publishes, so this process's state is out of date
 				clear(f.paused)
 				clear(f.reports)
 				return 0, err
@@ -99,8 +102,8 @@ func (c *Client) FeedLoop() *background.Loop {
 	})
 }
 
-// feed adds filed entries to the records of all feeds, and publishes a batch of each topic. It returns true if there
-// may be more. The clusters do not wait for each other.
+// feed adds filed entries to the records of all feeds, and publishes a batch for each topic. It returns true if more
+// may be left. A slow cluster does not delay the others.
 func (c *Client) feed(ctx context.Context, f *feeds) (more bool, err error) {
 	queries := dbsqlc.New(c.Store.DB)
 	p := c.Policy()
@@ -131,7 +134,7 @@ func (c *Client) feed(ctx context.Context, f *feeds) (more bool, err error) {
 				if err := background.Guard(func() error { b.publish(ctx, c); return nil }); err != nil {
 					b.panicked(ctx, c, err)
 				}
-				b.broken = b.err != nil && ctx.Err() == nil // not because the turn has ended
+				b.broken = b.err != nil && ctx.Err() == nil // an error because the turn ended does not count
 			})
 		}
 	}
@@ -146,7 +149,7 @@ func (c *Client) feed(ctx context.Context, f *feeds) (more bool, err error) {
 			delete(f.paused, at)
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), markTimeout) // also if the turn has ended
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), markTimeout) // also after the turn has ended
 	defer cancel()
 	return more, errors.Join(err, f.report(ctx, queries, p))
 }
@@ -158,13 +161,13 @@ func (c *Client) collect(ctx context.Context, queries *dbsqlc.Queries, feed *pol
 	return queries.CollectFeed(ctx, dbsqlc.CollectFeedParams{Feed: feed.Name, Queues: feed.Queues, Most: maxCollected})
 }
 
-// report records the errors of the feeds where they have changed.
+// report writes the errors of feeds that have changed since the last report.
 func (f *feeds) report(ctx context.Context, queries *dbsqlc.Queries, p *policy.Policy) (err error) {
 	errs := map[string]string{}
 	for _, at := range slices.SortedFunc(maps.Keys(f.paused), func(a, b feedTopic) int {
 		return strings.Compare(b.topic, a.topic)
 	}) {
-		errs[at.feed] = f.paused[at].err // of several, that of the first topic
+		errs[at.feed] = f.paused[at].err // if several topics failed, the error of the first
 	}
 	for _, name := range p.FeedNames() {
 		if before, ok := f.reports[name]; ok && before == errs[name] {
@@ -184,9 +187,9 @@ type batchOfFeed struct {
 	topic string
 	rows  []feedRow
 	full  bool  // there may be more records
-	err   error // why publishing ended early
+	err   error // why publishing stopped before the end of the batch
 
-	broken bool // err is not due to the end of the turn
+	broken bool // err has another cause than the end of the turn
 }
 
 // feedRow is one record of a batch.
@@ -194,13 +197,13 @@ type feedRow struct {
 	dbsqlc.FeedBatchRow
 
 	message Message
-	ended   bool // acknowledged, or cannot be published
+	ended   bool // the broker acknowledged the record, or it cannot be published
 	stored  Acknowledgement
 	failure string
 }
 
-// publish publishes the next records of a topic, and records where the broker stored them. Without that, for example
-// because the process died, they are published again with the same ids.
+// publish publishes the next records of a topic, and records where the broker stored them. If that is not recorded, for
+// example because the process died, the records are published again with the same ids.
 func (b *batchOfFeed) publish(ctx context.Context, c *Client) {
 	queries := dbsqlc.New(c.Store.DB)
 	if b.err = b.read(ctx, c, queries); b.err != nil {
@@ -219,20 +222,21 @@ func (b *batchOfFeed) publish(ctx context.Context, c *Client) {
 		mark.Failures = append(mark.Failures, storable(r.failure))
 	}
 	if len(mark.Ids) > 0 {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), markTimeout) // what is published is not sent again
+		// Record acknowledged records even if the turn has ended, or they would be sent again.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), markTimeout)
 		defer cancel()
 		b.err = errors.Join(b.err, queries.MarkFeed(ctx, mark))
 	}
 }
 
-// panicked records a panic of the batch.
+// panicked logs a panic while publishing the batch, and records it as the error of the batch.
 func (b *batchOfFeed) panicked(ctx context.Context, c *Client, err error) {
 	c.Logger.ErrorContext(ctx, "publishing to a topic of a feed panicked", "feed", b.feed.Name, "topic", b.topic,
 		"error", err)
 	b.err = err
 }
 
-// read reads the next records, masked as the feed says.
+// read reads the entries of the next records, masked as the feed's settings say.
 func (b *batchOfFeed) read(ctx context.Context, c *Client, queries *dbsqlc.Queries) error {
 	encode, err := encoderOf(b.feed)
 	if err != nil {
@@ -270,8 +274,9 @@ func (b *batchOfFeed) read(ctx context.Context, c *Client, queries *dbsqlc.Queri
 	return nil
 }
 
-// readPart reads some of the next records, and returns the bytes of their values. Without plain, their keys are hashes
-// of the ordering keys: of all entries, so that records of one ordering key have one key.
+// readPart reads the entries of some of the next records, and returns the number of bytes in their values. Unless plain
+// is set, the key of each record is a hash of the ordering key, also for entries whose key would not be masked: records
+// of one ordering key then have the same key.
 func (b *batchOfFeed) readPart(ctx context.Context, c *Client, rows []dbsqlc.FeedBatchRow, encode encoder,
 	plain bool,
 ) (bytes int, err error) {
@@ -294,7 +299,7 @@ func (b *batchOfFeed) readPart(ctx context.Context, c *Client, rows []dbsqlc.Fee
 	for i := range rows {
 		r := feedRow{FeedBatchRow: rows[i]}
 		entry := entries[r.EntryID]
-		if entry == nil { // it is deleted, or moved between partitions while it was read
+		if entry == nil { // the entry was deleted, or it moved between partitions during the read
 			entry, _, err = c.Entries.Get(ctx, r.EntryID)
 		}
 		switch {
@@ -311,7 +316,7 @@ func (b *batchOfFeed) readPart(ctx context.Context, c *Client, rows []dbsqlc.Fee
 	return bytes, nil
 }
 
-// describe sets the record that is published for an entry, or why there is none.
+// describe sets the record to publish for an entry, or the reason why there is none.
 func (b *batchOfFeed) describe(r *feedRow, entry *deadletter.Entry, encode encoder, plain bool) {
 	value, form, err := encode(r.ID, entry)
 	if err != nil {
@@ -333,8 +338,8 @@ func (b *batchOfFeed) describe(r *feedRow, entry *deadletter.Entry, encode encod
 	}
 }
 
-// send publishes the records. Those of one key are sent one after another, so that none overtakes another that has to
-// be sent again.
+// send publishes the records. It sends records with the same key one after another, so that a record that is sent again
+// is not overtaken.
 func (b *batchOfFeed) send(ctx context.Context, c *Client) error {
 	ctx, cancel := context.WithTimeout(ctx, feedTimeout)
 	defer cancel()
@@ -377,14 +382,14 @@ func (b *batchOfFeed) send(ctx context.Context, c *Client) error {
 		if r == nil {
 			continue
 		}
-		// It may have been in one batch with others, and that too large.
+		// The client may have sent the record in one batch with others, and the batch was too large. Send the record alone.
 		if errs[i] = b.sendOne(ctx, c, r); isRefused(errs[i]) {
 			r.ended, r.failure, errs[i] = true, errs[i].Error(), nil
 		}
-		b.full = true // the rest of the lane is left
+		b.full = true // records of the lane are left
 	}
 	for _, err := range errs {
-		if err != nil { // one is enough: all are about the same topic
+		if err != nil { // return one error: all are about the same topic
 			return err
 		}
 	}
@@ -399,7 +404,8 @@ func (b *batchOfFeed) sendOne(ctx context.Context, c *Client, r *feedRow) error 
 	return err
 }
 
-// isRefused reports whether the broker refuses a record for what it is. A topic that does not exist may be made yet.
+// isRefused reports whether the broker refuses a record because of its content or size. A missing topic does not count,
+// because it may be created later.
 func isRefused(err error) bool {
 	structured, ok := errors.AsType[*riverdlq.Error](err)
 	return ok && structured.Class == riverdlq.ClassValidation && errors.Is(err, ErrUnpublishable)
@@ -421,7 +427,7 @@ type FeedStatus struct {
 	PausedBy     string     `json:"pausedBy,omitempty" doc:"Who paused it."`
 }
 
-// Feeds returns the feeds of the policy, and none to a caller who does not see all queues.
+// Feeds returns the state of the policy's feeds. For a caller whose scope does not have all queues, it returns none.
 func (s *Store) Feeds(ctx context.Context) ([]FeedStatus, error) {
 	rows, err := dbsqlc.New(s.DB).ListFeeds(ctx)
 	list := make([]FeedStatus, len(rows))
@@ -462,7 +468,7 @@ func (s *Store) ResumeFeed(ctx context.Context, feed, actor, note string) (chang
 	return changed, deadletter.AsMoveError(err)
 }
 
-// RewindFeed publishes again what a feed found since a time. It returns the number of records.
+// RewindFeed publishes the records again that a feed collected since a time. It returns the number of records.
 func (s *Store) RewindFeed(ctx context.Context, feed string, since time.Time, actor, note string) (int64, error) {
 	records, err := dbsqlc.New(s.DB).RewindFeed(ctx, dbsqlc.RewindFeedParams{
 		Feed: feed, Since: since, Actor: actor, Note: note, Origin: deadletter.Origin(ctx),
@@ -481,7 +487,7 @@ type Published struct {
 	Failure   string     `json:"failure,omitempty" doc:"Why it cannot be published."`
 }
 
-// Place returns topic, partition and offset, or why there is none.
+// Place returns the topic, partition and offset of the record, or why the record has none.
 func (p *Published) Place() string {
 	switch {
 	case p.Failure != "":

@@ -20,7 +20,7 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// The fields of a dead letter in Protobuf. A message type may have any of them.
+// The fields of a dead letter in Protobuf. A message type may have some or all of them.
 const (
 	FieldType    = "error_type"
 	FieldMessage = "error_message"
@@ -30,7 +30,7 @@ const (
 	FieldPayload = "stream" // the payload that failed: a message or bytes
 )
 
-// encoder returns the value of a record for an entry, and its media type.
+// encoder returns the value of the record that is published for an entry, and the value's media type.
 type encoder func(delivery uuid.UUID, entry *deadletter.Entry) (value []byte, form string, err error)
 
 // encoderOf returns the encoder of a feed.
@@ -51,7 +51,7 @@ func encoderOf(feed *policy.Feed) (encoder, error) {
 	}, nil
 }
 
-// asCloudEvent returns an entry as a CloudEvent 1.0 in structured mode. The id is that of the delivery, so that a
+// asCloudEvent returns an entry as a CloudEvent 1.0 in structured mode. The event has the id of the delivery, so that a
 // consumer recognizes an event that is published twice.
 func asCloudEvent(delivery uuid.UUID, entry *deadletter.Entry) ([]byte, string, error) {
 	value, err := json.Marshal(struct {
@@ -70,8 +70,8 @@ func asCloudEvent(delivery uuid.UUID, entry *deadletter.Entry) ([]byte, string, 
 	return value, "application/cloudevents+json; charset=UTF-8", err
 }
 
-// asProtobuf returns an entry as a message of a type, as far as the type has the fields. A payload that does
-// not fit the field's type, for example because a number in it is masked, is left out.
+// asProtobuf returns an entry as a message of a type. It sets the fields that the type has. It leaves out a payload
+// that does not fit the field's type, for example because a number in the payload is masked.
 func asProtobuf(of protoreflect.MessageDescriptor, entry *deadletter.Entry) ([]byte, error) {
 	value := dynamicpb.NewMessage(of)
 	set := func(name protoreflect.Name, texts ...string) {

@@ -6,7 +6,7 @@ import (
 	"github.com/dlqd/dlqd/internal/source/internal/dbsqlc"
 )
 
-// place is what a report of a reader is about.
+// place identifies the partition, topic or source that a reader's report describes.
 type place struct {
 	source, topic string
 	partition     int32
@@ -27,7 +27,7 @@ func (s *Store) Progress(p Progress) {
 	s.progress[place{p.Source, p.Topic, p.Partition.Partition}] = p
 }
 
-// writeProgress writes what readers have reported since it was last called.
+// writeProgress writes the reports of readers since the last call.
 func (s *Store) writeProgress(ctx context.Context) error {
 	s.mu.Lock()
 	reports := s.progress
@@ -37,7 +37,7 @@ func (s *Store) writeProgress(ctx context.Context) error {
 	for _, r := range reports {
 		source := s.Policy().Sources.Sources[r.Source]
 		if source == nil {
-			continue // the policy has changed
+			continue // a new policy no longer has the source
 		}
 		params := bySource[r.Source]
 		if params == nil {

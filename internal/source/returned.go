@@ -14,20 +14,19 @@ import (
 )
 
 const (
-	// returnedInterval is the time between two looks at the offsets of consumer groups.
+	// returnedInterval is the time between two checks of the offsets of consumer groups.
 	returnedInterval = 5 * time.Second
-	// returnedTimeout bounds one look at all groups.
+	// returnedTimeout limits one check of all groups.
 	returnedTimeout = time.Minute
-	// committedTimeout bounds the question about one group.
+	// committedTimeout limits the request for the offsets of one group.
 	committedTimeout = 5 * time.Second
 	// maxMarked and maxResolved are the limits of dlq.mark_read and dlq.resolve_returned.
 	maxMarked   = 5000
 	maxResolved = 500
 )
 
-// ReturnedLoop returns the background loop that resolves returned entries: it reads the committed offsets
-// of the consumer groups that failed, one group after another, and changes none. Only one process runs it
-// at a time.
+// ReturnedLoop returns the background loop that resolves returned entries. It reads the committed offsets of the
+// consumer groups that failed, one group after another, and changes no offset. Only one process runs it at a time.
 func (c *Client) ReturnedLoop() *background.Loop {
 	holder := uuid.New()
 	return background.New(background.Config{
@@ -44,7 +43,7 @@ func (c *Client) ReturnedLoop() *background.Loop {
 			if err != nil || !taken {
 				return 0, err
 			}
-			resolveMore, err := c.resolveReturned(ctx, queries) // first: it needs no cluster
+			resolveMore, err := c.resolveReturned(ctx, queries) // resolve first: resolving needs no cluster
 			markMore, failed := c.markRead(ctx, queries)
 			if err = errors.Join(err, failed); err == nil && (markMore || resolveMore) {
 				return background.More, nil
@@ -54,8 +53,8 @@ func (c *Client) ReturnedLoop() *background.Loop {
 	})
 }
 
-// markRead records which consumer groups are past records that dlqd published. It returns true if there may
-// be more. An error of one group does not keep it from the others, and a cluster that does not answer is asked once.
+// markRead records which consumer groups have read past the records that dlqd published. It returns true if more may be
+// left. An error of one group does not stop the others; a cluster that does not answer is asked once.
 func (c *Client) markRead(ctx context.Context, queries *dbsqlc.Queries) (more bool, err error) {
 	groups, err := queries.UnreadGroups(ctx)
 	if err != nil {
@@ -90,7 +89,7 @@ func (c *Client) markRead(ctx context.Context, queries *dbsqlc.Queries) (more bo
 func (c *Client) committed(ctx context.Context, cluster, group string) ([]Committed, error) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	if c.broker == nil { // [Client.Loop] connects, and reports it if it cannot
+	if c.broker == nil { // [Client.Loop] connects, and reports a failure to connect
 		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, committedTimeout)
@@ -102,8 +101,8 @@ func (c *Client) committed(ctx context.Context, cluster, group string) ([]Commit
 	return committed, err
 }
 
-// resolveReturned resolves the returned entries of all sources whose time is over. It returns true if there
-// may be more. An error of one queue does not keep it from the others.
+// resolveReturned resolves the returned entries whose waiting time is over, of all sources. It returns true if more may
+// be left. An error of one queue does not stop the others.
 func (c *Client) resolveReturned(ctx context.Context, queries *dbsqlc.Queries) (more bool, err error) {
 	p := c.Policy()
 	for _, name := range p.SourceNames() {
@@ -120,10 +119,10 @@ func (c *Client) resolveReturned(ctx context.Context, queries *dbsqlc.Queries) (
 	return more, err
 }
 
-// groupsTimeout bounds the question about the consumer groups of topics.
+// groupsTimeout limits the request for the consumer groups of topics.
 const groupsTimeout = 5 * time.Second
 
-// Groups asks a cluster of the policy for the consumer groups of topics. See [Broker].
+// Groups asks a cluster of the policy for the consumer groups of topics (see [Broker]). It connects for this request.
 func (open Open) Groups(ctx context.Context, p *policy.Policy, cluster string, topics []string) (map[string][]string,
 	error,
 ) {

@@ -1,5 +1,5 @@
-// Package source stores dead letters that come from elsewhere than River: records of a broker's
-// topics. It knows no broker: a [Broker] reads and publishes. See docs/sources.md.
+// Package source stores dead letters that come from other systems than River: records of a broker's topics. The package
+// knows no broker: a [Broker] reads and publishes. See docs/sources.md.
 package source
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/dlqd/dlqd/internal/riverdlq"
 )
 
-// Headers of records that dlqd publishes. A [Store] adds them to a [Message]; a broker does not.
+// Headers of records that dlqd publishes. A [Store] adds them to a [Message]; a [Broker] adds none of them.
 const (
 	HeaderEntry    = "dlqd-entry"       // the entry's id
 	HeaderDelivery = "dlqd-delivery-id" // the redelivery's id; equal in a repeat of the same redelivery
@@ -23,7 +23,7 @@ const (
 	HeaderFeed     = "dlqd-feed"        // the feed's name, of records that a feed publishes
 )
 
-// Unknown is the partition or offset of an [Origin] that an envelope does not name.
+// Unknown stands for a partition or offset of an [Origin] that the envelope does not have.
 const Unknown = -1
 
 // ErrUnpublishable is wrapped by errors of Publish that a repeat cannot help: the record is too
@@ -36,8 +36,8 @@ type Header struct {
 	Value []byte // nil is null
 }
 
-// Partition identifies the partition that a batch was read from. A topic that is deleted and made
-// again has another TopicID.
+// Partition identifies the partition from which a batch was read. If a topic is deleted and created again, its TopicID
+// changes.
 type Partition struct {
 	Cluster   string // name of the cluster in the policy
 	Topic     string
@@ -45,19 +45,19 @@ type Partition struct {
 	Partition int32
 }
 
-// Batch is what a reader read from a partition, from offset First to the one before Next.
+// Batch has the records that a reader read from a partition, from offset First up to but not including Next.
 type Batch struct {
 	Partition
 
 	Source  string // name of the source in the policy
-	First   int64  // the position that the reader had before
-	Next    int64  // the position after the batch; what lies between two records are holes
+	First   int64  // the reader's position before the batch
+	Next    int64  // the position after the batch; offsets without a record are holes
 	Records []Record
-	// Start permits to make the position, because the reader begins to read the partition at First.
-	// A position that exists is not changed by it.
+	// Start permits Append to create the position, because the reader begins to read the partition at First. An existing
+	// position stays as it is.
 	Start bool
-	// Lost says that the broker no longer has the offsets from First to Next, for example because
-	// retention removed them. Such a batch has no records.
+	// Lost means that the broker no longer has the offsets from First to Next, for example because retention removed
+	// them. Such a batch has no records.
 	Lost bool
 }
 
@@ -69,22 +69,21 @@ type Record struct {
 	Value   []byte // nil is null
 	Headers []Header
 	Failure Failure
-	// Payload, if not nil, is the value as JSON, decoded by the reader (Avro, Protobuf). Without it,
-	// the store shows a value that is JSON or text.
+	// Payload, if not nil, is the value as JSON, which the reader decoded (Avro, Protobuf). If it is nil, the store shows
+	// the value if it is JSON or text.
 	Payload json.RawMessage
 }
 
-// Failure is what an envelope says about a record: where it failed, and why. Empty fields are not
-// known.
+// Failure has what the envelope of a record says about its failure. Empty fields are unknown.
 type Failure struct {
-	Kind     string // of the entry; empty: the policy's source says it
+	Kind     string // kind of the entry; if empty, the policy's source sets it
 	Group    string // the consumer group that failed
 	Node     string // the node of a pipeline that failed
 	Original Origin // where the record was when it failed
-	// Error is the last error. Its attempt is set by the store.
+	// Error is the last error. The store sets its attempt.
 	Error    riverdlq.Error
 	Trace    string    // stack trace
-	At       time.Time // when it failed; zero: the record's time
+	At       time.Time // time of the failure; zero: the time of the record
 	Attempts []Attempt // attempts before the last, oldest first
 	// Malformed, if not empty, says why the envelope or the value does not decode. The entry gets the
 	// class malformed.
@@ -101,22 +100,21 @@ type Attempt struct {
 // Origin is the place of a record.
 type Origin struct {
 	Topic     string
-	TopicID   uuid.UUID // of the topic that has the name now; zero if not known
+	TopicID   uuid.UUID // of the topic that has this name now; zero if unknown
 	Partition int32     // Unknown if not known
 	Offset    int64     // Unknown if not known
 }
 
 // Appender stores what a reader reads. [Store] implements it.
 type Appender interface {
-	// Position returns the offset to read next. Without ok the partition was never read, or its
-	// position was lost: the reader begins where the policy's source says (From), with a batch whose
-	// Start is set.
+	// Position returns the offset to read next. ok is false if the partition was never read or its position was lost. The
+	// reader then begins where the policy's source says (From), with a batch whose Start is set.
 	Position(ctx context.Context, partition Partition) (next int64, ok bool, err error)
-	// Append stores a batch and moves the position to batch.Next, in one transaction, or in several if the
-	// database refuses a record: after an error, the reader asks for the position. It skips records
-	// below the position, which are stored already. It returns a *PositionError if the batch begins
-	// above the position, or if there is no position and batch.Start is false: then the reader reads
-	// again from there. After an error of another kind, the same batch may be sent again.
+	// Append stores a batch and moves the position to batch.Next, in one transaction, or in several if the database
+	// refuses a record. It skips records below the position: they are stored already. It returns a *PositionError if the
+	// batch begins above the position, or if there is no position and batch.Start is false; the reader then reads again
+	// from PositionError.Next. After any other error, part of the batch may be stored: the reader asks for the position,
+	// and may send the same batch again.
 	Append(ctx context.Context, batch Batch) (Stored, error)
 	// Progress records the state of a reader's partition, at most once a second. It does not wait for
 	// the database and reports no error.
@@ -125,7 +123,7 @@ type Appender interface {
 
 // Stored says what Append stored.
 type Stored struct {
-	Next     int64 // the position now; it may be above batch.Next if another reader was faster
+	Next     int64 // the position now; above batch.Next if another reader was faster
 	Entries  int   // new entries
 	Returned int   // records that dlqd had published and that failed again
 	Skipped  int   // records that were stored before
@@ -135,8 +133,8 @@ type Stored struct {
 type PositionError struct {
 	Partition
 
-	First int64 // the batch's first offset
-	Next  int64 // the position to read from
+	First int64 // first offset of the batch
+	Next  int64 // the position to read from, if Known
 	Known bool  // false: there is no position
 }
 
@@ -157,18 +155,18 @@ const (
 	StateFailing  = "failing"
 )
 
-// States of a partition that no reader reports.
+// States of a partition that dlqd derives; readers do not report them.
 const (
-	StateWaiting = "waiting" // no process reads it
+	StateWaiting = "waiting" // no process reads the partition
 	StatePaused  = "paused"
-	StateRemoved = "removed" // the policy has no such source any more
+	StateRemoved = "removed" // the policy no longer has the source
 )
 
 // StatePublishing is the state of a feed that has entries to publish.
 const StatePublishing = "publishing"
 
-// Progress is the state of a reader. TopicID may be zero and Partition Unknown if the error concerns
-// the whole source or topic.
+// Progress is the state of a partition's reader. If an error concerns the whole source or topic, TopicID may be zero,
+// and Partition is Unknown.
 type Progress struct {
 	Partition
 
@@ -178,7 +176,7 @@ type Progress struct {
 	End    int64  // the offset after the partition's last record; Unknown if not known
 	Start  int64  // the oldest offset that the broker has; Unknown if not known
 	Error  string // last error, without secrets; empty clears it
-	Stack  string // if the error is a panic: for the log
+	Stack  string // stack of a panic, for the log
 }
 
 // Target is where a record is published.
@@ -186,12 +184,12 @@ type Target struct {
 	Source    string // name of the source in the policy
 	Cluster   string // name of the cluster in the policy
 	Topic     string
-	Partition int32 // of the original; Unknown: by key. A partition that does not exist now: by key.
+	Partition int32 // partition of the original record; if it is Unknown or does not exist now, the key decides
 }
 
-// Message is a record to publish. Headers are those of the stored record, without earlier ones of dlqd,
-// followed by those of dlqd. The broker removes those of its envelopes, and records Time in a header of
-// its own: the published record has the time of its publication.
+// Message is a record to publish. Headers has the headers of the stored record, without headers that dlqd added
+// earlier, followed by dlqd's headers for this publication. The broker removes the headers of its envelopes, and adds
+// Time as a header, because the published record has the time of its publication.
 type Message struct {
 	Key     []byte // nil is null
 	Value   []byte // nil is null
@@ -215,37 +213,36 @@ type Committed struct {
 
 // Publisher publishes records.
 type Publisher interface {
-	// Publish returns after all in-sync replicas have acknowledged the record. Its error says nothing
-	// about whether the record was stored, unless it wraps ErrUnpublishable. An error may be a
-	// *riverdlq.Error, whose class and type are then used.
+	// Publish returns after all in-sync replicas have acknowledged the record. If it returns an error that does not wrap
+	// ErrUnpublishable, the record may or may not be stored. If the error is a *riverdlq.Error, its class and type are
+	// used.
 	Publish(ctx context.Context, target Target, message Message) (Acknowledgement, error)
 }
 
-// Broker is the client of a kind of broker. It is made for one policy, and closed once no reader of
-// that policy is left.
+// Broker is the client of a kind of broker. It is created for one policy, and closed once no reader uses it.
 type Broker interface {
 	Publisher
 
-	// OffsetAt returns the offset of the first record of a partition whose time is at or after a time: that of the
-	// next record to come if there is none.
+	// OffsetAt returns the offset of the first record of a partition whose time is at or after a time. If there is no
+	// such record, it returns the offset of the next record to come.
 	OffsetAt(ctx context.Context, source *policy.TopicSource, topic string, partition int32, at time.Time) (int64, error)
-	// Try connects as a reader does and reads some records, without storing anything.
+	// Try connects as a reader does and reads some records. It stores nothing.
 	Try(ctx context.Context, source *policy.TopicSource, records int) (*Trial, error)
-	// Read reads a source until ctx is done or reading is not possible. It returns nil if ctx is done.
-	// The caller starts it again after a pause. An error of one topic or partition does not end it: it
-	// is reported with Progress.
+	// Read reads a source until ctx is done or reading is not possible. It returns nil if ctx is done. After an error,
+	// the caller calls Read again after a pause. An error of one topic or partition does not end Read; Read reports it
+	// with Progress.
 	Read(ctx context.Context, source *policy.TopicSource, into Appender) error
-	// Committed returns the offsets that a consumer group has committed: those that it reads next. A group
-	// that does not exist has none. It only reads.
+	// Committed returns the offsets that a consumer group has committed, that is, the offsets that the group reads next.
+	// For a group that does not exist it returns none. It changes nothing at the broker.
 	Committed(ctx context.Context, cluster, group string) ([]Committed, error)
-	// Groups returns the consumer groups of topics: those with a member that reads the topic, or with an offset
-	// in it that the broker has not forgotten. It only reads.
+	// Groups returns the consumer groups of each topic: groups with a member that reads the topic, and groups for which
+	// the broker still has an offset in the topic. It changes nothing at the broker.
 	Groups(ctx context.Context, cluster string, topics []string) (map[string][]string, error)
 	// Close disconnects, after Read and Publish have returned.
 	Close()
 }
 
-// Open makes the client of the policy's clusters. It does not connect.
+// Open returns a client for the policy's clusters. It does not connect.
 type Open func(p *policy.Policy) (Broker, error)
 
 // Check returns an error if the policy has sources or feeds and the program was built without Kafka, that is, if open

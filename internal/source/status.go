@@ -10,7 +10,7 @@ import (
 	"github.com/dlqd/dlqd/internal/source/internal/dbsqlc"
 )
 
-// Reading is the state of a source, over its partitions.
+// Reading is the state of a source: the totals of its partitions.
 type Reading struct {
 	Name       string     `json:"name" doc:"Name of the source in the policy."`
 	Cluster    string     `json:"cluster" doc:"Name of the cluster in the policy."`
@@ -28,7 +28,8 @@ type Reading struct {
 	PausedBy   string     `json:"pausedBy,omitempty" doc:"Who paused it."`
 }
 
-// PartitionStatus is the state of one partition that a source reads, or of a topic or the whole source.
+// PartitionStatus is the state of one partition that a source reads. If a report concerns a whole topic or source, it
+// is the state of that topic or source.
 type PartitionStatus struct {
 	Source    string     `json:"source" doc:"Name of the source in the policy."`
 	Cluster   string     `json:"cluster" doc:"Name of the cluster in the policy."`
@@ -108,7 +109,7 @@ func (s *Store) Partitions(ctx context.Context, source string) ([]PartitionStatu
 	return list, nil
 }
 
-// timeOf returns nil for the epoch.
+// timeOf returns nil for the Unix epoch, which stands for no time.
 func timeOf(at time.Time) *time.Time {
 	if at.Unix() == 0 {
 		return nil
@@ -116,7 +117,7 @@ func timeOf(at time.Time) *time.Time {
 	return &at
 }
 
-// Publish records which sources and feeds the policy has.
+// Publish writes the policy's sources and feeds to the database.
 func (s *Store) Publish(ctx context.Context) error {
 	params := dbsqlc.PublishSourcesParams{Names: []string{}, Clusters: []string{}, Queues: []string{}}
 	p := s.Policy()
@@ -136,7 +137,8 @@ func (s *Store) Publish(ctx context.Context) error {
 	return errors.Join(dbsqlc.New(s.DB).PublishSources(ctx, params), dbsqlc.New(s.DB).PublishFeeds(ctx, feeds))
 }
 
-// see records that this process reads sources, and returns which are paused.
+// see records that this process reads sources, and returns the state of each source: whether it is paused, and how
+// often it was changed.
 func (s *Store) see(ctx context.Context, of policy.Sources) ([]dbsqlc.SeeSourcesRow, error) {
 	names := make([]string, 0, len(of.Sources))
 	for name := range of.Sources {
@@ -161,13 +163,13 @@ func (s *Store) Resume(ctx context.Context, source, actor, note string) (changed
 	return changed, deadletter.AsMoveError(err)
 }
 
-// Rewound is a position that was moved.
+// Rewound is the result of moving a position.
 type Rewound struct {
 	Before int64 `json:"before" doc:"The position before."`
 	Next   int64 `json:"next" doc:"The offset that is read next."`
 }
 
-// Rewind moves the position of a partition back, or, with skip, forward.
+// Rewind moves the position of a partition back or, if skip is true, forward.
 func (s *Store) Rewind(
 	ctx context.Context, source, topic string, partition int32, offset int64, skip bool, actor, note string,
 ) (*Rewound, error) {
@@ -181,7 +183,7 @@ func (s *Store) Rewind(
 	return &Rewound{row.Before, row.Next}, nil
 }
 
-// Trial is what a broker shows of a source, without storing anything.
+// Trial has some records of a source, read without storing anything.
 type Trial struct {
 	Source string       `json:"source"`
 	Topics []TrialTopic `json:"topics"`
@@ -191,7 +193,7 @@ type Trial struct {
 type TrialTopic struct {
 	Topic      string        `json:"topic"`
 	Partitions int           `json:"partitions"`
-	Offsets    int64         `json:"offsets"` // between the oldest and the next record
+	Offsets    int64         `json:"offsets"` // number of offsets from the oldest record to the end
 	Allowed    []string      `json:"allowed,omitempty"`
 	Error      string        `json:"error,omitempty"`
 	Records    []TrialRecord `json:"records,omitempty"`
@@ -208,7 +210,7 @@ type TrialRecord struct {
 	Error     string `json:"error,omitempty"`
 	Malformed string `json:"malformed,omitempty"`
 	Original  string `json:"original,omitempty"`
-	ReplayTo  string `json:"replayTo,omitempty"` // empty: its redelivery would be refused
+	ReplayTo  string `json:"replayTo,omitempty"` // if empty, dlqd would refuse its redelivery
 }
 
 // Try describes a record as it would be stored.

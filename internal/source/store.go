@@ -29,9 +29,9 @@ import (
 const (
 	// appendTimeout bounds the transaction of a batch.
 	appendTimeout = time.Minute
-	// maxAttempts is the number of earlier attempts of a record that are kept, the last ones.
+	// maxAttempts is the number of earlier attempts of a record that the entry keeps: the latest ones.
 	maxAttempts = 100
-	// maxKeyBytes is the length of dead_letter_queue.ordering_key.
+	// maxKeyBytes is the maximum length of dead_letter_queue.ordering_key.
 	maxKeyBytes = message.MaxTextLength
 )
 
@@ -47,12 +47,12 @@ const (
 
 // Store stores records, positions and the state of readers.
 type Store struct {
-	DB     postgres.DB // renders schema names
+	DB     postgres.DB // a connection that renders schema names
 	Policy func() *policy.Policy
 	Logger *slog.Logger
 
 	mu       sync.Mutex
-	progress map[place]Progress // not yet written
+	progress map[place]Progress // reports that are not written yet
 }
 
 // Position implements [Appender].
@@ -81,8 +81,8 @@ func (s *Store) Append(ctx context.Context, batch Batch) (Stored, error) {
 	return s.appendInParts(ctx, p, source, &batch)
 }
 
-// appendInParts stores a batch. If the database refuses it, it halves the batch until it has the record that is
-// refused, and stores that without its texts.
+// appendInParts stores a batch. If the database refuses the batch, it halves the batch until it finds the refused
+// record, and stores that record without its texts.
 func (s *Store) appendInParts(ctx context.Context, p *policy.Policy, source *policy.TopicSource, batch *Batch) (
 	Stored, error,
 ) {
@@ -159,7 +159,7 @@ func (s *Store) append(ctx context.Context, p *policy.Policy, source *policy.Top
 	}, nil
 }
 
-// makeColumns makes the columns of a batch, with an element for each record.
+// makeColumns allocates the columns of a batch, with one element per record.
 func makeColumns(p *dbsqlc.AppendParams, records int) {
 	p.Offsets, p.Ats, p.FailedAts = make([]int64, records), make([]time.Time, records), make([]time.Time, records)
 	p.DeliveryIds, p.Kinds, p.OrderingKeys = make([]string, records), make([]string, records), make([]string, records)
@@ -213,8 +213,7 @@ type recordPlace struct {
 	OriginalOffset    *int64 `json:"originalOffset,omitempty"`
 }
 
-// describe sets the elements at i of the columns of dlq.store_records. Plain leaves out all texts that the record
-// brought along.
+// describe sets element i of each column of dlq.store_records. If plain is set, it leaves out all texts of the record.
 func describe(p *dbsqlc.AppendParams, i int, source *policy.TopicSource, batch *Batch, r *Record, plain bool) error {
 	f := &r.Failure
 	if plain {
@@ -237,7 +236,7 @@ func describe(p *dbsqlc.AppendParams, i int, source *policy.TopicSource, batch *
 		OriginalTopic: storable(f.Original.Topic),
 	}
 	p.Offsets[i], p.Forms[i] = r.Offset, form
-	p.Ats[i], p.FailedAts[i] = at.Round(time.Microsecond), failedAt.Round(time.Microsecond) // pgx would cut the rest off
+	p.Ats[i], p.FailedAts[i] = at.Round(time.Microsecond), failedAt.Round(time.Microsecond) // pgx would truncate
 	p.Kinds[i] = storable(source.KindOf(batch.Topic, f.Original.Topic))
 	p.Groups[i], p.Nodes[i], p.OriginalTopics[i] = place.Group, place.Node, place.OriginalTopic
 	p.Keys[i], p.OrderingKeys[i] = r.Key, orderingKey(r.Key)
@@ -290,7 +289,7 @@ func describe(p *dbsqlc.AppendParams, i int, source *policy.TopicSource, batch *
 	history := make([]attemptError, 0, p.Attempts[i])
 	for _, a := range earlier {
 		at := a.At
-		if at.IsZero() { // the envelope does not say it; it was not after the last attempt
+		if at.IsZero() { // the envelope has no time for the attempt; it was not after the last attempt
 			at = failedAt
 		}
 		history = append(history,
@@ -317,8 +316,8 @@ func describe(p *dbsqlc.AppendParams, i int, source *policy.TopicSource, batch *
 	return err
 }
 
-// contextOf returns the context of an error, with the place of the record under the key record. A context
-// that the database cannot hold is left out.
+// contextOf returns the context of an error, with the place of the record under the key "record". It leaves out a
+// context that the database cannot store.
 func contextOf(context map[string]any, place recordPlace) map[string]any {
 	all := map[string]any{}
 	if context != nil {
@@ -341,9 +340,9 @@ func appendBytea(array, value []byte) []byte {
 	return append(hex.AppendEncode(append(array, `"\\x`...), value), '"')
 }
 
-// payload returns the form of a record's value, and what is shown of it. Of bytes that are no text, only
-// their number and hash are shown: masks find nothing in encoded bytes. Neither do they in JSON that the
-// database cannot hold.
+// payload returns the form of a record's value, and the payload to show. If the value is not text, the payload has only
+// its length and hash, because masks find nothing in encoded bytes. The same holds for JSON that the database cannot
+// store.
 func (r *Record) payload(most int, plain bool) (form string, payload json.RawMessage) {
 	switch {
 	case r.Value == nil:
@@ -367,17 +366,17 @@ func (r *Record) payload(most int, plain bool) (form string, payload json.RawMes
 	}
 	sum := sha256.Sum256(r.Value)
 	raw, err := json.Marshal(map[string]any{"bytes": len(r.Value), "sha256": hex.EncodeToString(sum[:])})
-	if err != nil { // not for an integer and a text
+	if err != nil { // impossible for an integer and a text
 		raw = json.RawMessage("null")
 	}
 	return form, raw
 }
 
-// Content returns the hash of a record's key and value, by which a record that comes back without its
-// headers is recognized. Null is not empty.
+// Content returns the hash of a record's key and value. By this hash dlqd recognizes a record that returns without its
+// headers. A null key or value differs from an empty one.
 func Content(key, value []byte) []byte { return content(key, value, sha256.Sum256(value)) }
 
-// content returns the hash of a record's key and value, whose own hash is sum.
+// content returns the hash of a record's key and value; sum is the hash of the value.
 func content(key, value []byte, sum [sha256.Size]byte) []byte {
 	text := make([]byte, 0, 2*sha256.Size+2)
 	if key != nil {
@@ -392,8 +391,8 @@ func content(key, value []byte, sum [sha256.Size]byte) []byte {
 	return hash[:]
 }
 
-// orderingKey returns a record's key as an ordering key: the key itself, or its hash if the key is no
-// short text, or has fields that masks by path would not find. It is empty without a key.
+// orderingKey returns a record's key as an ordering key. If the key is not text, is too long, or may have fields that
+// masks by path would not find, it returns a hash of the key. Without a key it returns "".
 func orderingKey(key []byte) string {
 	if key == nil {
 		return ""
@@ -412,15 +411,15 @@ func hasFields(text []byte) bool {
 	return bytes.HasPrefix(text, []byte("{")) || bytes.HasPrefix(text, []byte("["))
 }
 
-// isText reports whether the database can hold bytes as text.
+// isText reports whether the database can store the bytes as text.
 func isText(raw []byte) bool { return utf8.Valid(raw) && bytes.IndexByte(raw, 0) < 0 }
 
-// storable replaces what the database cannot hold in a text.
+// storable replaces the parts of a text that the database cannot store with U+FFFD.
 func storable(text string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
 }
 
-// storableTime returns the nearest time that JSON and the database can hold: a record may have any.
+// storableTime returns the nearest time that JSON and the database can store, because a record may have any time.
 func storableTime(at time.Time) time.Time {
 	at = at.UTC()
 	switch year := at.Year(); {
