@@ -29,15 +29,16 @@ import (
 	"github.com/dlqd/dlqd/internal/source"
 )
 
-// clientID is the name that brokers know dlqd by: quotas and logs show it.
+// clientID identifies dlqd to brokers, in their quotas and logs.
 const clientID = "dlqd"
 
 const (
-	// dialTimeout bounds the connection to one address of a broker.
+	// dialTimeout limits the connection to one address of a broker.
 	dialTimeout = 5 * time.Second
-	// tokenTimeout bounds a request of a token.
+	// tokenTimeout limits a request for a token.
 	tokenTimeout = 5 * time.Second
-	// topicIDTimeout bounds the look for the id of a topic. Without the id, records are recognized by its name.
+	// topicIDTimeout limits the request for the id of a topic. Without the id, records are recognized by the topic's
+	// name.
 	topicIDTimeout = 2 * time.Second
 )
 
@@ -50,12 +51,12 @@ type Broker struct {
 
 	mu      sync.Mutex
 	clients map[string]*client    // by the cluster's name
-	old     map[string]partitions // by the source's name: what there was when reading began
+	old     map[string]partitions // partitions at the first read of each source, by the name of the source
 
-	types sync.Map // by the source's name: the types of values that unwrapped has read from descriptors
+	types sync.Map // value types that unwrapped has read from descriptors, by the name of the source
 }
 
-// partitions counts the partitions of topics.
+// partitions has the number of partitions of each topic, by the topic's id.
 type partitions map[uuid.UUID]int32
 
 // partitionsBefore returns the partitions that a source had when this broker first read it.
@@ -71,14 +72,14 @@ func (b *Broker) partitionsBefore(name string, found map[string]topic) partition
 	return b.old[name]
 }
 
-// client publishes to a cluster and looks its topics up. Each reader fetches with a client of its own.
+// client publishes to a cluster and looks up topics. Each reader has its own client to fetch with.
 type client struct {
 	*kgo.Client
 
 	answers atomic.Bool // the last publication succeeded
 }
 
-// Open makes the client of the policy's clusters. It does not connect.
+// Open returns a client for the policy's clusters. It does not connect.
 func Open(p *policy.Policy) (source.Broker, error) {
 	for name, cluster := range p.Sources.Clusters {
 		if _, err := options(cluster); err != nil {
@@ -126,8 +127,8 @@ func (b *Broker) client(name string) (*client, error) {
 	return c, nil
 }
 
-// topicID returns the id of the topic that has a name now, or had it within topicsInterval; zero if the cluster does
-// not tell it.
+// topicID returns the id of the topic that has a name now, or had it at some time within the last topicsInterval. It
+// returns zero if the cluster does not tell the id.
 func topicID(ctx context.Context, client *kgo.Client, name string) uuid.UUID {
 	named := kmsg.NewMetadataRequestTopic()
 	named.Topic = new(name)
@@ -142,7 +143,7 @@ func topicID(ctx context.Context, client *kgo.Client, name string) uuid.UUID {
 	return response.Topics[0].TopicID
 }
 
-// options returns how to connect to a cluster.
+// options returns the options with which a client connects to a cluster.
 func options(cluster *policy.Cluster) ([]kgo.Opt, error) {
 	opts := []kgo.Opt{
 		kgo.SeedBrokers(cluster.Brokers...),
@@ -185,14 +186,14 @@ func tlsConfig(t policy.TLS) (*tls.Config, error) {
 	return config, nil
 }
 
-// tokenSource makes an [oauth2.TokenSource] of a function.
+// tokenSource is a function that implements [oauth2.TokenSource].
 type tokenSource func() (*oauth2.Token, error)
 
 // Token implements [oauth2.TokenSource].
 func (s tokenSource) Token() (*oauth2.Token, error) { return s() }
 
 // issuedTokens returns the source of tokens that an identity provider issues for client credentials. A token is used
-// until it expires. The provider's certificate may be signed by the brokers' authority, or by one of the system.
+// until it expires. dlqd trusts the provider's certificate if tls.caFile or the system's authorities have signed it.
 func issuedTokens(s policy.SASL, t policy.TLS) (func(context.Context) (oauth.Auth, error), error) {
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, TLSHandshakeTimeout: tokenTimeout}
 	if t.CA != "" {
@@ -211,24 +212,24 @@ func issuedTokens(s policy.SASL, t policy.TLS) (func(context.Context) (oauth.Aut
 	client := &http.Client{
 		Transport: transport, Timeout: tokenTimeout,
 		CheckRedirect: func(*http.Request, []*http.Request) error {
-			return http.ErrUseLastResponse // it would carry the client's secret elsewhere
+			return http.ErrUseLastResponse // a redirect would carry the client's secret to another address
 		},
 	}
 	with := context.WithValue(context.Background(), oauth2.HTTPClient, client)
 	tokens := oauth2.ReuseTokenSource(nil, tokenSource(func() (*oauth2.Token, error) {
 		token, err := config.Token(with)
-		if err == nil && token.Expiry.IsZero() { // the lifetime is not known
+		if err == nil && token.Expiry.IsZero() { // the lifetime is unknown: use the token once
 			token.Expiry = time.Now()
 		}
 		return token, err
 	}))
 	return func(context.Context) (oauth.Auth, error) {
 		token, err := tokens.Token()
-		if failed, ok := errors.AsType[*url.Error](err); ok { // its text has the whole URL
+		if failed, ok := errors.AsType[*url.Error](err); ok { // omit the URL, which is in the text
 			err = failed.Err
 		}
 		if refused, ok := errors.AsType[*oauth2.RetrieveError](err); ok {
-			// The rest of the answer may repeat the secret.
+			// Omit the rest of the answer, which may contain the secret.
 			err = fmt.Errorf("%s %.100s", refused.Response.Status, refused.ErrorCode)
 		}
 		if err != nil {

@@ -21,13 +21,13 @@ import (
 )
 
 const (
-	// maxTextBytes bounds a text of an envelope, such as a stack trace.
+	// maxTextBytes limits a text of an envelope, such as a stack trace.
 	maxTextBytes = 64 << 10
-	// maxAttempts bounds the earlier attempts that an envelope tells about. The latest are kept.
+	// maxAttempts limits the earlier attempts of an envelope. The latest are kept.
 	maxAttempts = 100
 )
 
-// recordOf returns a fetched record with what its envelope says.
+// recordOf returns a fetched record with the data of its envelope.
 func recordOf(s *policy.TopicSource, of protoreflect.MessageDescriptor, fetched *kgo.Record) source.Record {
 	record := source.Record{
 		Offset: fetched.Offset, Time: fetched.Timestamp, Key: fetched.Key, Value: fetched.Value,
@@ -40,8 +40,8 @@ func recordOf(s *policy.TopicSource, of protoreflect.MessageDescriptor, fetched 
 	return record
 }
 
-// failureOf returns what the envelope of a source says about a record. of is the type of its value; nil
-// unless the envelope is protobuf.
+// failureOf returns the data of a record's envelope, in the format that the source names. of is the type of the
+// record's value, and nil unless the envelope is protobuf.
 func failureOf(
 	s *policy.TopicSource, of protoreflect.MessageDescriptor, record *source.Record,
 ) source.Failure {
@@ -67,7 +67,7 @@ func failureOf(
 	return e.Failure
 }
 
-// envelope collects what the headers of a record say.
+// envelope collects the data in the headers of a record.
 type envelope struct {
 	source.Failure
 
@@ -111,7 +111,7 @@ func (e *envelope) all(names ...string) []int {
 	return indexes
 }
 
-// topicName is what Kafka permits as a topic's name (org.apache.kafka.common.internals.Topic).
+// topicName matches the topic names that Kafka permits (org.apache.kafka.common.internals.Topic).
 var topicName = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,249}$`)
 
 // topic sets the original topic from the header at an index.
@@ -124,8 +124,8 @@ func (e *envelope) topic(at int) {
 	e.Original.Topic = name
 }
 
-// number returns the header with a name as a number that has the given size in bytes, big-endian.
-// size 0 stands for decimal text. It returns Unknown if there is no such header.
+// number returns the header with a name as a big-endian number of size bytes, or as decimal text if size is 0. It
+// returns Unknown if there is no such header.
 func (e *envelope) number(name string, size int) int64 {
 	at := e.find(name, 0, len(e.headers))
 	if at < 0 || e.headers[at].Value == nil {
@@ -140,7 +140,7 @@ func (e *envelope) number(name string, size int) int64 {
 			e.malformedf("the header %s is not a number", name)
 			return source.Unknown
 		}
-		if number == -1 { // Kafka's value for a record that is not known
+		if number == -1 { // Kafka writes -1 if the place is unknown
 			return source.Unknown
 		}
 	case len(value) != size:
@@ -179,17 +179,16 @@ const (
 	springAttempts    = "retry_topic-attempts" // org.springframework.kafka.retrytopic.RetryTopicHeaders
 )
 
-// The class of the exception with which a Spring listener wraps that of the application, and the one
-// of a key or value that does not decode.
+// springWrapper is the exception in which a Spring listener wraps the application's exception. The other is the
+// exception for a key or value that does not decode.
 const (
 	springWrapper     = "org.springframework.kafka.listener.ListenerExecutionFailedException"
 	springUndecodable = "org.springframework.kafka.support.serializer.DeserializationException"
 )
 
-// spring reads the headers that DeadLetterPublishingRecoverer adds (maybeAddOriginalHeaders,
-// addExceptionInfoHeaders): partitions, offsets and timestamps are binary. A record that dies more
-// than once has them several times, oldest first: the first original is the origin, and the last
-// exception the latest.
+// spring reads the headers that DeadLetterPublishingRecoverer adds (maybeAddOriginalHeaders, addExceptionInfoHeaders):
+// partitions, offsets and timestamps are binary. A record that fails for good more than once has each header several
+// times, oldest first: the first original headers have the origin, and the last exception headers the latest error.
 func (e *envelope) spring() {
 	if topics := e.all(springPrefix+"original-topic", springRetryPrefix+"original-topic"); len(topics) > 0 {
 		e.topic(topics[0])
@@ -210,7 +209,7 @@ func (e *envelope) spring() {
 		}
 		before, isKey := strings.CutSuffix(prefix, "key-exception-")
 		if isKey {
-			prefix = before + "exception-" // the cause of a key's exception has the same name
+			prefix = before + "exception-" // the cause of a key's exception is in the header without the key prefix
 		}
 		x.isKey = isKey
 		x.unwrap(e.text(prefix+"cause-fqcn", at, end))
@@ -233,7 +232,7 @@ func (e *envelope) spring() {
 // org.apache.kafka.connect.runtime.errors): all are text, and each is there once.
 const connectPrefix = "__connect.errors."
 
-// connectUndecodable are the stages of Connect in which a record does not decode.
+// connectUndecodable are the stages of Connect in which a decoding error occurs.
 var connectUndecodable = []string{"KEY_CONVERTER", "VALUE_CONVERTER", "HEADER_CONVERTER"}
 
 func (e *envelope) connect() {
@@ -259,7 +258,7 @@ func (e *envelope) connect() {
 }
 
 // streamsPrefix begins the headers that Kafka Streams adds (KIP-1034; ExceptionHandlerUtils of
-// org.apache.kafka.streams.errors.internals): all are text. Those of an earlier death precede them.
+// org.apache.kafka.streams.errors.internals). All are text. Headers of an earlier failure come first.
 const streamsPrefix = "__streams.errors."
 
 func (e *envelope) streams() {
@@ -276,9 +275,9 @@ func (e *envelope) streams() {
 }
 
 // sharePrefix begins the headers that a broker adds for a share group (KIP-1191; ShareGroupDLQRecordHelper.headers of
-// org.apache.kafka.server.share.dlq): all are text, in the order topic, partition, offset, group, and, as far as they
-// are known, delivery.count and message. They follow the headers of the record that failed, which are there if the
-// group copies records; of several of a name, the last counts.
+// org.apache.kafka.server.share.dlq). All are text, in the order topic, partition, offset, group and, if known,
+// delivery.count and message. They follow the headers of the failed record, which are present if the group copies
+// records. If a name occurs several times, the last header counts.
 const sharePrefix = "__dlq.errors."
 
 func (e *envelope) share() {
@@ -296,7 +295,7 @@ func (e *envelope) share() {
 	}
 }
 
-// json reads the error from a value that is JSON, at the source's paths or at usual ones.
+// json reads the error from a JSON value, at the source's paths or at common ones.
 func (e *envelope) json(s *policy.TopicSource, value []byte) {
 	if !json.Valid(value) {
 		e.malformedf("the value is not JSON")
@@ -314,10 +313,10 @@ type exception struct {
 	class   string
 	message string
 	trace   string
-	isKey   bool // of the record's key
+	isKey   bool // the exception is about the record's key
 }
 
-// unwrap replaces Spring's own exception by the one that it wraps.
+// unwrap replaces Spring's own exception with the exception that it wraps.
 func (x *exception) unwrap(inner string) {
 	if x.class != springWrapper || inner == "" {
 		return
@@ -340,8 +339,8 @@ func (x *exception) String() string {
 	return x.class + ": " + x.message
 }
 
-// exceptions sets the error from the last exception, and the attempts from those before. read
-// returns the exception whose headers lie between two indexes.
+// exceptions sets the error from the last exception, and the attempts from the earlier ones. read returns the exception
+// whose headers are between two indexes.
 func (e *envelope) exceptions(at []int, read func(at, end int) exception) {
 	at = at[max(0, len(at)-maxAttempts-1):]
 	for i, from := range at {

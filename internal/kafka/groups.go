@@ -38,8 +38,8 @@ func (b *Broker) Committed(ctx context.Context, cluster, group string) ([]source
 	return committed, failed
 }
 
-// Groups implements source.Broker. Of a group without members, Kafka forgets the offsets after 7 days, unless the
-// broker is configured otherwise.
+// Groups implements source.Broker. Kafka forgets the offsets of a group without members after 7 days, unless the broker
+// is configured otherwise.
 func (b *Broker) Groups(ctx context.Context, cluster string, topics []string) (map[string][]string, error) {
 	c, err := b.client(cluster)
 	if err != nil {

@@ -18,53 +18,53 @@ import (
 )
 
 const (
-	// maxBatch bounds the records of a batch, and maxBatchBytes their size.
+	// maxBatch limits the records of a batch, and maxBatchBytes their size.
 	maxBatch      = 500
 	maxBatchBytes = 4 << 20
-	// firstRetry is the delay after a first error of a partition. It doubles up to lastRetry.
+	// firstRetry is the delay after the first error of a partition. It doubles with each further error, up to lastRetry.
 	firstRetry = 250 * time.Millisecond
 	lastRetry  = 30 * time.Second
-	// oldest and newest are Kafka's timestamps of a partition's bounds.
+	// oldest and newest are the timestamps with which Kafka is asked for the first offset and the end of a partition.
 	oldest = int64(-2)
 	newest = int64(-1)
-	// recordBytes is the memory of a record beside its texts.
+	// recordBytes is the estimated memory of a record without its key, value and headers.
 	recordBytes = 200
 )
 
 // errLost says that the broker removed records that were not read.
 var errLost = errors.New("the broker removed records before they were read")
 
-// partition is a partition that a reader has. Its work runs in at most one goroutine: it begins,
-// stores what was fetched, and begins again after an error.
+// partition is a partition that is assigned to a reader. At most one goroutine works on it: it finds the position,
+// stores fetched records, and starts over after an error.
 type partition struct {
 	r      *reader
 	id     source.Partition
-	ctx    context.Context // done when the partition is lost
+	ctx    context.Context // done when the reader loses the partition
 	cancel context.CancelFunc
 
 	// Only the partition's goroutine uses these.
-	errors int                        // in a row
-	err    error                      // the last one; nil once a batch is stored or all is read
+	errors int                        // number of consecutive errors
+	err    error                      // the last error; nil once a batch is stored or all records are read
 	limit  int                        // records of the next batch: one after an error, to find the record that causes it
 	poison *kgo.ErrDecompressTooLarge // the batch that cannot be unpacked
 
-	// reader.mu guards the rest.
-	added   bool  // without a group: the client knows the partition
+	// reader.mu guards the following fields.
+	added   bool  // without a consumer group: the client was told to fetch the partition
 	reading bool  // the partition is fetched from its position
-	paused  bool  // because of the queue's size
+	paused  bool  // fetching is paused because the queue is full
 	working bool  // the goroutine runs
 	next    int64 // position
 	fetched int64 // offset after the last record in the queue
-	end     int64 // of the partition, as far as transactions have ended
+	end     int64 // end of the partition; records of open transactions do not count
 	start   int64 // the oldest offset that the broker has
 	queue   []*kgo.Record
-	bytes   int   // of the queue
-	failure error // of a fetch; handled once the queue is stored
+	bytes   int   // memory of the queue
+	failure error // error of a fetch; handled once the queue is stored
 }
 
 func (p *partition) place() place { return place{p.id.Topic, p.id.Partition} }
 
-// begin finds the position, and has the partition fetched from it.
+// begin finds the position, and starts fetching the partition from there.
 func (p *partition) begin() {
 	for {
 		var next, end int64
@@ -76,14 +76,14 @@ func (p *partition) begin() {
 			return
 		}
 		if err == nil && p.poison != nil && next == p.next {
-			err = p.poisoned() // until an operator moves the position, which starts a new reader
+			err = p.poisoned() // fails until an operator moves the position, which starts a new reader
 		}
 		if err == nil {
 			p.poison = nil
 			p.r.mu.Lock()
 			p.next, p.fetched, p.end, p.failure, p.working = next, next, end, nil, false
 			p.r.begun = append(p.r.begun, p)
-			if p.r.source.ConsumerGroup != "" { // the member that had the partition may not have written it
+			if p.r.source.ConsumerGroup != "" { // the previous owner of the partition may not have committed the position
 				set(p.r.commits, p.place(), kgo.EpochOffset{Epoch: -1, Offset: next})
 			}
 			if p.r.stopPoll != nil {
@@ -141,8 +141,8 @@ func (p *partition) append(batch source.Batch) (int64, error) {
 	return stored.Next, err
 }
 
-// bounds returns the partition's first offset, and the one after its last record. Records of
-// transactions that have not ended do not count.
+// bounds returns the first offset of the partition, and the offset after its last record. Records of open transactions
+// do not count.
 func (p *partition) bounds() (start, end int64, err error) {
 	for _, bound := range []struct {
 		timestamp int64
@@ -157,8 +157,8 @@ func (p *partition) bounds() (start, end int64, err error) {
 	return start, end, nil
 }
 
-// listOffset returns the offset of the first record at or after a timestamp, or one of Kafka's bounds; -1 if there is
-// no such record. Records of transactions that have not ended do not count.
+// listOffset returns the offset of the first record at or after a timestamp, or for oldest and newest a bound of the
+// partition. It returns -1 if there is no such record. Records of open transactions do not count.
 func listOffset(ctx context.Context, client *kgo.Client, topic string, partition int32, timestamp int64) (
 	int64, error,
 ) {
@@ -182,7 +182,7 @@ func listOffset(ctx context.Context, client *kgo.Client, topic string, partition
 	return answer.Offset, nil
 }
 
-// receive queues fetched records. It reports whether to fetch no more for now. The caller holds
+// receive queues fetched records. It returns true if fetching must pause because the queue is full. The caller holds
 // reader.mu.
 func (p *partition) receive(fetched kgo.FetchPartition) (pause bool) {
 	switch {
@@ -219,7 +219,7 @@ func size(record *kgo.Record) int {
 	return bytes
 }
 
-// count adds bytes to those in memory. The caller holds reader.mu.
+// count adds bytes to the memory in use. The caller holds reader.mu.
 func (p *partition) count(bytes int) {
 	p.bytes += bytes
 	p.r.queued += bytes
@@ -228,16 +228,16 @@ func (p *partition) count(bytes int) {
 	}
 }
 
-// clear forgets the queue. The caller holds reader.mu.
+// clear empties the queue. The caller holds reader.mu.
 func (p *partition) clear() {
 	p.queue, p.reading = nil, false
 	p.count(-p.bytes)
 }
 
-// work stores the queue. After an error it begins again at the position in the database.
+// work stores the queue in batches. After an error it starts over at the position in the database.
 func (p *partition) work() {
 	for {
-		if !p.use() { // before a batch leaves the queue, which is what bounds the memory
+		if !p.use() { // wait before a batch leaves the queue, because the size of the queue limits the memory
 			return
 		}
 		p.r.mu.Lock()
@@ -280,7 +280,7 @@ func (p *partition) work() {
 
 // store stores a batch of fetched records.
 func (p *partition) store(batch source.Batch, records []*kgo.Record) error {
-	ids := map[string]uuid.UUID{} // of the topics that records failed in
+	ids := map[string]uuid.UUID{} // ids of the topics in which records failed, by name
 	for _, fetched := range records {
 		if fetched.Attrs.IsControl() {
 			continue
@@ -311,7 +311,7 @@ func (p *partition) take() []*kgo.Record {
 		taken++
 	}
 	records := slices.Clone(p.queue[:taken])
-	clear(p.queue[:taken]) // the rest of the queue would keep them in memory
+	clear(p.queue[:taken]) // otherwise the array would keep the records in memory
 	p.queue = p.queue[taken:]
 	p.count(-bytes)
 	return records
@@ -330,8 +330,8 @@ func (p *partition) stored(batch source.Batch) {
 	p.progress(batch.Next, end, nil, "")
 }
 
-// fail stops the fetches of the partition after an error, and waits before they may begin again. It
-// returns false if the partition is lost.
+// fail stops fetching the partition after an error, and waits before fetching may start again. It returns false if the
+// reader lost the partition.
 func (p *partition) fail(err error) bool {
 	p.r.mu.Lock()
 	p.clear()
@@ -348,12 +348,12 @@ func (p *partition) fail(err error) bool {
 	var moved *source.PositionError
 	if p.errors == 0 && (errors.As(err, &moved) || errors.Is(err, errLost) || errors.Is(err, kerr.OffsetOutOfRange)) {
 		p.errors++
-		return p.ctx.Err() == nil // the position tells what happened
+		return p.ctx.Err() == nil // the next position shows what happened
 	}
 	return p.retry(err)
 }
 
-// poisoned returns what to do about a batch that cannot be unpacked.
+// poisoned returns the error for a batch that cannot be unpacked, with the remedy.
 func (p *partition) poisoned() error {
 	return fmt.Errorf("the batch of records from offset %d to %d unpacks to more than %d MiB: "+
 		"read it with another tool, then skip it: "+
@@ -361,7 +361,7 @@ func (p *partition) poisoned() error {
 		batchBytes>>20, p.r.source.Name, p.id.Topic, p.id.Partition, p.poison.NextOffset)
 }
 
-// retry reports an error and waits. It returns false if the partition is lost.
+// retry reports an error and waits. It returns false if the reader lost the partition.
 func (p *partition) retry(err error) bool {
 	p.r.mu.Lock()
 	next, end := p.next, p.end
@@ -376,7 +376,7 @@ func (p *partition) retry(err error) bool {
 	return p.wait(min(firstRetry<<min(p.errors-1, 10), lastRetry))
 }
 
-// wait returns false if the partition is lost meanwhile.
+// wait waits. It returns false if the reader loses the partition meanwhile.
 func (p *partition) wait(delay time.Duration) bool {
 	timer := time.NewTimer(delay)
 	defer timer.Stop()
@@ -406,7 +406,7 @@ func (p *partition) progress(next, end int64, err error, stack string) {
 	p.r.into.Progress(progress)
 }
 
-// use waits until the partition may use the database. It returns false if the partition is lost.
+// use waits until the partition may use the database. It returns false if the reader lost the partition.
 func (p *partition) use() bool {
 	select {
 	case p.r.using <- struct{}{}:

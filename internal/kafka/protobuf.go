@@ -16,8 +16,7 @@ import (
 	"github.com/dlqd/dlqd/internal/source"
 )
 
-// valueType returns the type of the values of a source whose envelope is protobuf, and nil for
-// another envelope.
+// valueType returns the type of a source's values if its envelope is protobuf; otherwise nil.
 func valueType(s *policy.TopicSource) (of protoreflect.MessageDescriptor, err error) {
 	if s.Envelope != policy.EnvelopeProtobuf {
 		return nil, nil
@@ -29,7 +28,7 @@ func valueType(s *policy.TopicSource) (of protoreflect.MessageDescriptor, err er
 	return of, nil
 }
 
-// valueType returns what the function of that name returns. It reads a source's descriptor once, not for each record.
+// valueType is the function valueType with a cache: it reads the descriptor of a source once, not for each record.
 func (b *Broker) valueType(s *policy.TopicSource) (protoreflect.MessageDescriptor, error) {
 	if of, ok := b.types.Load(s.Name); ok {
 		return of.(protoreflect.MessageDescriptor), nil //nolint:forcetypeassert // only this function stores
@@ -77,11 +76,11 @@ func (e *envelope) protobuf(of protoreflect.MessageDescriptor, record *source.Re
 	}
 }
 
-// errNoPayload is the error of a value that holds no payload.
+// errNoPayload is returned for a value without the payload to publish.
 var errNoPayload = errors.New("there is no payload to publish")
 
-// unwrapped returns the value to publish for a record of a source: the payload that the value holds, byte for byte,
-// if the envelope is a Protobuf type with such a field; else the value.
+// unwrapped returns the value to publish for a record of a source. If the envelope is a Protobuf type with a payload
+// field, it returns the bytes of that field; otherwise the whole value.
 func (b *Broker) unwrapped(name string, value []byte) ([]byte, error) {
 	s := b.policy.Sources.Sources[name]
 	if s == nil || value == nil {
@@ -110,7 +109,7 @@ func (b *Broker) unwrapped(name string, value []byte) ([]byte, error) {
 		if number == field.Number() && kind == protowire.BytesType {
 			part, _ := protowire.ConsumeBytes(rest[n:])
 			if field.Kind() == protoreflect.BytesKind {
-				payload = nil // the last one counts; parts of a message are merged
+				payload = nil // of several values of a text or bytes field the last one counts; parts of a message are merged
 			}
 			payload, found = append(payload, part...), true
 		}
@@ -122,7 +121,7 @@ func (b *Broker) unwrapped(name string, value []byte) ([]byte, error) {
 	return payload, nil
 }
 
-// timeOf returns the time in a field, or a zero time.
+// timeOf returns the time in a field, or the zero time.
 func timeOf(field protoreflect.FieldDescriptor, value protoreflect.Value) time.Time {
 	switch field.Kind() { //nolint:exhaustive // no other kind holds a time
 	case protoreflect.Int64Kind, protoreflect.Sint64Kind, protoreflect.Sfixed64Kind:

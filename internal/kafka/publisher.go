@@ -17,17 +17,16 @@ import (
 	"github.com/dlqd/dlqd/internal/source"
 )
 
-// HeaderTimestamp holds the time of the record that was published again, in milliseconds since 1970
-// as text. The published record has the time of its publication: with an old one, the topic's
-// retention could remove it at once.
+// HeaderTimestamp is the header with the time of the original record, as text in milliseconds since 1970. The published
+// record has the time of its publication: with an old time, the topic's retention could remove it at once.
 const HeaderTimestamp = "dlqd-original-timestamp"
 
 const (
-	// publishTimeout bounds a publication, if ctx does not.
+	// publishTimeout limits a publication, unless ctx ends earlier.
 	publishTimeout = 30 * time.Second
 	// produceTimeout is how long a broker waits for the in-sync replicas.
 	produceTimeout = 10 * time.Second
-	// maxProduceBytes bounds a record. The topic's max.message.bytes decides below it.
+	// maxProduceBytes limits the size of a record in the client. The topic's max.message.bytes may be lower.
 	maxProduceBytes = 64 << 20
 )
 
@@ -45,7 +44,7 @@ func producerOptions() []kgo.Opt {
 	}
 }
 
-// partitioner chooses the record's partition if the topic has it, and otherwise one by the key, as
+// partitioner chooses the partition that the record names, if the topic has it. Otherwise it chooses by the key, as
 // Kafka's own producers do.
 func partitioner(topic string) func(*kgo.Record, int) int {
 	byKey := kgo.StickyKeyPartitioner(nil).ForTopic(topic)
@@ -71,7 +70,7 @@ func (b *Broker) Publish(
 	}
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
-	if !c.answers.Load() { // a publication would wait in vain for a cluster that refuses the login
+	if !c.answers.Load() { // if the cluster refuses the login, a publication would wait until its timeout
 		if err := c.Ping(ctx); err != nil {
 			return source.Acknowledgement{}, publishError(target.Topic, err)
 		}
@@ -84,7 +83,7 @@ func (b *Broker) Publish(
 	c.Produce(ctx, record, func(_ *kgo.Record, err error) { done <- err })
 	select {
 	case err = <-done:
-	case <-ctx.Done(): // a record that is sent cannot be taken back; it may be stored later
+	case <-ctx.Done(): // the client cannot withdraw a record that it sent; the broker may store it later
 		err = ctx.Err()
 	}
 	c.answers.Store(err == nil)
@@ -96,8 +95,8 @@ func (b *Broker) Publish(
 	}, nil
 }
 
-// published returns the headers of a record that is published: without those of the envelopes, which
-// would grow with each failure until the record exceeds the topic's max.message.bytes.
+// published returns the headers of a record to publish. It omits the envelope's headers: they would grow with each
+// failure, until the record exceeds the topic's max.message.bytes.
 func published(message source.Message) []kgo.RecordHeader {
 	headers := make([]kgo.RecordHeader, 0, len(message.Headers)+1)
 	for _, header := range message.Headers {
@@ -121,7 +120,7 @@ func isEnvelope(key string) bool {
 	}, func(prefix string) bool { return strings.HasPrefix(key, prefix) })
 }
 
-// publishError adds to an error what dlqd decides by.
+// publishError adds a class and a type to an error; dlqd decides by these.
 func publishError(topic string, err error) error {
 	failure := &riverdlq.Error{Message: fmt.Sprintf("publishing to the topic %s: %s", topic, err), Err: err}
 	var broker *kerr.Error

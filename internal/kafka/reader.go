@@ -23,44 +23,43 @@ import (
 )
 
 const (
-	// fetchBytes bounds a fetch, and partitionBytes the part of a partition in it. A single batch of
-	// records may be larger.
+	// fetchBytes limits a fetch, and partitionBytes the data of one partition in a fetch. A single batch of records may
+	// be larger.
 	fetchBytes     = 8 << 20
 	partitionBytes = 1 << 20
-	// fetches bounds the fetches in flight or in memory, of which each broker answers one at a time.
+	// fetches limits the fetches that are in flight or in memory. Each broker answers one at a time.
 	fetches = 4
-	// fetchWait is how long a broker waits for records. A partition that begins or continues is part
-	// of the next fetch only.
+	// fetchWait is how long a broker waits for records before it answers. A partition that begins or continues has to
+	// wait for the next fetch.
 	fetchWait = 500 * time.Millisecond
-	// batchBytes bounds what a compressed batch may unpack to. Kafka's limit of a batch, 1 MiB
-	// compressed, holds 1 GiB of zeros.
+	// batchBytes limits the unpacked size of a compressed batch. Kafka limits only the compressed size: 1 MiB can unpack
+	// to 1 GiB of zeros.
 	batchBytes = 128 << 20
-	// queuedBytes bounds the records in memory of all partitions, and queuedPartitionBytes those of one
-	// partition, apart from those of one fetch.
+	// queuedBytes limits the memory of queued records, of all partitions together, and queuedPartitionBytes the memory of
+	// one partition's records. The records of one fetch may come on top.
 	queuedBytes          = 64 << 20
 	queuedPartitionBytes = 4 << 20
-	// appenders bounds the partitions of a source that use the database at the same time.
+	// appenders limits the partitions of a source that use the database concurrently.
 	appenders = 4
-	// topicsInterval is how often a reader looks for topics that appeared, vanished or were made again.
+	// topicsInterval is the time between two checks for topics that appeared, vanished or were created again.
 	topicsInterval = 15 * time.Second
-	// topicsTimeout bounds a look.
+	// topicsTimeout limits one such check.
 	topicsTimeout = 30 * time.Second
-	// pollTime bounds the wait for records, so that offsets are committed while there are none.
+	// pollTime limits the wait for records, so that offsets are committed even if no records arrive.
 	pollTime = time.Second
-	// commitInterval is how often the offsets of the consumer group are written, and commitTimeout
-	// bounds that.
+	// commitInterval is the time between two commits of the consumer group's offsets. commitTimeout limits one commit.
 	commitInterval = 2 * time.Second
 	commitTimeout  = 5 * time.Second
-	// leaveTimeout bounds the farewell to the consumer group. Without it the group waits for the
-	// session's timeout.
+	// leaveTimeout limits the request to leave the consumer group. If the group does not receive it, it waits for the
+	// session timeout before it reassigns the partitions.
 	leaveTimeout = 3 * time.Second
-	// unread is where a partition's fetches begin while its position is not known. It is beyond every
-	// partition's end, so that a fetch at it returns no record.
+	// unread is the offset from which a partition is fetched while its position is unknown. It is beyond the end of any
+	// partition, so such a fetch returns no record.
 	unread = int64(1) << 62
 )
 
-// errTopics ends the run of a reader whose topics vanished or were made again. A client of Kafka
-// never reads a topic that was made again.
+// errTopics ends the run of a reader if a topic vanished or was created again: a Kafka client never reads a topic that
+// was created again.
 var errTopics = errors.New("a topic vanished or was made again")
 
 // place names a partition.
@@ -73,38 +72,38 @@ type place struct {
 type topic struct {
 	id         uuid.UUID
 	partitions int32
-	missed     bool // the last look did not find it
+	missed     bool // the last check did not find the topic
 }
 
 // reader reads a source until its topics change.
 type reader struct {
 	source *policy.TopicSource
 	into   source.Appender
-	admin  *kgo.Client // looks topics and offsets up
-	client *kgo.Client // fetches
+	admin  *kgo.Client // for requests about topics and offsets
+	client *kgo.Client // for fetches
 	every  time.Duration
-	old    partitions // which "from: latest" is about
-	// valueType is the type of the records' values; nil unless the envelope is protobuf.
+	old    partitions // partitions that "from: latest" applies to
+	// valueType is the type of the records' values. It is nil unless the envelope is protobuf.
 	valueType protoreflect.MessageDescriptor
 
 	ctx  context.Context
 	end  context.CancelCauseFunc
 	work sync.WaitGroup
 
-	trouble atomic.Bool // an error of the whole source is reported
+	trouble atomic.Bool // an error of the whole source was reported
 
 	using chan struct{} // one element for each partition that uses the database
-	look  chan struct{} // wakes the look for topics
-	room  chan struct{} // woken when records leave the memory
+	look  chan struct{} // wakes the check for topics
+	room  chan struct{} // woken when records were stored and their memory is free
 
 	mu         sync.Mutex
 	topics     map[string]topic
 	refused    map[string]error // why topics cannot be read
 	partitions map[place]*partition
-	begun      []*partition // partitions whose position is known; the next poll begins to fetch them
-	queued     int          // bytes in memory
+	begun      []*partition // partitions whose position is known and that the next poll begins to fetch
+	queued     int          // memory of queued records, in bytes
 	stopPoll   context.CancelFunc
-	commits    map[string]map[int32]kgo.EpochOffset // not written yet
+	commits    map[string]map[int32]kgo.EpochOffset // offsets that are not committed yet
 	committed  time.Time
 }
 
@@ -133,7 +132,7 @@ func (b *Broker) read(ctx context.Context, s *policy.TopicSource, into source.Ap
 	}
 }
 
-// readTopics runs one client.
+// readTopics reads with one client, until ctx is done or the topics change.
 func (b *Broker) readTopics(
 	ctx context.Context, s *policy.TopicSource, into source.Appender, admin *kgo.Client, opts []kgo.Opt,
 	every time.Duration,
@@ -152,11 +151,11 @@ func (b *Broker) readTopics(
 	defer r.end(nil)
 	opts = append(slices.Clip(opts),
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
-		kgo.KeepControlRecords(), // they move the position past a transaction's marker
+		kgo.KeepControlRecords(), // control records move the position past the end of a transaction
 		kgo.FetchMaxBytes(fetchBytes), kgo.FetchMaxPartitionBytes(partitionBytes),
 		kgo.MaxConcurrentFetches(fetches), kgo.FetchMaxWait(fetchWait),
 		kgo.WithDecompressor(b.unpacker),
-		kgo.ConsumeResetOffset(kgo.NoResetOffset()), // partition.position decides, and records what is lost
+		kgo.ConsumeResetOffset(kgo.NoResetOffset()), // partition.position decides instead, and records lost offsets
 		kgo.MetadataMinAge(time.Second), kgo.MetadataMaxAge(2*topicsInterval),
 	)
 	if s.ConsumerGroup != "" {
@@ -187,7 +186,7 @@ func (b *Broker) readTopics(
 	return r.poll()
 }
 
-// run runs f in a goroutine of the reader. A panic ends the reader, which its caller starts again.
+// run runs f in a goroutine of the reader. A panic ends the reader; the caller of Read starts it again.
 func (r *reader) run(f func()) {
 	r.work.Go(func() {
 		if err := background.Guard(func() error { f(); return nil }); err != nil {
@@ -196,7 +195,8 @@ func (r *reader) run(f func()) {
 	})
 }
 
-// ignoreCommitted lets no partition begin at the offset that the group has: the database knows better.
+// ignoreCommitted keeps partitions from starting at the offset that the group has committed: the position in the
+// database counts.
 func ignoreCommitted(
 	_ context.Context, offsets map[string]map[int32]kgo.Offset,
 ) (map[string]map[int32]kgo.Offset, error) {
@@ -208,7 +208,8 @@ func ignoreCommitted(
 	return offsets, nil
 }
 
-// close ends the run: work stops, the group gets the last offsets, and other members its partitions.
+// close ends the run: it stops the work, commits the last offsets, and leaves the group, so that other members get the
+// partitions.
 func (r *reader) close() {
 	r.end(nil)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), leaveTimeout)
@@ -241,7 +242,7 @@ func (r *reader) poll() error {
 	}
 }
 
-// waitForRoom waits until enough records have left the memory.
+// waitForRoom waits until enough queued records have been stored.
 func (r *reader) waitForRoom() {
 	for {
 		r.mu.Lock()
@@ -258,15 +259,15 @@ func (r *reader) waitForRoom() {
 	}
 }
 
-// beginFetches begins to fetch the partitions whose position is known since the last poll. Between
-// polls, no record from before a seek can arrive after it. stopPoll ends the poll that follows.
+// beginFetches starts fetching the partitions whose position has become known since the last poll. It runs between two
+// polls, so that no record from before a seek arrives after it. stopPoll ends the poll that follows.
 func (r *reader) beginFetches(stopPoll context.CancelFunc) {
 	seeks, first := map[string]map[int32]kgo.EpochOffset{}, map[string]map[int32]kgo.Offset{}
 	places := map[string][]int32{}
 	r.mu.Lock()
 	r.stopPoll = stopPoll
 	for _, p := range r.begun {
-		if r.partitions[p.place()] != p { // lost meanwhile
+		if r.partitions[p.place()] != p { // the reader lost the partition meanwhile
 			continue
 		}
 		p.reading, p.paused = true, false
@@ -296,9 +297,9 @@ func set[T any](values map[string]map[int32]T, at place, value T) {
 	values[at.topic][at.partition] = value
 }
 
-// receive queues what was fetched from a partition.
+// receive queues the records that were fetched from a partition.
 func (r *reader) receive(name string, id uuid.UUID, fetched kgo.FetchPartition) {
-	if name == "" { // of the whole client
+	if name == "" { // an error of the whole client
 		err := fetched.Err
 		if err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
 			r.trouble.Store(true)
@@ -331,7 +332,7 @@ func (r *reader) receive(name string, id uuid.UUID, fetched kgo.FetchPartition) 
 	}
 }
 
-// assign begins to read partitions. They are not fetched before their position is known.
+// assign starts reading partitions. A partition is not fetched before its position is known.
 func (r *reader) assign(client *kgo.Client, assigned map[string][]int32) {
 	client.PauseFetchPartitions(assigned)
 	if r.trouble.Swap(false) {
@@ -352,7 +353,7 @@ func (r *reader) assign(client *kgo.Client, assigned map[string][]int32) {
 	}
 }
 
-// revoke ends the reading of partitions that another member of the group gets.
+// revoke stops reading partitions that the group assigns to another member.
 func (r *reader) revoke(ctx context.Context, _ *kgo.Client, revoked map[string][]int32) {
 	if len(revoked) == 0 {
 		return
@@ -363,8 +364,8 @@ func (r *reader) revoke(ctx context.Context, _ *kgo.Client, revoked map[string][
 	r.drop(revoked)
 }
 
-// drop forgets partitions and what they have not stored. Their position in the database fences a
-// batch that is on its way.
+// drop removes partitions and their queued records. If a batch of them is being stored, the position in the database
+// keeps it from being stored twice.
 func (r *reader) drop(lost map[string][]int32) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -381,8 +382,7 @@ func (r *reader) drop(lost map[string][]int32) {
 	}
 }
 
-// commit writes the positions to the group from time to time. They are a copy for tools that show
-// lag: dlqd does not read them.
+// commit commits the positions to the group every commitInterval. Tools that show the lag read them; dlqd does not.
 func (r *reader) commit() {
 	r.mu.Lock()
 	if len(r.commits) == 0 || time.Since(r.committed) < commitInterval {
@@ -409,7 +409,7 @@ func (r *reader) commitSync(ctx context.Context) {
 	}
 }
 
-// write writes offsets to the group. Those that it refuses are written again with later ones.
+// write commits offsets to the group. Offsets that the group refuses are committed again with later ones.
 func (r *reader) write(ctx context.Context, offsets map[string]map[int32]kgo.EpochOffset) {
 	r.client.CommitOffsetsSync(ctx, offsets,
 		func(_ *kgo.Client, _ *kmsg.OffsetCommitRequest, response *kmsg.OffsetCommitResponse, err error) {
@@ -436,7 +436,7 @@ func (r *reader) write(ctx context.Context, offsets map[string]map[int32]kgo.Epo
 		})
 }
 
-// watchTopics looks for changes of topics.
+// watchTopics checks regularly whether topics have changed.
 func (r *reader) watchTopics() {
 	ticker := time.NewTicker(r.every)
 	defer ticker.Stop()
@@ -464,7 +464,7 @@ func (r *reader) watchTopics() {
 func (r *reader) listTopics() (map[string]topic, error) {
 	ctx, cancel := context.WithTimeout(r.ctx, topicsTimeout)
 	defer cancel()
-	request := kmsg.NewPtrMetadataRequest() // without names: of all topics
+	request := kmsg.NewPtrMetadataRequest() // without names: all topics
 	if !slices.ContainsFunc(r.source.Topics, func(name string) bool { return strings.Contains(name, "*") }) {
 		for _, name := range r.source.Topics {
 			named := kmsg.NewMetadataRequestTopic()
@@ -485,7 +485,7 @@ func (r *reader) listTopics() (map[string]topic, error) {
 		r.refuse(*t.Topic, err)
 		if err == nil {
 			id := uuid.UUID(t.TopicID)
-			if id == uuid.Nil { // before Kafka 2.8; positions are kept by the id
+			if id == uuid.Nil { // before Kafka 2.8 topics have no id; derive one, because positions are stored by id
 				id = uuid.NewSHA1(uuid.NameSpaceURL, []byte("kafka-topic:"+*t.Topic))
 			}
 			found[*t.Topic] = topic{id: id, partitions: int32(len(t.Partitions))}
@@ -508,8 +508,8 @@ func (r *reader) refuse(name string, err error) {
 	}
 }
 
-// consume begins to read the topics and partitions that are new. It ends the run if a known topic
-// was made again, or is not found twice.
+// consume starts reading new topics and partitions. It ends the run if a known topic was created again, or was not
+// found in two checks.
 func (r *reader) consume(found map[string]topic) {
 	added := map[string][]int32{}
 	r.mu.Lock()
@@ -555,7 +555,7 @@ func (r *reader) report(of source.Partition, err error) {
 	r.into.Progress(progress)
 }
 
-// wake sends to a channel that has room for one.
+// wake sends to a channel with a buffer of one element. If the buffer is full, it does nothing.
 func wake(channel chan struct{}) {
 	select {
 	case channel <- struct{}{}:

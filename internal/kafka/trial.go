@@ -15,10 +15,10 @@ import (
 	"github.com/dlqd/dlqd/internal/source"
 )
 
-// trialTime bounds the reading of the records of a topic in a trial.
+// trialTime limits how long a trial reads the records of a topic.
 const trialTime = 5 * time.Second
 
-// operations are the names of Kafka's operations on topics, by their bit in what a broker allows.
+// operations are the names of Kafka's operations on topics, by their bit in the operations that a broker allows.
 var operations = map[int]string{3: "Read", 4: "Write", 8: "Describe"}
 
 // OffsetAt implements source.Broker.
@@ -30,7 +30,7 @@ func (b *Broker) OffsetAt(
 		return 0, err
 	}
 	offset, err := listOffset(ctx, c.Client, topic, partition, at.UnixMilli())
-	if err == nil && offset < 0 { // no record is as late
+	if err == nil && offset < 0 { // no record has such a late time
 		offset, err = listOffset(ctx, c.Client, topic, partition, newest)
 	}
 	return offset, err
@@ -95,7 +95,7 @@ func (b *Broker) tryTopic(ctx context.Context, s *policy.TopicSource, topic *sou
 	if err != nil {
 		return err
 	}
-	from, waiting := map[int32]kgo.Offset{}, map[int32]int64{} // the offset after the last record
+	from, waiting := map[int32]kgo.Offset{}, map[int32]int64{} // by partition: the offset after the last record
 	for number := range int32(topic.Partitions) {
 		start, err := listOffset(ctx, c.Client, topic.Topic, number, oldest)
 		if err != nil {
