@@ -32,37 +32,36 @@ import (
 	"github.com/dlqd/dlqd/internal/process"
 )
 
-// Limits of the submissions that wait for their commit. Together they bound the memory of
-// submissions.
+// Limits of the submissions that wait for their commit. They bound the memory of submissions.
 const (
 	DefaultMaxPending      = 10_000   // messages
 	DefaultMaxPendingBytes = 64 << 20 // bytes of payloads
 
-	// DefaultMaxGroup is how many messages one insert has at most. More gains nothing (measured:
-	// 34,000 to 37,000 jobs/s from 100 to 5,000) and makes the first message wait for the last.
+	// DefaultMaxGroup is the maximum number of messages in one insert. Larger groups are not faster (measured: 34,000 to
+	// 37,000 jobs/s from 100 to 5,000 messages) and make the first message wait for the last.
 	DefaultMaxGroup = 500
 
 	// DefaultFlushers is how many inserts run concurrently: while one waits for its commit to reach
 	// the disk, the next is prepared.
 	DefaultFlushers = 2
 
-	// notifyCooldown is the shortest time between two notifications of a queue's workers by this process. With the
-	// 100 ms of River's clients, messages of steady traffic would wait a median of 50 ms.
+	// notifyCooldown is the shortest time between two notifications of a queue's workers by this process. With River's
+	// cooldown of 100 ms, messages of steady traffic would wait a median of 50 ms.
 	notifyCooldown = 5 * time.Millisecond
 
-	// inboxInterval is how long the answer of InboxIsOld holds. The statement takes 80 µs, too long for each insert.
+	// inboxInterval is how long the result of InboxIsOld is reused. The statement takes 80 µs, too long for each insert.
 	inboxInterval = time.Minute
 
 	// flushTimeout bounds one insert. It does not depend on the client's context: a client that
 	// hangs up must not cancel an insert that other clients share.
 	flushTimeout = 15 * time.Second
 
-	// awayRetryAfter is when the client should retry while the dlqd process that delivers the queue is away: a restart
-	// takes seconds.
+	// awayRetryAfter is the time after which the client should retry if the dlqd process that delivers the queue is away:
+	// a restart takes seconds.
 	awayRetryAfter = 10 * time.Second
 
-	// maxAttempts is how often an insert is executed if it fails for a temporary reason. Repeats are
-	// safe because the messageId is unique.
+	// maxAttempts limits how often an insert is executed if it fails for a temporary reason. A repeat is safe because the
+	// messageId is unique.
 	maxAttempts = 4
 )
 
@@ -82,13 +81,13 @@ var (
 // argsSeparator separates the args in the statement InsertMessages. JSON cannot contain it.
 const argsSeparator = "\x1e"
 
-// errChangedKey means that a trigger of the application changed a job's unique key. The job may be committed, and a
-// repeated insert would store another one.
+// errChangedKey means that a trigger of the application changed a job's unique key. The insert is not repeated: the job
+// may be committed, and a repeat would store another one.
 var errChangedKey = errors.New("the job has another unique key than its message")
 
 // UnknownQueueError reports a message for a queue that the policy does not have.
 type UnknownQueueError struct {
-	Index int // in the batch
+	Index int // index in the batch
 	Queue string
 	Known []string
 }
@@ -97,11 +96,10 @@ func (e *UnknownQueueError) Error() string {
 	return fmt.Sprintf("there is no queue %q (there are: %s)", e.Queue, strings.Join(e.Known, ", "))
 }
 
-// UnworkedQueueError reports a message for a queue that no dlqd process delivers, on a River that
-// an application owns. The application's clients would fetch the message and fail, because they do
-// not know its kind.
+// UnworkedQueueError reports a message for a queue that no dlqd process delivers, if an application owns River. The
+// application's clients would fetch the message and fail, because they do not know its kind.
 type UnworkedQueueError struct {
-	Index  int // in the batch
+	Index  int // index in the batch
 	Queue  string
 	Worked []string // queues of the policy that dlqd processes deliver
 }
@@ -114,13 +112,12 @@ func (e *UnworkedQueueError) Error() string {
 	return fmt.Sprintf(format, e.Queue, "delivered queues: "+strings.Join(e.Worked, ", "))
 }
 
-// AwayError reports a message for a queue whose dlqd process is temporarily away, or for which that
-// could not be determined, on a River that an application owns. Nothing of the submission is
-// stored; the client can send it again.
+// AwayError reports a message for a queue whose dlqd process is temporarily away or could not be looked up, if an
+// application owns River. Nothing of the submission is stored; the client can send it again.
 type AwayError struct {
 	Queue      string
 	RetryAfter time.Duration
-	Err        error // why it could not be determined, or nil
+	Err        error // error of the lookup, or nil if the process is away
 }
 
 func (e *AwayError) Error() string {
@@ -136,7 +133,7 @@ func (e *AwayError) Unwrap() error { return e.Err }
 
 // ConflictError reports a message whose messageId belongs to an earlier message with other content.
 type ConflictError struct {
-	Index     int // in the batch
+	Index     int // index in the batch
 	MessageID string
 	JobID     int64 // 0 if unknown
 }
@@ -174,7 +171,7 @@ type Receipt struct {
 	MessageID string
 	JobID     int64
 	Duplicate bool      // the same message was submitted before; nothing was stored
-	EntryID   uuid.UUID // the open dead letter of a duplicate, whose job River may have deleted
+	EntryID   uuid.UUID // the open dead letter of a duplicate; River may have deleted its job
 
 	createdAt time.Time // of the new job
 }
@@ -189,7 +186,7 @@ type Trace struct {
 type jobMetadata struct {
 	Trace
 
-	Held string `json:"dlq:held,omitempty"` // reason; see the delivery package
+	Held string `json:"dlq:held,omitempty"` // why the message is held; see the delivery package
 }
 
 // Observer is called after each insert with its number of messages, the longest wait of a message,
@@ -201,9 +198,9 @@ type Config struct {
 	Pool     *pgxpool.Pool
 	Schemas  postgres.Schemas
 	Policy   func() *policy.Policy
-	Breakers *breaker.Breakers // of destinations; nil: not checked
-	// Worked knows which queues dlqd processes work. It is nil on dlqd's own River, where a message
-	// waits for the next process and no other client fetches it.
+	Breakers *breaker.Breakers // breakers of destinations; nil means that they are not checked
+	// Worked knows which queues dlqd processes deliver. It is nil if dlqd owns River: a message then waits for the next
+	// process, and no other client fetches it.
 	Worked          *process.Queues
 	Logger          *slog.Logger
 	MaxPending      int // 0 means DefaultMaxPending
@@ -237,7 +234,7 @@ type Ingester struct {
 type submission struct {
 	message *message.Message
 	job     job
-	at      time.Time // when it was submitted
+	at      time.Time // time of the submission
 	done    chan outcome
 }
 
@@ -247,7 +244,7 @@ type job struct {
 	metadata    string
 	maxAttempts int16
 	priority    int16
-	scheduledAt time.Time // zero: as soon as possible
+	scheduledAt time.Time // zero means as soon as possible
 	uniqueKey   []byte
 }
 
@@ -279,8 +276,8 @@ func New(config Config) (*Ingester, error) {
 // payloads.
 func (i *Ingester) Pending() (messages, bytes int64) { return i.pending.Load(), i.pendingBytes.Load() }
 
-// Stop refuses new submissions and waits until accepted ones are answered. When ctx is done, the
-// remaining ones are answered with ErrUncertain, and their clients send them again.
+// Stop refuses new submissions and waits until the accepted ones are answered. When ctx is done, it answers the
+// remaining ones with ErrUncertain, so that their clients send them again.
 func (i *Ingester) Stop(ctx context.Context) {
 	defer i.cancelInserts()
 	defer context.AfterFunc(ctx, i.cancelInserts)()
@@ -293,7 +290,8 @@ func (i *Ingester) Stop(ctx context.Context) {
 	i.running.Wait()
 }
 
-// Submit stores one message, together with concurrent submissions. It returns after the commit, or when ctx is done.
+// Submit stores one message, together with concurrent submissions. It returns after the commit, or when ctx is done; in
+// the latter case the message may still be stored.
 func (i *Ingester) Submit(ctx context.Context, msg *message.Message, trace Trace) (Receipt, error) {
 	job, size, err := i.job(ctx, msg, trace)
 	if err != nil {
@@ -311,7 +309,7 @@ func (i *Ingester) Submit(ctx context.Context, msg *message.Message, trace Trace
 		release()
 		return out.receipt, out.err
 	case <-ctx.Done():
-		// The message may still be stored. The client can look it up by its messageId.
+		// The message may still be stored. The client can look its state up by its messageId.
 		go func() { <-s.done; release() }()
 		return Receipt{}, ctx.Err()
 	}
@@ -375,11 +373,11 @@ func (i *Ingester) accept(messages, bytes int, enqueue func()) (release func(), 
 	return release, nil
 }
 
-// job returns the job of a message, and the bytes of its payload and of the payload text stored with it.
+// job returns the job of a message, and the size in bytes of its payload and of the payload text stored with it.
 func (i *Ingester) job(ctx context.Context, msg *message.Message, trace Trace) (job, int, error) {
 	rules := i.config.Policy()
 	queue, ok := rules.Queues[msg.Queue]
-	if !ok || rules.Destinations[queue.Destination].Source != nil { // a source's queue takes records alone
+	if !ok || rules.Destinations[queue.Destination].Source != nil { // the queue of a source accepts only records
 		return job{}, 0, &UnknownQueueError{Queue: msg.Queue, Known: rules.QueueNames()}
 	}
 	if err := i.checkWorked(ctx, rules, msg.Queue); err != nil {
@@ -432,8 +430,8 @@ func (i *Ingester) job(ctx context.Context, msg *message.Message, trace Trace) (
 	return out, len(stored.Payload) + len(stored.PayloadText), nil
 }
 
-// checkWorked refuses a message that no dlqd process delivers now: an application's client would fetch it. It also
-// refuses the message if that cannot be determined.
+// checkWorked refuses a message for a queue that no dlqd process delivers now, because an application's client would
+// fetch it. It also refuses the message if the processes cannot be looked up.
 func (i *Ingester) checkWorked(ctx context.Context, rules *policy.Policy, queue string) error {
 	if i.config.Worked == nil {
 		return nil
@@ -453,8 +451,8 @@ func (i *Ingester) checkWorked(ctx context.Context, rules *policy.Policy, queue 
 	return nil
 }
 
-// run inserts all submissions that wait, up to MaxGroup, without waiting for more: submissions to
-// an idle program are not delayed, and a busy program collects them while it commits.
+// run inserts all waiting submissions, up to MaxGroup, and does not wait for more. So an idle program delays no
+// submission, and a busy program collects submissions while it commits.
 func (i *Ingester) run() {
 	for s := range i.queue {
 		group := []*submission{s}
@@ -484,8 +482,8 @@ func (i *Ingester) run() {
 	}
 }
 
-// flush inserts a group and answers its submissions. If the database refuses the group, flush
-// halves it, so that only the refused message fails.
+// flush inserts a group and answers its submissions. If the database refuses the group, flush halves it until only the
+// refused message fails.
 func (i *Ingester) flush(group []*submission) {
 	outcomes, err := i.insertWithRetries(group, false)
 	switch {
@@ -504,8 +502,8 @@ func (i *Ingester) flush(group []*submission) {
 	}
 }
 
-// insertWithRetries inserts a group, up to maxAttempts times if it fails for a temporary reason. It does not stop when
-// a client hangs up, because other clients may share the insert.
+// insertWithRetries inserts a group, up to maxAttempts times if the insert fails for a temporary reason. It continues
+// when a client hangs up, because other clients may share the insert.
 func (i *Ingester) insertWithRetries(group []*submission, allOrNone bool) ([]outcome, error) {
 	for attempt := 1; ; attempt++ {
 		start := time.Now()
@@ -523,8 +521,8 @@ func (i *Ingester) insertWithRetries(group []*submission, allOrNone bool) ([]out
 	}
 }
 
-// insert stores a group. An outcome's error concerns one message. If insert returns a refusal, nothing was stored; after
-// any other error, messages may be stored.
+// insert stores a group. The error of an outcome concerns one message. If insert itself returns a refusal, nothing was
+// stored; after any other error, messages may be stored.
 func (i *Ingester) insert(ctx context.Context, group []*submission, allOrNone bool) ([]outcome, error) {
 	outcomes := make([]outcome, len(group))
 	var noticed notices
@@ -553,7 +551,7 @@ func (i *Ingester) insert(ctx context.Context, group []*submission, allOrNone bo
 	return outcomes, err
 }
 
-// store inserts the jobs of messages that have none, and fills the outcomes of the group. If db is the pool, the
+// store inserts jobs for the messages that have none, and fills the outcomes of the group. If db is the pool, the
 // insert is committed before the duplicates are looked up.
 func (i *Ingester) store(ctx context.Context, db postgres.DB, group []*submission, outcomes []outcome,
 	noticed *notices,
@@ -580,8 +578,8 @@ func (i *Ingester) store(ctx context.Context, db postgres.DB, group []*submissio
 			return err
 		}
 		waiting = slices.DeleteFunc(waiting, func(n int) bool { return outcomes[n] != (outcome{}) })
-		// Only the messages without an outcome fail: their next submission sees it. Without an error, their jobs were
-		// deleted before they could be compared, or a trigger of the application drops them.
+		// Only the messages without an outcome fail; their clients learn the outcome when they submit again. If there was
+		// no error, the jobs were deleted before they could be compared, or a trigger of the application drops them.
 		if attempt == maxAttempts || ctx.Err() != nil {
 			for _, n := range waiting {
 				outcomes[n].err = ErrUncertain
@@ -601,7 +599,7 @@ func (i *Ingester) store(ctx context.Context, db postgres.DB, group []*submissio
 }
 
 // storeOnce executes the insert for the messages at these indexes. It returns the open entries of messages by index,
-// and the indexes of the messages that have a job already.
+// and the indexes of the messages that already have a job.
 func (i *Ingester) storeOnce(ctx context.Context, queries *dbsqlc.Queries, group []*submission, indexes []int,
 	outcomes []outcome, noticed *notices,
 ) (entries map[int]uuid.UUID, missing []int, err error) {
@@ -704,7 +702,7 @@ func (i *Ingester) readsInbox(ctx context.Context, queries *dbsqlc.Queries) (boo
 	return isOld, nil
 }
 
-// shouldNotify limits how often the workers of a queue are notified.
+// shouldNotify reports whether the workers of a queue may be notified now, and starts the cooldown.
 func (i *Ingester) shouldNotify(queue string) bool {
 	i.notifyMu.Lock()
 	defer i.notifyMu.Unlock()
@@ -716,14 +714,15 @@ func (i *Ingester) shouldNotify(queue string) bool {
 	return true
 }
 
-// notices are the queues whose workers an insert notified, and those that it did not because of the cooldown.
+// notices are the queues whose workers an insert notified (sent), and the queues that it did not notify because of the
+// cooldown (held).
 type notices struct{ sent, held []string }
 
 func notification(queue string) string { return fmt.Sprintf(`{"queue": %q}`, queue) }
 
-// settle ends the notifications of an insert. Those of a failed insert were not sent, so they start no cooldown. Queues
-// that were held back are notified after the cooldown, unless an insert that began after this one's commit does that:
-// their workers may have looked before the commit.
+// settle ends the notifications of an insert. If the insert failed, its notifications were not sent, so they start no
+// cooldown. Queues in held are notified after the cooldown, because their workers may have looked before the commit,
+// unless an insert that began after this commit notifies them earlier.
 func (i *Ingester) settle(noticed notices, err error) {
 	ended := time.Now()
 	if err != nil {
@@ -756,8 +755,8 @@ func (i *Ingester) settle(noticed notices, err error) {
 	})
 }
 
-// findDuplicates fills the outcomes of messages that have an open entry or a job already, unless their job was deleted
-// meanwhile.
+// findDuplicates fills the outcomes of messages that already have an open entry or a job. It skips messages whose job
+// was deleted meanwhile.
 func findDuplicates(ctx context.Context, queries *dbsqlc.Queries, group []*submission, entries map[int]uuid.UUID,
 	indexes []int, outcomes []outcome,
 ) (err error) {
@@ -806,7 +805,7 @@ func (i *Ingester) hasOrder(group []*submission) bool {
 	return slices.ContainsFunc(group, func(s *submission) bool { return isOrdered(rules, s.message) })
 }
 
-// isOrdered reports whether a message has an ordering key, and its queue keeps the order.
+// isOrdered reports whether a message has an ordering key and its queue keeps the order.
 func isOrdered(rules *policy.Policy, msg *message.Message) bool {
 	queue := rules.Queues[msg.Queue]
 	return msg.OrderingKey != "" && queue != nil && queue.Ordering
@@ -838,7 +837,7 @@ func duplicateOfEntry(ctx context.Context, queries *dbsqlc.Queries, s *submissio
 	}
 	row, err := queries.CompareEntry(ctx, dbsqlc.CompareEntryParams{Args: args, ID: entry})
 	if errors.Is(err, pgx.ErrNoRows) {
-		return outcome{err: ErrUncertain}, nil // the entry was just closed; the next submission sees its outcome
+		return outcome{err: ErrUncertain}, nil // the entry was just closed; a further submission sees its outcome
 	}
 	if err != nil {
 		return outcome{}, err
@@ -860,7 +859,7 @@ func publicError(err error, messageID string) error {
 		return conflict
 	case postgres.IsRefusal(err) && errors.As(err, &pgErr):
 		return &RefusedError{MessageID: messageID, Reason: pgErr.Message}
-	case postgres.IsRefusal(err): // it was not sent to the database
+	case postgres.IsRefusal(err): // the message was not sent to the database
 		return &RefusedError{MessageID: messageID, Reason: err.Error()}
 	default:
 		return fmt.Errorf("%w (%w)", ErrUncertain, err)

@@ -73,7 +73,7 @@ func (i *Ingester) Lookup(ctx context.Context, messageID string) (*Position, err
 		_ = json.Unmarshal(job.Metadata, &metadata) // metadata that is not an object has no logical failure
 		position.LogicalFailure = metadata["dlq:logical_failure"]
 		if job.State == string(rivertype.JobStateScheduled) {
-			_ = json.Unmarshal(metadata[delivery.HeldKey], &position.HeldFor) // not held if the key has no text
+			_ = json.Unmarshal(metadata[delivery.HeldKey], &position.HeldFor) // without a text at the key, the message is not held
 		}
 		if position.State != Cancelled {
 			return position, nil
@@ -101,8 +101,8 @@ func LinkTo(entry uuid.UUID, status string) *DeadLetterLink {
 	return &DeadLetterLink{ID: entry, Status: status, URL: "/api/dlq/entries/" + entry.String()}
 }
 
-// stateOf returns the message state for a job state. A job that ended without success is Cancelled here: only
-// the dead letters show whether it became a dead letter.
+// stateOf returns the message state for a job state. For a job that ended without success it returns Cancelled: only
+// the dead letters show whether the job became a dead letter.
 func stateOf(state rivertype.JobState, attempt int) State {
 	switch state { //nolint:exhaustive // the rest wait
 	case rivertype.JobStateRunning:
