@@ -10,10 +10,9 @@ import (
 	"unicode/utf8"
 )
 
-// maxExponent is the largest exponent of a number, positive or negative, and the largest length of a
-// number in characters. Larger numbers have no use here, and jsonb writes out all of their digits. The
-// limits of Postgres' numeric, which jsonb uses, are far higher: 131,072 digits before the point,
-// 16,383 after it.
+// maxExponent is the largest exponent of a number, positive or negative, and the maximum length of a number in
+// characters. No message needs larger numbers, and jsonb writes out all of their digits. The limits of Postgres'
+// numeric, which jsonb uses, are far higher: 131,072 digits before the point, 16,383 after it.
 const maxExponent = 1000
 
 // maxGrowth limits the bytes that a document may gain when jsonb writes its numbers out, as a multiple
@@ -23,8 +22,7 @@ const (
 	minGrowth = 64 << 10
 )
 
-// fewKeys is the number of keys of an object up to which they are compared one by one, not kept in
-// a map.
+// fewKeys is the number of keys in an object up to which keys are compared one by one instead of in a map.
 const fewKeys = 24
 
 // CheckJSON returns an [*InvalidError] for text that is not JSON, and for JSON that jsonb cannot hold
@@ -49,14 +47,14 @@ type field struct {
 type scanner struct {
 	raw    []byte
 	onKey  func(depth int, key []byte) error // may be nil
-	keep   bool                              // whether fields gets the members of the outermost object
+	keep   bool                              // whether to fill fields with the members of the outermost object
 	fields []field
 
-	keys   [][]byte // of the open objects, one after the other
-	growth int      // digits by which the numbers so far may become longer
+	keys   [][]byte // keys of all open objects, the outermost object first
+	growth int      // number of digits that writing out the numbers so far may add
 }
 
-// errGrammar stands for the error of [wellFormed], which names the place.
+// errGrammar is replaced by the error of [wellFormed], which names the place of the mistake.
 var errGrammar = malformed("", "is not JSON")
 
 func (s *scanner) document() error {
@@ -91,7 +89,7 @@ func (s *scanner) skipSpace(i int) int {
 	return i
 }
 
-// value returns the end of the value that begins at i. Its methods do the same for each type of value.
+// value returns the end of the value that begins at i. The other methods do the same for one type of value each.
 func (s *scanner) value(i, depth int) (end int, err error) {
 	switch c := s.at(i); {
 	case c == '"':
@@ -181,7 +179,7 @@ func (s *scanner) array(i, depth int) (end int, err error) {
 	}
 }
 
-// ordinary has the bytes that stand for themselves in a string. Those above 127 are valid UTF-8.
+// ordinary has the bytes that need no escape in a string. Bytes above 127 have been checked as UTF-8.
 var ordinary = func() (table [256]bool) {
 	for c := range table {
 		table[c] = c >= ' ' && c != '"' && c != '\\'
@@ -211,7 +209,7 @@ func (s *scanner) text(i int) (end int, err error) {
 	return 0, errGrammar
 }
 
-// escape returns the end of a \uXXXX, or of the two of a surrogate pair.
+// escape returns the end of a \uXXXX escape, or of both escapes of a surrogate pair.
 func (s *scanner) escape(i int) (end int, err error) {
 	switch r := unescape(s.raw[i:]); {
 	case r < 0:
@@ -266,7 +264,7 @@ func (s *scanner) number(i int) (end int, err error) {
 	return end, nil
 }
 
-// checkNumber returns by how many digits at most a number becomes longer when its exponent is written out.
+// checkNumber returns the maximum number of digits that writing out the exponent adds to a number.
 func checkNumber(raw []byte, at, end int) (exponent int, err error) {
 	if e := bytes.IndexAny(raw[at:end], "eE"); e >= 0 {
 		exponent, err = strconv.Atoi(string(raw[at+e+1 : end]))
@@ -307,14 +305,14 @@ func wellFormed(raw []byte) error {
 	return nil
 }
 
-// keySet is the state of an object that is being read.
+// keySet has the keys of an object that is being read.
 type keySet struct {
 	first int                 // index of its first key
 	many  map[string]struct{} // its keys, if there are fewKeys or more
 }
 
-// has reports whether an object already has a key. keys has the keys of all open objects; those of
-// this object come last.
+// has reports whether an object already has a key. keys has the keys of all open objects; the keys of this object come
+// last.
 func (s *keySet) has(keys [][]byte, key []byte) bool {
 	keysOfObject := keys[s.first:]
 	if len(keysOfObject) < fewKeys {
@@ -338,8 +336,8 @@ func (s *keySet) has(keys [][]byte, key []byte) bool {
 	return false
 }
 
-// checkKeyCase returns a check that refuses keys at a depth that differ from a field's name only in
-// case. encoding/json would take "Queue" for "queue", and other decoders would not.
+// checkKeyCase returns a check of keys at a depth. It refuses a key that differs from a field's name only in case:
+// encoding/json would accept "Queue" for "queue", and other decoders would not.
 func checkKeyCase(at int) func(depth int, key []byte) error {
 	return func(depth int, key []byte) error {
 		if depth != at || fieldNames[string(key)] {
@@ -371,11 +369,11 @@ func unquoted(raw []byte) []byte {
 		return raw[1 : len(raw)-1]
 	}
 	var text string
-	_ = json.Unmarshal(raw, &text) // it is valid
+	_ = json.Unmarshal(raw, &text) // cannot fail: raw is valid
 	return []byte(text)
 }
 
-// shortened returns a client's text for an error message: its first 100 bytes if it is longer.
+// shortened returns a client's text for an error message, cut to 100 bytes.
 func shortened[T string | []byte](text T) string {
 	const most = 100
 	if len(text) <= most {

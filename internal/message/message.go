@@ -21,7 +21,7 @@ import (
 // job's args, and in the kind column of a dead letter.
 const JobKind = "dlqd_message"
 
-// Limits on a message. Names are limited to what River's columns and a readable page can hold.
+// Limits on a message. Names are limited to the lengths that River's columns hold and a page can show.
 const (
 	MaxDepth       = 64  // levels of nesting of the whole message
 	MaxNameLength  = 127 // characters of kind, as in River's constraint on the kinds of jobs
@@ -30,11 +30,10 @@ const (
 	MaxTags        = 32
 	MaxTagLength   = 255 // River's column
 	MaxHeaders     = 32
-	MaxHeaderBytes = 4096 // of one value
+	MaxHeaderBytes = 4096 // of one header's value
 )
 
-// DefaultPriority is the priority of a message that names none. Priorities are 1 (most urgent) to
-// 4.
+// DefaultPriority is the priority of a message that does not set one. Priorities are 1 (most urgent) to 4.
 const DefaultPriority = 2
 
 // Message is a message as a client submits it, and the args of the job that delivers it.
@@ -56,21 +55,21 @@ type Message struct {
 	ScheduledAt  *time.Time        `json:"scheduledAt,omitempty" doc:"Earliest time of the delivery."`
 	ExpiresAt    *time.Time        `json:"expiresAt,omitempty" doc:"Time after which the message is out of date. dlqd still delivers it; replay runs can skip its dead letter."`
 	OrderingKey  string            `json:"orderingKey,omitempty" doc:"In ordered queues, messages with the same key are delivered in the order of their submission." example:"order_81"`
-	// PayloadText is the payload as it was submitted; the database changes the layout of Payload.
-	// Only the jobs of queues that deliver the exact text have it, and clients cannot set it.
+	// PayloadText is the payload exactly as submitted, because the database changes the layout of Payload. Only jobs of
+	// queues that deliver the exact text have it. Clients cannot set it.
 	PayloadText string `json:"payloadText,omitempty"`
 
 	generatedID bool
 }
 
-// Exact returns the message with the text of its payload.
+// Exact returns the message with PayloadText set to the text of its payload.
 func (m Message) Exact() Message {
 	m.PayloadText = string(m.Payload)
 	return m
 }
 
-// Args returns the message as JSON, as the args of its job. It keeps the layout of the payload, which [Parse] has
-// checked. It is faster than json.Marshal, because it does not read the payload.
+// Args returns the message as JSON, for the args of its job. It keeps the layout of the payload, which [Parse] has
+// checked. It is faster than json.Marshal, because it does not parse the payload.
 func (m Message) Args() (string, error) {
 	var out strings.Builder
 	out.Grow(256 + len(m.Payload) + len(m.PayloadText))
@@ -164,10 +163,10 @@ type FieldError struct {
 	Message string
 }
 
-// InvalidError lists the errors of a message: every broken rule or, if the message is malformed, the first mistake.
+// InvalidError lists the errors of a message: every invalid field or, if the message is malformed, the first mistake.
 type InvalidError struct {
 	Fields    []FieldError
-	Malformed bool // not JSON in the form of a message, as opposed to a message that breaks a rule
+	Malformed bool // the text is not JSON in the form of a message
 }
 
 func (e *InvalidError) Error() string {
@@ -229,8 +228,8 @@ var reservedHeaders = map[string]bool{
 	"Upgrade": true, "Traceparent": true, "Tracestate": true, "User-Agent": true,
 }
 
-// wire is a submitted message. Its own fields replace those of Message: their types accept more values,
-// so that decode can name the field of an invalid one.
+// wire is a submitted message. Its fields replace fields of Message: their types accept any value, so that decode can
+// name the field with an invalid value.
 type wire struct {
 	Message
 
@@ -309,8 +308,8 @@ func ParseBatch(raw []byte, most int, maxBytes int64) ([]*Message, error) {
 	return messages, nil
 }
 
-// fill sets the fields of a message from those of its document. It returns false if strictDecode may find an error
-// in them.
+// fill sets the fields of a message from the fields of its document. If it returns false, strictDecode has to read the
+// document, to find a possible error.
 func (w *wire) fill(fields []field) bool {
 	for _, f := range fields {
 		var into any
@@ -363,7 +362,7 @@ func (w *wire) fill(fields []field) bool {
 	return len(fields) > 0
 }
 
-// decode returns the message of a checked document, of which fields are the outermost fields.
+// decode returns the message of a checked document. fields are the members of its outermost object.
 func decode(raw []byte, fields []field) (*Message, error) {
 	var w wire
 	if !w.fill(fields) { // fill is faster
@@ -453,7 +452,7 @@ func decode(raw []byte, fields []field) (*Message, error) {
 			continue
 		}
 		at, err := time.Parse(time.RFC3339, *f.text)
-		at = at.UTC() // the last hours of 9999 in another zone can be in a year that RFC 3339 cannot write
+		at = at.UTC() // convert first: in another zone, the last hours of 9999 may be in the year 10000 in UTC
 		if err != nil || at.Year() < 2000 || at.Year() > 9999 {
 			add(f.name, "%q is not an RFC 3339 time such as 2027-01-31T08:00:00Z", shortened(*f.text))
 		}
