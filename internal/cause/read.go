@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// maxFields limits the fields that are read from a document. The rest is not read.
+	// maxFields limits the fields that are read from a document. Further fields are ignored.
 	maxFields = 1000
 	// maxDepth is the largest number of keys in a path. Deeper values are skipped.
 	maxDepth = 8
@@ -59,8 +59,7 @@ func key(name string) string {
 	return name
 }
 
-// readJSON reads a document as far as it is valid. If it is cut off or broken, the fields before
-// that point are returned.
+// readJSON reads a document up to its first mistake or its end. It returns the fields before that point.
 func readJSON(body string) fields {
 	f := fields{at: map[string]string{}}
 	decoder := json.NewDecoder(strings.NewReader(body))
@@ -105,7 +104,7 @@ func readJSON(body string) fields {
 	return f
 }
 
-// readXML reads a document as far as it is valid. Attributes are fields of their element.
+// readXML reads a document up to its first mistake or its end. Attributes are fields of their element.
 func readXML(body string) fields {
 	f := fields{at: map[string]string{}}
 	decoder := xml.NewDecoder(strings.NewReader(body))
@@ -260,7 +259,7 @@ func isHTML(body string) bool {
 		func(tag string) bool { return strings.HasPrefix(begin, tag) })
 }
 
-// ofHTML reads the cause from a page: its title, else its first heading, else its text.
+// ofHTML reads the cause from a page: from its title or, if it has none, its first heading or its text.
 func (a *Answer) ofHTML(body string) Cause {
 	tokens := html.NewTokenizer(strings.NewReader(body))
 	tokens.SetMaxBuf(MaxBytes)
