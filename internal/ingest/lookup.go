@@ -73,7 +73,7 @@ func (i *Ingester) Lookup(ctx context.Context, messageID string) (*Position, err
 		_ = json.Unmarshal(job.Metadata, &metadata) // metadata that is not an object has no logical failure
 		position.LogicalFailure = metadata["dlq:logical_failure"]
 		if job.State == string(rivertype.JobStateScheduled) {
-			_ = json.Unmarshal(metadata[delivery.HeldKey], &position.HeldFor) // without a text at the key, the message is not held
+			_ = json.Unmarshal(metadata[delivery.HeldKey], &position.HeldFor) // not held if the key has no text
 		}
 		if position.State != Cancelled {
 			return position, nil

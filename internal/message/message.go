@@ -228,8 +228,8 @@ var reservedHeaders = map[string]bool{
 	"Upgrade": true, "Traceparent": true, "Tracestate": true, "User-Agent": true,
 }
 
-// wire is a submitted message. Its fields replace fields of Message: their types accept any value, so that decode can
-// name the field with an invalid value.
+// wire is a submitted message. Its fields replace fields of Message: their types accept more values, so that decode
+// can name the field with an invalid value.
 type wire struct {
 	Message
 
