@@ -19,12 +19,12 @@ type accessPage struct {
 	Sentence string
 	Me       api.Caller
 	Sessions []api.Session
-	Admin    bool           // the viewer manages tokens and sees the sessions of all users
+	Admin    bool           // why Admin is false; "" if it is true
 	Why      string         // why the viewer cannot; "" if Admin
-	Grants   []policy.Grant // from the policy
+	Grants   []policy.Grant // ways of authentication
 	Ways     []string       // of authentication
 	Tokens   []api.Token
-	Made     *madeToken // the token that the request before created, whose secret is shown once; otherwise nil
+	Made     *madeToken // the token that the previous request created; its secret is shown once; nil if there is none
 	Roles    []roleWords
 	Copies   []copyText
 }
@@ -59,13 +59,13 @@ func whereInWords(queues, kinds, sources []string) string {
 	return "in " + strings.Join(parts, "; ")
 }
 
-// noRole is the page for a caller who has no role, or none that reads dead letters.
+// noRole is the page for a caller without a role that may read dead letters.
 type noRole struct {
 	*access.Principal
 
-	From  string   // the provider or proxy that sends the caller's groups; "" if callers like this have no groups
+	From  string   // what sends the caller's groups: a provider or a proxy; "" if this caller can have no groups
 	Shown []string // the first maxGroups groups
-	More  int      // the number of others
+	More  int      // number of groups that are not shown
 }
 
 // maxGroups limits the groups on the page: a provider may send hundreds.
@@ -117,7 +117,7 @@ func (c *Console) access(in *request) (*view, error) {
 	v := &view{Template: "access", Title: "Access", Data: a, Interval: accessInterval}
 	if a.Made = a.made(in.Request); a.Made != nil {
 		v.Secret = true
-		v.Interval = 0 // a rendering would remove the secret from the page
+		v.Interval = 0 // not live: the next rendering would remove the secret from the page
 	}
 	return v, nil
 }
@@ -204,13 +204,13 @@ const (
 
 func (m *madeToken) keep(w http.ResponseWriter, r *http.Request) {
 	raw, err := json.Marshal(m) //nolint:gosec // its user sees the secret
-	if err == nil {             // always
+	if err == nil {             // always nil
 		access.SetCookie(w, r, madeCookie, base64.RawURLEncoding.EncodeToString(raw), madeFor)
 	}
 }
 
-// made returns the new token whose cookie a request has; nil if it has none, or if the list of tokens lacks
-// that token.
+// made returns the new token whose cookie the request has. It returns nil if there is no such cookie, or if the list of
+// tokens lacks that token.
 func (a *accessPage) made(r *http.Request) *madeToken {
 	var m madeToken
 	raw, err := base64.RawURLEncoding.DecodeString(access.Cookie(r, madeCookie))

@@ -47,7 +47,7 @@ func (c *Console) act(in *request) (*done, error) {
 	}}, nil
 }
 
-// move makes a move. Only the answer to a replay has a job.
+// move makes a move. The answer has a job only for a replay.
 func move(in *request, id, verb string) (*api.Replayed, error) {
 	entry, note := api.EntryInput{ID: id}, api.Action{Note: in.PostFormValue("note")}
 	if verb == "replay" {
@@ -70,7 +70,8 @@ func undoOf(operation *uuid.UUID) string {
 	return operation.String()
 }
 
-// approvalRedirect returns a redirect to the approval if err says that the action needs a second person.
+// approvalRedirect returns a redirect to the request for approval if err says that the action needs a second person.
+// The result is false for any other error.
 func approvalRedirect(err error) (*done, bool) {
 	needs, ok := errors.AsType[*api.ApprovalRequestedError](err)
 	if !ok {
@@ -110,7 +111,7 @@ type edit struct {
 	Entry   *deadLetterPage
 	Payload string
 	Note    string
-	Changed bool // the payload changed after the preview; nothing was sent
+	Changed bool // the payload changed after the preview, so nothing was sent
 	Preview api.ReplayAnswer
 	Problem *api.Problem
 	// Checkpoint is the operator's choice for a resumable job: resume, discard or "" (not chosen yet).
@@ -175,7 +176,7 @@ func (c *Console) edit(in *request) (*done, error) {
 	}, nil
 }
 
-// formText returns a field of the form with the line breaks that the operator typed: browsers send each as CR LF.
+// formText returns a field of the form with LF line breaks. Browsers send each line break as CR LF.
 func (in *request) formText(name string) string {
 	return strings.ReplaceAll(in.PostFormValue(name), "\r\n", "\n")
 }

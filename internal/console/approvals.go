@@ -23,8 +23,8 @@ import (
 const (
 	// approvalsInterval is the render interval of open approval pages.
 	approvalsInterval = 5 * time.Second
-	// countingTimeout limits the time to count the entries of a request. The minimum render interval of an open
-	// page is countingShare times as long as its last count took, so that it counts at most a twentieth of the time.
+	// countingTimeout limits the time to count the entries of a request. An open page waits countingShare times the
+	// duration of its last count before it counts again, so counting takes at most a twentieth of the time.
 	countingTimeout = 3 * time.Second
 	countingShare   = 20
 )
@@ -37,7 +37,7 @@ type approvalView struct {
 // Verb returns the requested action with a capital.
 func (a approvalView) Verb() string { return upper(a.Do()) }
 
-// What returns what the operation is about: a number of dead letters, or a job.
+// What describes the subject of the operation: a number of dead letters, or a job.
 func (a approvalView) What() string {
 	if job := a.Job(); job != 0 {
 		return "job " + strconv.FormatInt(job, 10)
@@ -122,7 +122,7 @@ func (a approvalView) Sentence() string {
 	return asks
 }
 
-// askedFor are requests for approval that wait and select entries of a page, latest first.
+// askedFor has the requests for approval that wait and select entries of a page, latest first.
 type askedFor []approvalView
 
 // For returns the latest of the requests that select an entry, or nil.
@@ -135,8 +135,8 @@ func (a askedFor) For(entry uuid.UUID) *approvalView {
 	return nil
 }
 
-// askedFor returns the requests that select one of the entries, as far as the viewer may see them. If they cannot
-// be read, the page shows none.
+// askedFor returns the waiting requests that select one of the entries and that the viewer may see. If the requests
+// cannot be read, it returns none.
 func (in *request) askedFor(entries ...uuid.UUID) askedFor {
 	if len(entries) == 0 || !in.me().May(access.Operator) {
 		return nil
@@ -153,7 +153,7 @@ func (in *request) askedFor(entries ...uuid.UUID) askedFor {
 	return requests
 }
 
-// askedForAll returns the requests for approval that wait and select entries of a list.
+// askedForAll returns the waiting requests for approval that select entries of a list.
 func (in *request) askedForAll(entries []deadletter.Summary) askedFor {
 	ids := make([]uuid.UUID, len(entries))
 	for i := range entries {
@@ -238,7 +238,7 @@ type approvalDetail struct {
 	approvalView
 
 	Now        *int64 // number of entries that approval would change now; nil if it is unknown
-	Since      string // why Now differs from the number when requested; "" if it does not
+	Since      string // why Now differs from the number at the time of the request; "" if it does not
 	WhyApprove string // why the viewer cannot approve the request; "" if the viewer can
 	WhyRefuse  string
 	Mine       bool
@@ -249,12 +249,12 @@ type approvalDetail struct {
 	Copies      []copyText
 }
 
-// approvalResult is the result of an executed request: how many entries it did not change and why, and the
-// page that lists those that it changed.
+// approvalResult is the result of an executed request: numbers of unchanged entries by reason, and the page that lists
+// the changed entries.
 type approvalResult struct {
 	Left     []share // numbers of entries, by reason
 	To, Name string  // page of the bulk operation or of the replay run; "" if there is none
-	CanUndo  bool    // the bulk operation has the id of the request
+	CanUndo  bool    // the bulk operation, which has the id of the request, can be undone
 }
 
 func (c *Console) approval(in *request) (*view, error) {
@@ -342,8 +342,8 @@ func (a *approvalDetail) findResult(in *request) error {
 	return nil
 }
 
-// countMatches counts the entries that approval would change now, and returns how long that took. If it fails,
-// Now stays nil and the page shows only the number at the time of the request.
+// countMatches counts the entries that approval would change now, and returns the duration of the count. If the count
+// fails, Now stays nil, and the page shows only the number at the time of the request.
 func (a *approvalDetail) countMatches(in *request, input api.GetApprovalInput) time.Duration {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(in.Context(), countingTimeout)

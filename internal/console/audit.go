@@ -29,10 +29,10 @@ type auditField struct {
 	Choices                 []string
 	Value                   string
 
-	into *string // the parameter of the operation
+	into *string // the parameter of the operation that the value sets
 }
 
-// auditFields returns the fields. Their values go into in.
+// auditFields returns the search fields. Each sets a parameter of in.
 func auditFields(in *api.AuditInput) []auditField {
 	states := make([]string, 0, len(marks))
 	for status := range marks {
@@ -55,13 +55,13 @@ func auditFields(in *api.AuditInput) []auditField {
 	}
 }
 
-// auditRow is an act, or an operation with all that it did.
+// auditRow is an act, or a whole operation with its entries.
 type auditRow struct {
 	deadletter.AuditRow
 
-	Day      string      // heads the row if it is the first of its day; "" otherwise
-	DayStart time.Time   // of Day
-	Ran      *replay.Run // the replay run whose start the row is; nil for others
+	Day      string      // heading of the day, if the row is the first of its day; otherwise ""
+	DayStart time.Time   // start of Day
+	Ran      *replay.Run // the replay run that the row says was started; nil for other rows
 }
 
 // Run returns the id of the replay run that the row's reason names, or "". The run moved the row's entry, or
@@ -74,7 +74,7 @@ func (r *auditRow) Run() string {
 	return ""
 }
 
-// Whole reports whether the row is an operation with all of its entries.
+// Whole reports whether the row stands for an operation with all of its entries.
 func (r *auditRow) Whole() bool { return r.EntryID == nil && r.Operation != nil }
 
 // operationDone is the detail of an operation in the audit trail.
@@ -87,7 +87,7 @@ type operationDone struct {
 }
 
 func (r *auditRow) done() (d operationDone) {
-	_ = json.Unmarshal(r.Detail, &d) // a detail that is hidden says nothing more
+	_ = json.Unmarshal(r.Detail, &d) // a hidden detail leaves d empty
 	return d
 }
 
@@ -103,14 +103,14 @@ func (r *auditRow) Approval() string {
 	return ""
 }
 
-// actVerbs maps what the audit trail says of a replay run or an approval to the verb that says what a person did.
+// actVerbs maps an act on a replay run or an approval to the verb that describes what a person did.
 var actVerbs = map[string]string{
 	"started": "started", "paused": "paused", "resumed": "resumed", "cancelled": "cancelled",
 	"rate changed": "changed the rate of", "requested": "requested", "requested again": "requested again",
 	"approved": "approved", "refused": "refused", "withdrawn": "withdrew",
 }
 
-// FilterText returns the filter of the operation or the replay run as it is typed, or "".
+// FilterText returns the filter of the operation or replay run in the filter language, or "".
 func (r *auditRow) FilterText() string {
 	if r.Ran != nil {
 		return filterWords(r.Ran.Filter)
@@ -121,17 +121,17 @@ func (r *auditRow) FilterText() string {
 	return ""
 }
 
-// operationVerbs maps the action of an operation to the verb that says what a person did.
+// operationVerbs maps the action of an operation to the verb that describes what a person did.
 var operationVerbs = map[string]string{
 	"discard": "discarded", "expire": "expired", "resolve": "resolved", "park": "parked",
 	"unpark": "returned to automatic", "reopen": "reopened", "assign": "assigned", "tag": "tagged", "note": "noted",
 	"purge": "purged", "undo": "undid an operation on",
 }
 
-// idInText matches the ids in a text, of which pages show the beginning and the end.
+// idInText matches ids in a text. Pages show only their beginning and end.
 var idInText = regexp.MustCompile(`\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`)
 
-// Words says what was done.
+// Words describes the act.
 func (r *auditRow) Words() string {
 	reason := fmt.Sprint(deref(r.Reason))
 	if run := r.Ran; run != nil {
@@ -177,7 +177,7 @@ func (r *auditRow) Words() string {
 	return text
 }
 
-// From says in words where the act came from.
+// From describes the origin of the act.
 func (r *auditRow) From() string { return originInWords(fmt.Sprint(deref(r.Origin))) }
 
 var (
@@ -203,8 +203,8 @@ var (
 	}
 )
 
-// originInWords shortens the origin of an act. If the act came from a browser, the browser's name, the system
-// and the address are left.
+// originInWords shortens the origin of an act. For an act from a browser, it keeps the names of the browser and the
+// system, and the address.
 func originInWords(origin string) string {
 	parts := originParts.FindStringSubmatch(origin)
 	if parts == nil {
@@ -249,8 +249,8 @@ type audit struct {
 	Fields   []auditField
 	Used     bool // a field other than People, Each and Day is set
 	People   bool
-	Each     bool   // a row for each entry of an operation
-	Day      string // only this day, as 2026-11-25
+	Each     bool   // show a row for each entry of an operation
+	Day      string // show only this day, such as 2026-11-25
 	Rows     []auditRow
 	Next     string
 	First    string
@@ -258,7 +258,7 @@ type audit struct {
 	Copies   []copyText
 }
 
-// auditTabs returns the quick choices. One is current if its address is the address of the page without the
+// auditTabs returns the quick choices. The current one is the one whose address is the address of the page without the
 // cursor.
 func auditTabs(in *request) []auditTab {
 	day := func(ago int) string { return in.today().AddDate(0, 0, -ago).Format(time.DateOnly) }
@@ -381,8 +381,8 @@ func (a *audit) readRuns(in *request) error {
 	return err
 }
 
-// timeAsTyped converts a time, of the viewer's zone if it has none, to RFC 3339 in UTC. Other texts are returned as
-// they are, for the API to parse.
+// timeAsTyped converts a time to RFC 3339 in UTC. A time without a zone is in the viewer's zone. Other texts are
+// returned unchanged, for the API to parse.
 func (in *request) timeAsTyped(text string) string {
 	if at, ok := in.parseTime(text); ok {
 		return at.UTC().Format(time.RFC3339)

@@ -19,24 +19,24 @@ import (
 
 // bulk is an action on many dead letters: choose an action, preview it, give a note, confirm.
 type bulk struct {
-	Verb    *bulkVerb // nil: not chosen yet
+	Verb    *bulkVerb // nil if no action is chosen yet
 	Verbs   []bulkVerb
 	Query   string
 	IDs     []string
-	All     bool // all that match Query; otherwise those of IDs
+	All     bool // all entries that match Query; otherwise the entries in IDs
 	Total   int64
 	ByQueue []share
 	ByType  []share
 	ByAge   []share
-	Preview *replay.Preview // of a replay
-	Notes   []string        // of Preview
-	Steps   bool            // a replay is progressive
+	Preview *replay.Preview // preview of a replay
+	Notes   []string        // notes of Preview
+	Steps   bool            // whether the replay run is progressive
 	Typed   bool            // the operator must type the number of entries to confirm
 	Problem *api.Problem
 	Form    url.Values
-	New     bool                              // the page is /replays/new, which begins with a filter
+	New     bool                              // whether the page is /replays/new, which begins with a filter
 	Groups  []analytics.TopGroup              // suggestions for the filter
-	Letters map[uuid.UUID]*deadletter.Summary // those of the preview's samples
+	Letters map[uuid.UUID]*deadletter.Summary // entries of the preview's samples
 	Copies  []copyText
 }
 
@@ -46,7 +46,7 @@ type share struct {
 	Entries int64
 }
 
-// typeShares returns the shares of error types. Types of HTTP answers get the words of their status line.
+// typeShares returns the shares of error types. It shows types of HTTP answers as the words of their status line.
 func typeShares(of map[string]int64) []share {
 	list := shares(of)
 	for i := range list {
@@ -135,7 +135,7 @@ func (b *bulk) number(name string) (float64, error) {
 	return n, nil
 }
 
-// choice parses a field of the form that is yes or no; nil if the policy decides.
+// choice parses a yes-or-no field of the form. Nil means that the policy decides.
 func (b *bulk) choice(name string) *bool {
 	if text := b.Form.Get(name); text != "" {
 		return new(text != "no")
@@ -186,20 +186,20 @@ func (b *bulk) actionRequest() api.BulkRequest {
 	return r
 }
 
-// estimates returns the estimates of a preview that are above 0, what to expect, and the load, as sentences.
+// estimates returns sentences about a preview: its estimates above 0, the expected recoveries, and the load.
 func estimates(p *replay.Preview, words replay.Words) []string {
 	notes := p.Notes(words)
 	list := make([]string, 0, len(p.Estimates)+len(notes))
 	for _, e := range p.Estimates {
-		if e.Entries > 0 || !e.Exact(p.Total) { // what none of them is says nothing
+		if e.Entries > 0 || !e.Exact(p.Total) { // omit exact zeros
 			list = append(list, e.Text(words, p.Total))
 		}
 	}
 	return append(list, notes...)
 }
 
-// replayWords returns the words of pages for a preview: times in the viewer's zone, separated numbers and short
-// fingerprints.
+// replayWords returns the formats of a preview's texts for pages: times in the viewer's zone, numbers with separators,
+// and short fingerprints.
 func (in *request) replayWords() replay.Words {
 	return replay.Words{
 		Number: number, Time: in.clock, Group: func(fingerprint string) string { return "group " + short(fingerprint) },
@@ -222,7 +222,7 @@ func (b *bulk) loadPreview(in *request) error {
 		words := in.replayWords()
 		words.Unlimited = request.Rate == 0
 		b.Preview, b.Notes = answer.Preview, estimates(answer.Preview, words)
-		// The form sends "options" with the state of its check boxes. Before that, the default applies.
+		// The form sends "options" together with its check boxes. In a form without "options", the default applies.
 		b.Steps = request.Progressive || b.Form.Get("options") == "" && b.Preview.Total > replay.ProgressiveAbove
 		b.Total, b.ByQueue, b.ByType, b.ByAge = b.Preview.Total, shares(b.Preview.ByQueue),
 			typeShares(b.Preview.ByErrorType), shares(b.Preview.ByAge)
@@ -247,7 +247,7 @@ func (b *bulk) loadPreview(in *request) error {
 	return nil
 }
 
-// readSamples reads the kinds and errors of the preview's samples. Without them the page shows only their ids.
+// readSamples reads the kinds and errors of the preview's samples. If that fails, the page shows only their ids.
 func (b *bulk) readSamples(in *request) {
 	ids := make([]string, len(b.Preview.Samples))
 	for i, s := range b.Preview.Samples {
@@ -256,7 +256,7 @@ func (b *bulk) readSamples(in *request) {
 	b.Letters = in.summaries(ids)
 }
 
-// copies returns the equivalents of the preview. The command has --dry-run; without it the command
+// copies returns the command, SQL and curl texts for the preview. The command has --dry-run; without this flag it
 // carries out the action.
 func (b *bulk) copies(in *request, curl string) []copyText {
 	command, filter := "dlqd "+b.Verb.Name, in.filterJSON(b.Query)

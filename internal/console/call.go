@@ -56,8 +56,8 @@ func (in *request) exchange(r *api.Request) (*response, error) {
 	return answer, nil
 }
 
-// callIfAllowed does what call does, for data that the viewer may not be allowed to see. It returns false and an empty
-// answer if the API answers 403 or 404.
+// callIfAllowed is like call, for data that the viewer may not be allowed to see. It returns false and an empty answer
+// if the API answers 403 or 404.
 func callIfAllowed[In, Out any](in *request, operation api.Operation[In, Out], input In) (*Out, bool, error) {
 	out, err := call(in, operation, input)
 	if problem, ok := errors.AsType[*api.Problem](err); ok && (problem.Status == http.StatusForbidden ||
@@ -100,9 +100,9 @@ func (r *response) WriteHeader(status int) {
 	}
 }
 
-// send sends a request to the API in this process as the principal in ctx. The audit trail takes the address and
-// the user agent from the browser's request, from. A panic becomes an error: callers such as live renderings run
-// outside of net/http, which would recover it.
+// send sends a request to the API in this process as the principal in ctx. The audit trail takes the address and the
+// user agent from from, the browser's request. A panic becomes an error: callers such as live renderings run outside of
+// net/http, which would recover a panic.
 func (c *Console) send(ctx context.Context, from *http.Request, sent *api.Request) (answer *response, err error) {
 	answer = &response{header: http.Header{}}
 	if err := c.serve(ctx, from, sent, answer); err != nil {
@@ -111,7 +111,7 @@ func (c *Console) send(ctx context.Context, from *http.Request, sent *api.Reques
 	return answer, nil
 }
 
-// serve does what send does, but the API writes its answer to w.
+// serve is like send, but the API writes its answer to w.
 func (c *Console) serve(ctx context.Context, from *http.Request, sent *api.Request, w http.ResponseWriter) (err error) {
 	defer func() {
 		p := recover()

@@ -23,8 +23,8 @@ import (
 
 // headline is the cause of a failure in one line: "402 Payment Required · INSUFFICIENT_FUNDS: card declined".
 type headline struct {
-	Status string // of an HTTP answer; "" for other failures
-	Name   string // code or type; "" if the text has it, or if it says only that something failed
+	Status string // status of an HTTP answer; "" for other failures
+	Name   string // code or type; "" if Text contains it, or if it only says that something failed
 	Text   string
 }
 
@@ -46,12 +46,13 @@ var (
 	// codeAtEnd matches the end of a delivery's error if the answer has a code: "card declined
 	// (INSUFFICIENT_FUNDS)".
 	codeAtEnd = regexp.MustCompile(`^(?:(.*) )?\(([^()\s]+)\)$`)
-	// urlAtStart matches the beginning of a delivery's error from before destinations were stored.
+	// urlAtStart matches the URL at the beginning of a delivery's error. Versions of dlqd that did not store the
+	// destination wrote it.
 	urlAtStart = regexp.MustCompile(`^POST \S+: `)
 	statusType = regexp.MustCompile(`^HTTP_([1-5][0-9]{2})$`)
 )
 
-// headlineOf returns the headline of an error. The message may be nil or "", if the viewer may not see it.
+// headlineOf returns the headline of an error. The message is nil or "" if the viewer may not see it.
 func headlineOf(message, errorType, code any) headline {
 	h := headline{Text: urlAtStart.ReplaceAllString(strings.TrimPrefix(firstLine(message), "JobCancelError: "), "")}
 	kind, name := fmt.Sprint(deref(errorType)), fmt.Sprint(deref(code))
@@ -106,26 +107,27 @@ func cutStatus(text string) (status, rest string, ok bool) {
 	return status, strings.TrimPrefix(rest, ": "), ok && (rest == "" || strings.HasPrefix(rest, ": "))
 }
 
-// exchange is what a failed delivery sent, and what came back.
+// exchange is the request of a failed delivery and its answer.
 type exchange struct {
 	Method, URL string
 	Sent        []header
-	Body        string // what was sent; "" if the viewer may not see it
+	Body        string // body of the request; "" if the viewer may not see it
 	BodyHidden  bool
-	Status      string // of the answer; "" if there was none
+	Status      string // status of the answer; "" if there was none
 	Received    []header
-	Reply       []piecePart // the answer's body
-	Cut         bool        // only the beginning of the body is stored or shown
+	Reply       []piecePart // body of the answer
+	Cut         bool        // only the beginning of the answer's body is stored or shown
 	Problem     string      // why there was no answer
 }
 
-// piecePart is a part of an answer's body. Marked is the part that states the reason.
+// piecePart is a part of an answer's body. Marked is set for the part that states the cause.
 type piecePart struct {
 	Text   string
 	Marked bool
 }
 
-// maxReply limits how much of a body the exchange shows, in bytes. The payload and the context show all of it.
+// maxReply limits how much of a body the exchange shows, in bytes. The payload and the error's context show the whole
+// body.
 const maxReply = 4 << 10
 
 // exchangeOf returns the exchange of the last failed delivery; nil for a job that sent nothing.
@@ -136,7 +138,7 @@ func (l *deadLetterPage) exchangeOf() *exchange {
 	x := &exchange{Method: http.MethodPost, URL: fmt.Sprint(deref(l.DestinationURL)), BodyHidden: l.Hidden}
 	own := l.deliveryHeaders()
 	if grpc.IsURL(x.URL) {
-		x.Method, own = "gRPC", own[1:] // without the type of the content
+		x.Method, own = "gRPC", own[1:] // omit the Content-Type header
 	}
 	x.Sent = slices.Concat(own, l.Headers)
 	if !l.Hidden {
@@ -150,7 +152,7 @@ func (l *deadLetterPage) exchangeOf() *exchange {
 		RetryAfter json.Number       `json:"retryAfterSeconds"`
 		Headers    map[string]string `json:"headers"`
 	}
-	_ = json.Unmarshal(l.ErrorContext, &context) // a context that is masked as a whole has no fields
+	_ = json.Unmarshal(l.ErrorContext, &context) // if the context is masked as a whole, context stays empty
 	cause := headlineOf(l.ErrorMessage, l.ErrorType, l.ErrorCode)
 	if x.Status = cause.Status; x.Status == "" && context.Status != "" {
 		x.Status = context.Status.String()
@@ -181,7 +183,7 @@ func (l *deadLetterPage) exchangeOf() *exchange {
 	return x
 }
 
-// markReason splits the body of an answer at the texts that its headline took from it.
+// markReason splits the body of an answer around the texts that the headline took from it.
 func markReason(body string, cause headline) []piecePart {
 	if body == "" {
 		return nil
@@ -204,7 +206,7 @@ func markReason(body string, cause headline) []piecePart {
 	return append(parts, piecePart{Text: body[from:]})
 }
 
-// clipBytes returns at most limit bytes of a text, without a broken character at the end.
+// clipBytes returns at most limit bytes of a text, without cutting a character.
 func clipBytes(text string, limit int) string {
 	if len(text) <= limit {
 		return text
@@ -212,7 +214,7 @@ func clipBytes(text string, limit int) string {
 	return strings.ToValidUTF8(text[:limit], "") + "…"
 }
 
-// likeness is what is known of the failure group of an entry, from rollups and replay runs.
+// likeness describes the failure group of an entry, from rollups and replay runs.
 type likeness struct {
 	Group  *group.Group
 	Window window   // of the group's trend

@@ -39,13 +39,13 @@ type chart struct {
 	Bands   []band
 	Markers []marker
 	File    string         // address of its CSV; "" if there is none
-	Image   string         // address of its SVG
+	Image   string         // time zone of the times; nil means UTC
 	Zone    *time.Location // of its times
-	// Bars draws a bar for each bucket, for counts of events in it. Otherwise the values are those at the buckets'
-	// starts, and the area between them is filled.
+	// Bars means that each value counts the events in its bucket, which the chart draws as a bar. Otherwise a value is
+	// the level at the start of its bucket, and the area below the values is filled.
 	Bars bool
-	// Filter, if not nil, is the filter of the dead letters that the chart is about. A range of times, chosen in the
-	// chart or typed, is added to it.
+	// Filter, if not nil, is the filter of the dead letters in the chart. A time range that the viewer chooses in the
+	// chart or types is added to it.
 	Filter *string
 }
 
@@ -77,8 +77,8 @@ func (c *chart) zone() *time.Location {
 
 func (c *chart) clock(at time.Time) string { return at.In(c.zone()).Format(clockLayout) }
 
-// maxNamedMarkers is the maximum number of markers in a chart's summary, or in the title of one sign. The
-// table lists them all.
+// maxNamedMarkers is the maximum number of markers in a chart's summary, or in the title of one sign. The table has all
+// markers.
 const maxNamedMarkers = 6
 
 // The chart fills the width of its container. Heights are in pixels; hour labels are drawn below
@@ -202,15 +202,15 @@ func (c *chart) Marks() (marks []marker) {
 	return marks
 }
 
-// sign is the drawing of one marker, or of several of a kind that are close together.
+// sign is the drawing of one marker, or of several markers of a kind that are close together.
 type sign struct {
 	kind, words string
 	at          float64 // percent of the width
 	many        int
 }
 
-// signs places the markers. Markers of one kind whose distance is below apart become one sign. Signs of
-// different kinds are moved to that distance.
+// signs places the markers. Markers of one kind that are closer than apart become one sign. Signs of different kinds
+// that are closer than apart are moved apart.
 func (c *chart) signs() (signs []*sign) {
 	const apart = 1.5 // minimum distance, in percent of the width
 	span := c.To().Sub(c.From())
@@ -280,7 +280,7 @@ func spark(values []int64) template.HTML {
 		words[i] = number(v)
 	}
 	fmt.Fprintf(&svg, `<svg class="spark" viewBox="0 0 %g %g" role="img" aria-label="failures over time: %s" preserveAspectRatio="none">`, width, height, strings.Join(words, ", "))
-	// A path for all bars: a page of 50 groups has 3,000 of them.
+	// Use one path for all bars: a page of 50 groups has 3,000 bars.
 	var bars, none strings.Builder
 	for i, v := range values {
 		path, h := &none, 0.75
@@ -300,8 +300,8 @@ func maxOf(values []int64) (most int64) {
 	return most
 }
 
-// niceTop returns the smallest number of the form 2, 4, 6 or 10 times a power of ten that is at
-// least v. Its half, the label in the middle of the axis, is whole.
+// niceTop returns the smallest number of the form 2, 4, 6 or 10 times a power of ten that is at least v. Half of it,
+// the label in the middle of the axis, is a whole number.
 func niceTop(v int64) int64 {
 	for power := int64(1); ; power *= 10 {
 		for _, d := range []int64{2, 4, 6, 10} {

@@ -10,13 +10,13 @@ import (
 	"sync"
 )
 
-// minCompressed is the size from which answers are compressed, in bytes: smaller ones fit into a packet.
+// minCompressed is the size in bytes from which answers are compressed. A smaller answer fits into one packet anyway.
 const minCompressed = 1400
 
-// mayCompress reports whether a page may be compressed. The size of a compressed page reveals whether a text in
-// its address also occurs in its data (BREACH). An attacker whose site makes the browser load pages of dlqd, and
-// who sees the traffic, could so guess data. Therefore only pages that the user opens from dlqd's pages, or by
-// their address, are compressed.
+// mayCompress reports whether a page may be compressed. The size of a compressed page reveals whether a text in its
+// address also occurs in its data (BREACH). An attacker whose site makes the browser load pages of dlqd, and who sees
+// the traffic, could guess data this way. Therefore a page is compressed only if the user opened it from a page of
+// dlqd, or by typing its address.
 func mayCompress(r *http.Request, v *view) bool {
 	return v.Until.IsZero() && !v.Secret &&
 		slices.Contains([]string{"same-origin", "none"}, r.Header.Get("Sec-Fetch-Site"))

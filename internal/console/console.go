@@ -29,7 +29,7 @@ type Config struct {
 	API http.Handler
 	// NotServed serves requests that are neither for a page nor for the API.
 	NotServed http.Handler
-	// Policy returns the policy in force. Environment is its environment.
+	// Policy returns the current policy. Environment is the environment that the policy is loaded for.
 	Policy      func() *policy.Policy
 	Environment string
 	// SignInWays reports how a browser can sign in: with a token of dlqd, through the OpenID Connect provider, or
@@ -37,7 +37,8 @@ type Config struct {
 	SignInWays func() (tokens, provider bool)
 	// RiverUI is the address of River UI, for links to jobs; "" if there is none.
 	RiverUI string
-	// Ready, if not nil, returns an error while the process should get no traffic. Event streams end when it does.
+	// Ready, if not nil, returns an error while the process should get no traffic. Event streams end when it returns an
+	// error.
 	Ready func() error
 	// Reach returns an error if the database does not answer.
 	Reach func(ctx context.Context) error
@@ -176,15 +177,15 @@ type view struct {
 	Interval time.Duration
 	// Status is the HTTP status; 0 means 200.
 	Status int
-	// Live is the address of the page's live sections; "" if it is the address of the page.
+	// Live is the address of the page's live sections. "" means the address of the page.
 	Live string
 	// Secret means that the page contains a secret, and is not compressed.
 	Secret bool
-	// Until is the time from which the page must not show its content any more; zero for no such time.
+	// Until is the time after which the page must not show its content. Zero means no limit.
 	Until time.Time
 	// Section is the path of the navigation item to highlight; "" if the path of the page determines it.
 	Section string
-	// To, if not "", is a path of the console that is shown instead.
+	// To, if not "", is the path of another page of the console, to which the browser is redirected.
 	To string
 	// Seen has an outcomeKey for each request for approval whose outcome the page shows to its requester.
 	Seen []string
@@ -195,7 +196,7 @@ func (c *Console) page(pattern string, show func(*request) (*view, error)) {
 	c.mux.HandleFunc("GET "+pattern, func(w http.ResponseWriter, r *http.Request) {
 		in := c.request(r)
 		if in.frame.hasSidebar() {
-			c.sidebar.refresh(in) // beside the page's own reads
+			c.sidebar.refresh(in) // read concurrently with the page's own data
 		}
 		v, err := recovered(show, in)
 		if err == nil && v.To != "" {
@@ -252,7 +253,7 @@ func (c *Console) action(pattern string, do func(*request) (*done, error)) {
 	})
 }
 
-// recovered calls a page or an action. A panic becomes an error, for which the browser gets a page.
+// recovered calls a page or an action, and turns a panic into an error, so that the browser gets an error page.
 func recovered[T any](do func(*request) (T, error), in *request) (out T, err error) {
 	defer func() {
 		p := recover()
@@ -266,7 +267,7 @@ func recovered[T any](do func(*request) (T, error), in *request) (out T, err err
 	return do(in)
 }
 
-// mayPass reports whether a request that was refused with this status may succeed if it is sent again
+// mayPass reports whether a request that was refused with this status may succeed if the browser sends it again
 // unchanged.
 func mayPass(status int) bool {
 	return status == http.StatusTooManyRequests || status >= http.StatusInternalServerError
@@ -365,18 +366,18 @@ type failure struct {
 	Again *again // nil if there is no form to send again
 }
 
-// again is a form that was not handled, or whose answer was lost. The page shows what the user typed, and sends the
+// again is a form that was not handled, or whose answer was lost. The page shows what the user typed, and can send the
 // whole form again.
 type again struct {
 	Action string
-	Typed  url.Values // to show
-	Fields url.Values // to send
-	// Page is where the user sees whether the form was handled: the database may have committed although the
-	// connection was lost. It is "" if the form was refused before its handler.
+	Typed  url.Values // fields that the user typed, to show
+	Fields url.Values // all fields, to send
+	// Page is the address of the page where the user can check whether the form was handled: the database may have
+	// committed before the connection was lost. It is "" if the form was refused before its handler ran.
 	Page string
 }
 
-// refusedForm returns the form of a refused request that may succeed if it is sent again; nil for other
+// refusedForm returns the form of a refused request that may succeed if it is sent again. It returns nil for other
 // requests.
 func refusedForm(in *request, problem *api.Problem) *again {
 	if in.Method != http.MethodPost || !mayPass(problem.Status) {
@@ -391,7 +392,7 @@ func refusedForm(in *request, problem *api.Problem) *again {
 		shown[name] = []string{in.formText(name)}
 	}
 	a := &again{Action: t.Action, Typed: shown, Fields: in.PostForm}
-	if problem.Status >= http.StatusInternalServerError && !in.frame.Bare { // see Unavailable
+	if problem.Status >= http.StatusInternalServerError && !in.frame.Bare { // not for a request that Unavailable answers
 		a.Page = in.console.pageOf(in.Request)
 	}
 	return a
@@ -414,9 +415,9 @@ func (c *Console) notFound(w http.ResponseWriter, r *http.Request) {
 		&api.Problem{Status: http.StatusNotFound, Detail: "There is no page " + r.URL.Path + "."})
 }
 
-// pageOf returns the address of the page from which the form of a request was sent: the nearest page above the
-// form's address. If the form's field from has the same path, pageOf returns from, which also has the query of
-// the page. If there is no page above the form's address, from alone decides.
+// pageOf returns the address of the page from which the form of a request was sent. This is the nearest page above the
+// form's address. If the field from of the form has the same path, pageOf returns from, which also has the page's
+// query. If there is no page above the form's address, pageOf uses from alone.
 func (c *Console) pageOf(r *http.Request) string {
 	nearest := "/"
 	for at := r.URL.EscapedPath(); at != "/" && at != "."; at = path.Dir(at) {

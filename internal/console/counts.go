@@ -13,12 +13,12 @@ import (
 )
 
 const (
-	// countAge is the age from which the count of a tab is read again. Pages show the old count meanwhile, up to
-	// countRetention.
+	// countAge is the age from which a tab's count is read again. Until the new count is known, pages show the old one,
+	// up to the age countRetention.
 	countAge       = 10 * time.Second
 	countRetention = 30 * time.Second
-	// countWait is how long after its request began a page waits for counts that are not known. A later one is for
-	// the next page.
+	// countWait is how long after the start of its request a page waits for missing counts. A count that arrives later is
+	// shown by the next page.
 	countWait = 25 * time.Millisecond
 	// maxCounted limits the saved views that a page counts.
 	maxCounted = 12
@@ -30,11 +30,11 @@ const (
 // api.MostCounted, or when the API's time for counts is over.
 type countCache struct {
 	reading singleflight.Group
-	one     sync.Mutex // lets one count run at a time, so that counts leave connections for requests
+	one     sync.Mutex // only one count runs at a time, so that counts leave connections for requests
 
 	mu            sync.Mutex
 	cached        map[string]cachedCount
-	invalidBefore time.Time // counts whose reading began earlier may miss the latest action
+	invalidBefore time.Time // counts whose reading began before may miss the latest action
 }
 
 type cachedCount struct {
@@ -64,8 +64,8 @@ func (c *countCache) get(in *request, queries []string) map[string]*api.Count {
 // countsKey returns the beginning of a viewer's keys in the cache.
 func countsKey(in *request) string { return permissionsKey(in.me()) + "\x00" + in.actor() + "\x00" }
 
-// refresh starts to read the counts that are not known, or old. It returns a channel that is closed when they have been
-// read; nil if all of them are known.
+// refresh starts to read counts that are missing or old. It returns a channel that is closed when they have been read.
+// If no count is missing, it returns nil.
 func (c *countCache) refresh(in *request, queries []string) <-chan struct{} {
 	viewer, unknown := countsKey(in), false
 	var reads []func() error
@@ -93,7 +93,7 @@ func (c *countCache) refresh(in *request, queries []string) <-chan struct{} {
 	return done
 }
 
-// known returns a cached count, and whether it is to be read again.
+// known returns a cached count and whether it must be read again.
 func (c *countCache) known(key string) (count api.Count, old, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -27,8 +27,8 @@ type deadLetterPage struct {
 	api.EntryDetail
 
 	Sentence string
-	Payload  json.RawMessage // shown and edited: the message's payload, or the job's args
-	Headers  []header        // of the message
+	Payload  json.RawMessage // headers of the message
+	Headers  []header        // file and line of the rule in the current policy; "" if that has no such rule
 	RuleAt   string          // file and line of the rule in the policy in force; "" if it has no such rule
 	Earlier  bool            // another version of the policy chose the rule
 	Attempts []attempt
@@ -39,16 +39,16 @@ type deadLetterPage struct {
 	Curl     string // the request of a redelivery; "" for a job of an application
 	Operator bool
 	Masked   bool   // a part of the entry is shown as ***
-	Revealed bool   // shown unmasked by this request
+	Revealed bool   // this request shows the entry unmasked
 	Hidden   bool   // the viewer may not see payloads
 	RiverUI  string // address of River UI; "" if not configured
 	Asked    askedFor
 	Cause    headline
 	Exchange *exchange // nil if the job sent nothing
-	Like     *likeness // nil if its failure group is unknown, and in live renderings: the page keeps its first one
+	Like     *likeness // nil if the group is unknown, and in live renderings: the page keeps the first one
 }
 
-// IsMessage reports whether the job was created for a message.
+// IsMessage reports whether the job delivers a message.
 func (l *deadLetterPage) IsMessage() bool { return l.JobKind == message.JobKind }
 
 // CanEdit reports whether the form to edit the payload is shown. A payload with masked parts cannot
@@ -60,7 +60,8 @@ func (l *deadLetterPage) CanEdit() bool {
 // TooLong reports whether the payload exceeds maxShown.
 func (l *deadLetterPage) TooLong() bool { return len(l.Payload) > maxShown }
 
-// Editable reports whether the viewer may replay with another payload once the payload is unmasked.
+// Editable reports whether the viewer may replay the entry with another payload. If the payload is masked, the viewer
+// has to reveal it first.
 func (l *deadLetterPage) Editable() bool {
 	return l.Operator && !l.Hidden && !l.TooLong() && slices.Contains(movesFrom("replay"), l.Status)
 }
@@ -68,23 +69,23 @@ func (l *deadLetterPage) Editable() bool {
 // header is a header of the message. Deliveries send it unchanged.
 type header struct{ Name, Value string }
 
-// attempt is an attempt of the job, or a redelivery. A list of attempts begins with the next step, if a time is
-// set for it; then come the attempts, the newest first.
+// attempt is an attempt of the job, or a redelivery. In a list, the next step comes first, if its time is known; then
+// the attempts, newest first.
 type attempt struct {
 	At     time.Time
 	Title  string
-	By     string // who started it
+	By     string // who started the redelivery
 	Detail string // strategy, duration and load of the machine; "" if unknown
 	Error  string
 	OK     bool
 	Due    bool
-	Wait   time.Duration // since the attempt before; 0 for the first, and below a second
+	Wait   time.Duration // time since the previous attempt; 0 for the first attempt, and below a second
 }
 
 // verb is a move of an entry.
 type verb struct {
 	Name, Label, Consequence string
-	Why                      string // why it is not possible now; "" if it is possible
+	Why                      string // why the move is not possible now; "" if it is
 	Key                      string
 }
 
@@ -149,9 +150,8 @@ func (l *deadLetterPage) findRule(p *policy.Policy) {
 	}
 }
 
-// payloadOf returns the payload that pages show, and the headers. They are those of the edited event, if there
-// is one, and otherwise those of the original event. A job of an application has its args as payload, and no
-// headers.
+// payloadOf returns the payload and the headers that pages show: from the edited event, if there is one, otherwise from
+// the original event. For a job of an application, the payload is the job's args, and there are no headers.
 func payloadOf(e *api.EntryDetail) (json.RawMessage, []header) {
 	event := e.OriginalEvent
 	if len(e.EditedEvent) > 0 && string(e.EditedEvent) != "null" {
@@ -165,8 +165,8 @@ func payloadOf(e *api.EntryDetail) (json.RawMessage, []header) {
 		Payload json.RawMessage `json:"payload"`
 		Headers json.RawMessage `json:"headers"`
 	}
-	_ = json.Unmarshal(event, &message) // replay.Payload has parsed it
-	if !json.Valid(payload) {           // a payload kept as text is masked as a whole
+	_ = json.Unmarshal(event, &message) // cannot fail: replay.Payload has parsed it
+	if !json.Valid(payload) {           // masking replaces a payload that is stored as text as a whole
 		payload = json.RawMessage(cmp.Or(string(message.Payload), string(event)))
 	}
 	return payload, headersOf(message.Headers)
@@ -246,9 +246,9 @@ func sentenceOf(e *deadletter.Entry) string {
 	return strings.Join(sentences, " ")
 }
 
-// nextNamesRule reports whether the next step of a pending entry (dlq.next_step) names the entry's rule
-// while automatic redelivery is on. It does if the entry waits for a time, its place in the pace, or
-// automatic redelivery, and not if it is undecided, or waits for a condition or its ordering key.
+// nextNamesRule reports whether the next step of a pending entry (dlq.next_step) names the entry's rule while automatic
+// redelivery is on. It does so if the entry waits for a time, for its place in the pace, or for automatic redelivery.
+// It does not if the entry is undecided, or waits for a condition or its ordering key.
 func nextNamesRule(e *deadletter.Entry) bool {
 	return e.Strategy != nil && (e.WaitingFor == nil || *e.WaitingFor == "pace" || *e.WaitingFor == "automatic")
 }
@@ -261,7 +261,7 @@ func reasonOf(e *deadletter.Entry, withRule bool) string {
 		class += " (" + means + ")"
 	}
 	switch rule := fmt.Sprint(deref(e.Rule)); {
-	case rule == "unparked": // the next step in the sentence says so
+	case rule == "unparked": // the next step already says so
 		return ""
 	case rule == "single-attempt":
 		return "its job had one attempt"
@@ -311,7 +311,7 @@ func attemptsOf(e *deadletter.Entry) []attempt {
 		list = append(list, attempt{At: at, Title: title, By: k.Actor, Detail: k.detail(), Error: k.Error, OK: ok})
 	}
 	slices.Reverse(list)
-	if len(list) == 0 { // River writes a job's errors a moment after its state
+	if len(list) == 0 { // River writes a job's errors a moment after its state, so they may be missing
 		list = append(list, attempt{
 			At: e.LastFailedAt, Title: attemptTitle(e, int(e.RetryCount)), Error: fmt.Sprint(deref(e.ErrorMessage)),
 		})
@@ -388,7 +388,7 @@ func movesFrom(name string) []deadletter.Status {
 	}[name]
 }
 
-// verbsOf returns all moves. Why is set for those that are not possible now.
+// verbsOf returns all moves. Why is set for moves that are not possible now.
 func verbsOf(status deadletter.Status, missingRole string) []verb {
 	verbs := []verb{
 		{Name: "replay", Label: "Replay", Consequence: "redelivers it now, as a new job", Key: "r"},
@@ -427,7 +427,7 @@ func verbsOf(status deadletter.Status, missingRole string) []verb {
 // stackFrame is a call of a stack trace.
 type stackFrame struct {
 	Call, Where string
-	Own         bool // of the application, not of a library or of Go
+	Own         bool // a call in the application's code, not in a library or in Go
 }
 
 // framesOf parses the stack trace of a Go panic: one line with the call, one with the file and
@@ -454,8 +454,8 @@ func framesOf(trace string) []stackFrame {
 	return frames
 }
 
-// curl returns a command that sends what a redelivery sends, except for the signature, which
-// depends on the time and a secret.
+// curl returns a command that sends the same request as a redelivery, except for the signature, which depends on the
+// time and a secret. It returns "" if the payload is hidden or too long.
 func (l *deadLetterPage) curl(p *policy.Policy) string {
 	if !l.IsMessage() || l.Hidden || l.TooLong() {
 		return ""
@@ -472,7 +472,7 @@ func (l *deadLetterPage) curl(p *policy.Policy) string {
 			return ""
 		}
 		lines, data = []string{"grpcurl"}, "-d "
-		own = own[1:] // the type of the content is grpcurl's
+		own = own[1:] // omit the Content-Type header, which grpcurl sets
 		last = " " + shellQuoted(target.Host()) + " " + string(target.Service) + "/" + string(target.Method)
 		if strings.HasPrefix(destination.URL, "grpc://") {
 			lines[0] += " -plaintext"

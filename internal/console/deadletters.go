@@ -35,23 +35,23 @@ type list struct {
 	Entries []deadletter.Summary
 	Asked   askedFor
 	Count   *api.Count
-	Next    string // address of the next page; "" on the last
-	First   string // address of the first page; "" on it
+	Next    string // address of the next page; "" on the last page
+	First   string // address of the first page; "" on the first page
 	Problem *api.Problem
 	Columns map[string]bool
-	Choices []string // of columns
+	Choices []string // names of all optional columns
 	Chosen  []string // the chosen columns; nil for all
 
-	Otherwise string // address of the list in the other order
+	Otherwise string // address of the list in the opposite order
 	Verbs     []bulkVerb
-	Acts      []bulkVerb // those of Verbs that the states of the matching entries may allow
+	Acts      []bulkVerb // actions that the states of the matching entries may allow
 	Tabs      []quickView
-	Counts    map[string]*api.Count // of tabs and saved views, by their filter
+	Counts    map[string]*api.Count // counts of tabs and saved views, by filter
 	Operator  bool
 	Copies    []copyText
-	Searched  *time.Time // time to which a text search has looked back
+	Searched  *time.Time // time back to which a text search has looked
 	Views     []deadletter.SavedView
-	Me        string // the viewer, who may delete views of their own
+	Me        string // name of the viewer, who may delete their own views
 	Time      *timeRange
 }
 
@@ -93,8 +93,8 @@ func openCounts(byStatus map[string]int64) map[string]*api.Count {
 	return counts
 }
 
-// counted returns the filters of the list, of the tabs and of the first saved views, without those of known counts. The
-// list's own comes first.
+// counted returns the filters whose counts the page needs and that are not in known: first the filter of the list, then
+// those of the tabs and of the first saved views.
 func (l *list) counted(known map[string]*api.Count) []string {
 	queries := make([]string, 0, 1+len(l.Tabs)+len(l.Views))
 	queries = append(queries, strings.TrimSpace(l.Query))
@@ -107,8 +107,8 @@ func (l *list) counted(known map[string]*api.Count) []string {
 	return slices.DeleteFunc(queries, func(query string) bool { return known[query] != nil })
 }
 
-// count returns the number of matching entries: exact if the page lists all of them, otherwise that in Counts or, if it
-// is not known, or old, at least those on the page.
+// count returns the number of matching entries. It is exact if the page lists all of them. Otherwise it is the number
+// in Counts or, if Counts has none or an old one, at least the number of entries on the page.
 func (l *list) count() *api.Count {
 	listed := &api.Count{Entries: len(l.Entries), AtLeast: l.Next != "" || l.First != ""}
 	known := l.Counts[strings.TrimSpace(l.Query)]
@@ -119,8 +119,8 @@ func (l *list) count() *api.Count {
 	return known
 }
 
-// possibleActs returns the actions that the states of the matching entries may allow: their own states if the page
-// lists all of them, otherwise those of [mayHave].
+// possibleActs returns the actions that the states of the matching entries may allow. If the page lists all matching
+// entries, it uses their states; otherwise the states that [mayHave] allows.
 func (l *list) possibleActs(byStatus map[string]int64, me string) (acts []bulkVerb) {
 	may := mayHave(l.Query, byStatus, me)
 	has := func(status deadletter.Status) bool {
@@ -135,8 +135,8 @@ func (l *list) possibleActs(byStatus map[string]int64, me string) (acts []bulkVe
 	return acts
 }
 
-// mayHave returns whether entries that match a filter may have a state: one that the filter names or, if it names
-// none, any state except the open ones that no entry has.
+// mayHave returns a function that reports whether an entry that matches the filter may have a state. If the filter
+// names states, these are the possible ones. Otherwise all states are possible, except open states without any entry.
 func mayHave(query string, byStatus map[string]int64, me string) func(deadletter.Status) bool {
 	if chosen, err := filter.Parse(query, me); err == nil && len(chosen.Status) > 0 {
 		return func(status deadletter.Status) bool { return slices.Contains(chosen.Status, string(status)) }
@@ -227,7 +227,7 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 	case problem != nil:
 		l.Problem, v.Status, v.Interval, l.Tabs = problem, problem.Status, 0, quickViews(l.Query)
 		return v, nil //nolint:nilerr // the page shows the problem
-	case chosen != l.Query: // the address has the range in its filter only
+	case chosen != l.Query: // redirect to an address with the range in its filter only
 		return &view{To: in.with("from", "", "to", "", "cursor", "", "q", chosen)}, nil
 	}
 	_, live := isLive(in.Context())
@@ -240,7 +240,7 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 		return err
 	}}
 	var stats api.Stats
-	if live { // no viewer waits for it
+	if live { // no viewer waits for a live rendering
 		requests = append(requests, readIfAllowed(in, api.GetStats, api.None{}, &stats))
 	} else {
 		requests = append(requests, func() error {
@@ -250,7 +250,7 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 			}
 			return err
 		})
-		c.counts.refresh(in, l.counted(openCounts(map[string]int64{}))) // beside the list
+		c.counts.refresh(in, l.counted(openCounts(map[string]int64{}))) // read concurrently with the list
 	}
 	err := inParallel(requests...)
 	if problem, ok := errors.AsType[*api.Problem](err); ok && problem.Status == http.StatusUnprocessableEntity {
@@ -289,8 +289,8 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 // maxSummaries limits how many dead letters a page reads by id: a filter has at most 4,096 characters.
 const maxSummaries = 100
 
-// summaries returns dead letters by id, as far as the viewer may see them; none if there are more than maxSummaries or
-// the API refuses. The page then omits what it would say of them.
+// summaries returns dead letters by id, if the viewer may see them. It returns none if there are more than maxSummaries
+// ids or if the API refuses; the page then omits details about them.
 func (in *request) summaries(ids []string) map[uuid.UUID]*deadletter.Summary {
 	found := map[uuid.UUID]*deadletter.Summary{}
 	if len(ids) == 0 || len(ids) > maxSummaries {
@@ -332,7 +332,8 @@ func (c *Console) deleteView(in *request) (*done, error) {
 	return &done{To: "/dead-letters", Flash: flash{Text: "Deleted view " + in.PathValue("name") + "."}}, nil
 }
 
-// moveView moves a view to the left or to the right among the views that the viewer sees. A team shares the order.
+// moveView moves a view to the left or to the right among the views that the viewer sees. The views of a team have one
+// order for all its members.
 func (c *Console) moveView(in *request) (*done, error) {
 	if why := missingRole(in.me(), access.Operator); why != "" {
 		return nil, &api.Problem{Status: http.StatusForbidden, Detail: "ordering the saved views " + why}

@@ -23,11 +23,11 @@ type exportPage struct {
 	Query   string
 	Count   *api.Count
 	Problem *api.Problem
-	Why     string // why the viewer cannot download; "" if they can
+	Why     string // why the viewer may not download; "" if the viewer may
 	Copies  []copyText
 }
 
-// chosenQuery returns the filter of a page that is about dead letters: the selected ids, or the filter.
+// chosenQuery returns the filter that a page's parameters select: the selected ids or, without ids, the filter.
 func chosenQuery(values map[string][]string) string {
 	if ids := values["id"]; len(ids) > 0 {
 		return "id:" + strings.Join(ids, ",")
@@ -35,7 +35,7 @@ func chosenQuery(values map[string][]string) string {
 	return strings.Join(values["q"], " ")
 }
 
-// exportForm shows what a download would have.
+// exportForm shows what a download would contain.
 func (c *Console) exportForm(in *request) (*view, error) {
 	e := &exportPage{Query: chosenQuery(in.URL.Query()), Why: missingRole(in.me(), access.Operator)}
 	if e.Why != "" {
@@ -61,7 +61,8 @@ func (c *Console) exportForm(in *request) (*view, error) {
 	return v, nil
 }
 
-// export streams dead letters to the browser as the API answers: masked, and recorded in the audit trail.
+// export streams dead letters to the browser. As in any answer of the API, data is masked, and the export is recorded
+// in the audit trail.
 func (c *Console) export(w http.ResponseWriter, r *http.Request) {
 	in := c.request(r)
 	r.Body = http.MaxBytesReader(w, r.Body, maxFormBytes)
@@ -110,18 +111,18 @@ func (c *Console) export(w http.ResponseWriter, r *http.Request) {
 	c.answer(w, in, nil, err)
 }
 
-// download passes an answer of the API on to the browser as a file. It keeps a refusal or a request for approval, which
-// becomes a page.
+// download passes an answer of the API on to the browser as a file. It buffers a refusal or a request for approval,
+// from which the caller makes a page.
 type download struct {
 	http.ResponseWriter
 
 	name    string
 	status  int
 	refused bytes.Buffer
-	dropped http.Header // of a refusal
+	dropped http.Header // headers of a refusal
 }
 
-// Header implements http.ResponseWriter. Until the status is known, headers are kept apart.
+// Header implements http.ResponseWriter. Headers are buffered until the status is known.
 func (d *download) Header() http.Header {
 	if d.dropped == nil {
 		d.dropped = http.Header{}
@@ -184,8 +185,8 @@ func (c *Console) failuresFile(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// chartFile serves a chart with this name as CSV or as an SVG image. read reads the data as the page of the chart does,
-// with the viewer's rights. It returns nil if there is none.
+// chartFile serves a chart with this name as CSV or as an SVG image. read reads the data as the chart's page does, with
+// the viewer's rights. It returns nil if there is no such chart.
 func (c *Console) chartFile(w http.ResponseWriter, r *http.Request, name string, read func(*request) (*chart, error)) {
 	in := c.request(r)
 	file := r.PathValue("file")
