@@ -8,12 +8,12 @@ import (
 	"strings"
 )
 
-// environmentPath is the path of the style sheets of environments' colours. It is below that of the static files: the
-// sign-in page uses them, too.
+// environmentPath is the path of the style sheets with environments' colours. It is below the path of static files,
+// because the sign-in page uses them, too.
 const environmentPath = "/static/environment/"
 
-// environmentStyle returns the address of the style sheet of a colour of the policy (#rrggbb); "" if there is none. The
-// Content-Security-Policy allows no colour in the page itself.
+// environmentStyle returns the address of the style sheet for a colour of the policy (#rrggbb), or "" if the text is no
+// such colour. The colour is in a style sheet because Content-Security-Policy allows no style in the page itself.
 func environmentStyle(colour string) string {
 	if len(colour) != len("#rrggbb") {
 		return ""
@@ -35,8 +35,8 @@ func environmentSheet(w http.ResponseWriter, r *http.Request) {
 		textOn([3]byte(rgb)))
 }
 
-// textOn returns the colour of text on a background: black or white, whichever has more contrast. One of them has at
-// least 4.58, the root of 21, which is above the 4.5 that WCAG 2 requires of text.
+// textOn returns the colour of text on a background: black or white, whichever has more contrast. The better one has a
+// contrast of at least 4.58, the root of 21; WCAG 2 requires 4.5.
 func textOn(rgb [3]byte) string {
 	if l := luminance(rgb); contrast(1, l) >= contrast(l, 0) {
 		return "#fff"

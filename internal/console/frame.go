@@ -28,7 +28,7 @@ import (
 // section is an item of the navigation.
 type section struct {
 	Name, Path, Icon, Key string
-	Role                  access.Role // required role; "" for all
+	Role                  access.Role // required role; "" if none is required
 	Current               bool
 }
 
@@ -56,16 +56,16 @@ type frame struct {
 	view
 	sidebar
 
-	Own      own    // of this viewer only
+	Own      own    // sections for this viewer only
 	Path     string // the page's address, with the query
-	Page     string // Path or, for the answer to a form, the page that has the form
+	Page     string // Path or, for the answer to a form, the address of the page that has the form
 	Sections []section
 	Who      *access.Principal
 	Role     access.Role
 	// Environment is the policy's environment. Production is highlighted.
 	Environment string
-	Style       string         // address of the style sheet of the environment's colour; "" if it has none
-	Zone        *time.Location // of the times on the page
+	Style       string         // address of the style sheet of the environment's colour; "" if it has no colour
+	Zone        *time.Location // time zone of the times on the page
 	Theme       string         // light, dark, or "" for the system's preference
 	Flash       flash
 	Assets      map[string]string
@@ -75,17 +75,17 @@ type frame struct {
 	asOf time.Time // see AsOf
 }
 
-// AsOf returns the time of the oldest data on the page that came from the read replica; zero if none did.
+// AsOf returns the time of the oldest data on the page that came from the read replica. It is zero if no data did.
 func (f *frame) AsOf() time.Time {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.asOf
 }
 
-// noteAsOf notes the time of the data of an answer of the API.
+// noteAsOf records the time of the data in an answer of the API.
 func (f *frame) noteAsOf(header http.Header) {
 	at, err := time.Parse(time.RFC3339Nano, header.Get(api.AsOfHeader))
-	if err != nil || f == nil { // the primary answered, or the navigation reads
+	if err != nil || f == nil { // the primary answered, or the answer is for the sidebar
 		return
 	}
 	f.mu.Lock()
@@ -95,7 +95,7 @@ func (f *frame) noteAsOf(header http.Header) {
 	}
 }
 
-// warning is a current problem, with a link to more about it.
+// warning is a current problem, with the path of a page about it.
 type warning struct{ Text, To string }
 
 func newFrame(in *request) *frame {
@@ -123,7 +123,7 @@ func (f *frame) complete(in *request) {
 		return
 	}
 	for _, s := range sections() {
-		// A visitor who is not signed in sees the sections, too, unless Bare: their pages lead to the sign-in.
+		// A visitor who is not signed in also sees the sections, unless Bare is set: their pages lead to the sign-in.
 		if visitor := f.Who.Via == "" && s.Role != access.Operator; s.Role != "" && !f.Who.May(s.Role) && !visitor {
 			continue
 		}
@@ -141,11 +141,10 @@ func (f *frame) loadSidebar(in *request) {
 	}
 }
 
-// hasSidebar reports whether the page has the state of the whole system.
+// hasSidebar reports whether the page shows the state of the whole system.
 func (f *frame) hasSidebar() bool { return !f.Bare && f.Who.May(access.Reader) }
 
-// sidebar is the state of the whole system that every page shows, as far as the viewer may see
-// it.
+// sidebar is the state of the whole system that every page shows. It has only what the viewer may see.
 type sidebar struct {
 	at        time.Time
 	Observing bool            // all automatic redelivery is off
@@ -163,12 +162,12 @@ type sidebarCache struct {
 
 	mu            sync.Mutex
 	cached        map[string]sidebar
-	invalidBefore time.Time // older sidebars may miss the latest action and are not used
+	invalidBefore time.Time // sidebars read before may miss the latest action, and are not used
 }
 
 const (
-	// A page load refreshes a sidebar that is older than sidebarMaxAge. If the refresh has not ended sidebarWait
-	// after the request began, the page shows the cached one, which is kept for sidebarRetention. Live renderings
+	// A page load refreshes a sidebar that is older than sidebarMaxAge. If the refresh has not ended sidebarWait after
+	// the request began, the page shows the cached sidebar, unless that is older than sidebarRetention. Live renderings
 	// use a cached sidebar without a refresh.
 	sidebarMaxAge    = 5 * time.Second
 	sidebarRetention = 30 * time.Second
@@ -200,7 +199,8 @@ func (a *sidebarCache) get(in *request) sidebar {
 }
 
 // refresh returns the cached sidebar for a viewer. ok is false if there is none, or if it may miss the latest action.
-// If the sidebar is old, refresh starts to read it and returns where the new one arrives; otherwise nil.
+// If the sidebar is missing or old, refresh starts to read it and returns a channel that receives the new one;
+// otherwise the channel is nil.
 func (a *sidebarCache) refresh(in *request) (known sidebar, ok bool, reading <-chan singleflight.Result) {
 	key := permissionsKey(in.me())
 	a.mu.Lock()
@@ -244,8 +244,8 @@ func (a *sidebarCache) invalidate() {
 	a.invalidBefore = time.Now().Add(countsDelay)
 }
 
-// readSidebar reads the sidebar, with a timeout for each part. A part that fails keeps its previous
-// value, so that a page that explains a problem does not fail because of it.
+// readSidebar reads the sidebar, with a timeout for each part. If a part fails, it keeps its previous value: a page
+// that explains a problem must not fail because of the same problem.
 func readSidebar(in *request, before *sidebar) *sidebar {
 	var s sidebar
 	var review, replays string
@@ -292,7 +292,7 @@ func readSidebar(in *request, before *sidebar) *sidebar {
 	return &s
 }
 
-// inTime replaces the error of Go's contexts in the state of a part.
+// inTime replaces error texts of Go's context package in the state of a part.
 var inTime = strings.NewReplacer("timeout: context deadline exceeded", "no answer in time",
 	"context deadline exceeded", "no answer in time")
 
@@ -346,12 +346,12 @@ func anyOn(switches []automatic.Switch) bool {
 	return false
 }
 
-// flash is a message shown on the next page about an action of this page.
+// flash is a message about an action, shown on the next page.
 type flash struct {
 	Text string `json:"t,omitempty"`
 	Bad  bool   `json:"b,omitempty"`
-	Undo string `json:"u,omitempty"` // id of an operation that can be undone
-	To   string `json:"l,omitempty"` // link to more about it
+	Undo string `json:"u,omitempty"` // id of an operation that can be undone; "" if there is none
+	To   string `json:"l,omitempty"` // link to a page about the action
 }
 
 const flashCookie = "dlqd-flash"
@@ -387,8 +387,8 @@ func takeFlash(w http.ResponseWriter, r *http.Request) (f flash) {
 	return f
 }
 
-// Events returns the address of the page's event stream. If the page has no live sections, but the viewer has
-// a session, the stream only reports the end of the session. Without both, Events returns "".
+// Events returns the address of the page's event stream. If the page has no live sections but the viewer has a session,
+// the stream only reports the end of the session. With neither live sections nor a session, Events returns "".
 func (f *frame) Events() string {
 	switch {
 	case f.Interval == 0 && f.Who.Session != "":
@@ -410,7 +410,7 @@ func (f *frame) ZoneName() string {
 // ZoneWord returns the abbreviation of the viewer's time zone now.
 func (f *frame) ZoneWord() string { return time.Now().In(f.Zone).Format("MST") }
 
-// SecondsLeft returns the time until the page ends, rounded up; 0 if it does not end.
+// SecondsLeft returns the time until Until, rounded up. It is 0 if the page has no such time.
 func (f *frame) SecondsLeft() int {
 	if f.Until.IsZero() {
 		return 0

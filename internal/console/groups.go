@@ -33,10 +33,10 @@ type groups struct {
 	Operator bool
 	Window   window
 	Windows  []choice
-	Young    map[string][]int64 // trends of the last hour, by the path of groups that are younger
+	Young    map[string][]int64 // trends of the last hour for groups younger than an hour, by path
 }
 
-// groupOrder is a column of the list that it can be ordered by.
+// groupOrder is a column by which the list can be ordered.
 type groupOrder struct {
 	Name, Words   string
 	Column, Class string
@@ -67,10 +67,10 @@ func (in *request) groupOrders(current string) []groupOrder {
 	return orders
 }
 
-// LastHour returns the trend of the last hour of a group that is younger; nil for others.
+// LastHour returns the trend of the last hour for a group younger than an hour; nil for other groups.
 func (g *groups) LastHour(of group.Group) []int64 { return g.Young[g.GroupPath(of)] }
 
-// GroupPath returns the part of a group's address that names it.
+// GroupPath returns the part of a group's address that identifies the group.
 func (g *groups) GroupPath(of group.Group) string {
 	return url.PathEscape(of.Queue) + "/" + of.Fingerprint
 }
@@ -148,14 +148,14 @@ type groupPage struct {
 	api.GroupDetail
 
 	Sentence string
-	// FixSentence says in which version the group is fixed and which one runs; empty without a version.
+	// FixSentence says in which version the group is fixed and which version runs. It is empty if no version is recorded.
 	FixSentence string
 	Chart       *chart
 	Window      window
 	Windows     []choice
 	Shares      []shareBy
 	Operator    bool
-	Query       string // finds the group's entries in the list
+	Query       string // filter that finds the group's entries in the list
 	Asked       askedFor
 	Copies      []copyText
 }
@@ -190,7 +190,7 @@ func (c *Console) group(in *request) (*view, error) {
 		if err != nil {
 			return nil, err
 		}
-		if len(found.Groups) == 1 { // another session may have removed it
+		if len(found.Groups) == 1 { // none if another session has removed the group
 			detail.Group = found.Groups[0]
 		}
 	}
@@ -262,7 +262,8 @@ func (in *request) groupSentence(g *group.Group, w window) string {
 	return text
 }
 
-// fixSentence says in which version a group is fixed, which one runs, and what became of the dead letters from before.
+// fixSentence says in which version a group is fixed, which version runs, and how many of the older dead letters
+// recovered.
 func (in *request) fixSentence(f *group.Fix) string {
 	switch {
 	case f.DeployedAt == nil && f.Deployed == "":
@@ -339,10 +340,10 @@ func (c *Console) setGroup(in *request) (*done, error) {
 	return &done{To: groupPath(in.PathValue("queue"), in.PathValue("fingerprint")), Flash: flash{Text: text}}, nil
 }
 
-// maxChosenGroups limits a selection of groups: those of one page.
+// maxChosenGroups limits a selection of groups to the groups of one page.
 const maxChosenGroups = 50
 
-// actOnGroups acts on several groups: on their dead letters, with a preview, or on the groups.
+// actOnGroups acts on several groups: on their dead letters, after a preview, or on the groups themselves.
 func (c *Console) actOnGroups(in *request) (*done, error) {
 	refused := func(text string) (*done, error) {
 		return nil, &api.Problem{Status: http.StatusUnprocessableEntity, Detail: text}
@@ -365,7 +366,7 @@ func (c *Console) actOnGroups(in *request) (*done, error) {
 	case "replay", "resolve", "discard":
 		prints := make([]string, len(inputs))
 		for i := range inputs {
-			if inputs[i].Queue != inputs[0].Queue { // a filter with two queues and two groups would select four groups
+			if inputs[i].Queue != inputs[0].Queue { // with two queues and two groups, the filter would select four groups
 				return refused("select groups of one queue to act on their dead letters")
 			}
 			prints[i] = quoted(inputs[i].Fingerprint)
@@ -389,7 +390,7 @@ func (c *Console) actOnGroups(in *request) (*done, error) {
 	}
 	for i := range inputs {
 		_, err := call(in, api.SetGroup, api.SetGroupInput{GroupInput: inputs[i], Body: change})
-		if problem, ok := errors.AsType[*api.Problem](err); ok && i > 0 { // the earlier ones stay changed
+		if problem, ok := errors.AsType[*api.Problem](err); ok && i > 0 { // earlier groups have already been changed
 			problem.Detail = fmt.Sprintf("%s: only the first %d of %s. Group %s of queue %s: %s", text, i,
 				plural(len(inputs), "group"), short(inputs[i].Fingerprint), inputs[i].Queue, problem.Detail)
 		}

@@ -17,7 +17,7 @@ import (
 // jobsInterval is the render interval of an open list of jobs, and of a job's page.
 const jobsInterval = 5 * time.Second
 
-// jobStates are the states of River's jobs that the list has tabs for, with the word and the sign of each.
+// jobStates are the states of River's jobs for which the list has tabs, with the word and the sign of each.
 var jobStates = []mark{
 	{"available", "ready", "◷", "neutral"},
 	{"running", "running", "◐", "info"},
@@ -50,7 +50,7 @@ func (j *jobRow) Mark() mark {
 // Path returns the address of the job's page.
 func (j *jobRow) Path() string { return "/jobs/" + strconv.FormatInt(j.ID, 10) }
 
-// At returns the time by which the list of the job's state is ordered, or close to it.
+// At returns a time near the one by which the list of the job's state is ordered.
 func (j *jobRow) At() time.Time {
 	switch {
 	case j.FinalizedAt != nil:
@@ -213,15 +213,15 @@ type jobPage struct {
 // Path returns the address of the job's page.
 func (j *jobPage) Path() string { return (&jobRow{j.Job}).Path() }
 
-// Waits reports whether the job has a next attempt at a time.
+// Waits reports whether the job waits for the time of its next attempt.
 func (j *jobPage) Waits() bool { return j.State == "retryable" || j.State == "scheduled" }
 
 type jobAction struct {
 	Name, Label, Consequence string
-	Why                      string // why it cannot be done now; "" if it can
+	Why                      string // why the action is not possible now; "" if it is
 }
 
-// job shows a job of River: where it is, its attempts, and what can be done.
+// job shows a job of River: its state, its attempts, and the possible actions.
 func (c *Console) job(in *request) (*view, error) {
 	id, err := strconv.ParseInt(in.PathValue("id"), 10, 64)
 	if err != nil {
@@ -233,7 +233,7 @@ func (c *Console) job(in *request) (*view, error) {
 	return c.showJob(in, id, api.GetJob.Path)
 }
 
-// message shows the job of a message. It leads to the dead letter of a message that has no job any more.
+// message shows the job of a message. If the job no longer exists, it redirects to the message's dead letter.
 func (c *Console) message(in *request) (*view, error) {
 	position, err := call(in, api.GetMessage, api.MessageInput{MessageID: in.PathValue("id")})
 	if err != nil {
@@ -245,7 +245,7 @@ func (c *Console) message(in *request) (*view, error) {
 	return c.showJob(in, position.JobID, in.URL.Path)
 }
 
-// forgotten says why a message or a job may not be found.
+// forgotten adds to a 404 error why a message or job may not be found.
 func forgotten(err error) error {
 	if problem, ok := errorAs404(err); ok {
 		problem.Detail += ". By default, River deletes jobs a day after they completed or were cancelled. If it failed, it " +
@@ -304,7 +304,7 @@ func (j *jobPage) noun() string {
 	return "job"
 }
 
-// summary says where the job is and what happens next.
+// summary describes the state of the job and what happens next.
 func (j *jobPage) summary(paused bool) string {
 	text := j.state()
 	switch {
@@ -355,7 +355,7 @@ func (j *jobPage) state() string {
 	return "The " + j.noun() + " is " + j.State + "."
 }
 
-// actions returns what can be done with the job, and why not.
+// actions returns the actions on the job. For an action that is not possible, Why says why.
 func (j *jobPage) actions(me *access.Principal) []jobAction {
 	role := ""
 	if !me.MayFor(access.Operator, j.Queue, j.Kind, "") {

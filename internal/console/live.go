@@ -34,12 +34,12 @@ const (
 	maxRenderings = 4
 	// renderTimeout limits the time of one rendering.
 	renderTimeout = 15 * time.Second
-	// beatInterval is the interval at which a stream sends an event and checks that its viewer is still
-	// permitted. With it, a page shows within five seconds that the server or the database does not
+	// beatInterval is the time between two events of a stream; before each event, the stream checks that its viewer is
+	// still permitted. Because of the events, a page shows within five seconds that the server or the database does not
 	// answer, or that the viewer is signed out.
 	beatInterval = time.Second
-	// While pages are live, the process checks every pingInterval, once for all streams, that the
-	// database answers within pingTimeout.
+	// While pages are live, the process checks every pingInterval that the database answers within pingTimeout. All
+	// streams share this check.
 	pingInterval = 1500 * time.Millisecond
 	pingTimeout  = 2 * time.Second
 )
@@ -51,26 +51,25 @@ var errUnreachable = errors.New("the database does not answer")
 // share one rendering, so two hundred open pages cost the database the same as one.
 type live struct {
 	render func(ctx context.Context, from *http.Request, address string) (rendering, error)
-	ping   func(ctx context.Context) error // returns an error if the database does not answer; nil: not checked
+	ping   func(ctx context.Context) error // returns an error if the database does not answer; if nil, this is not checked
 
 	mu          sync.Mutex
 	topics      map[string]*topic
 	renderSlots chan struct{} // semaphore of maxRenderings renderings
-	pinging     bool          // pingDatabase runs
+	pinging     bool          // whether pingDatabase runs
 	unreachable error         // result of the last check
 }
 
 // topic is an open page, shared by viewers with the same permissions.
 type topic struct {
-	path     string // of the page, without its parameters
+	path     string // path of the page, without its parameters
 	watchers map[chan event]watcher
 	changed  time.Time // when an action in this process last changed what the page shows; zero for never
 	cancel   context.CancelFunc
 	wake     chan struct{} // of capacity one: requests a rendering now
 }
 
-// watcher is an open page of a user. A rendering that began before since may be older than the
-// page, and is not sent to it.
+// watcher is an open page of a user. A rendering that began before since may be older than the page, so it is not sent.
 type watcher struct {
 	user  string
 	actor string // the user's name in the audit trail
@@ -80,7 +79,8 @@ type watcher struct {
 // rendering is the live sections of a page.
 type rendering struct {
 	html []byte
-	// asOf is the time of the data; zero for the time of the rendering. source is the section that tells viewers.
+	// asOf is the time of the data; zero means the time of the rendering. source is the section that shows asOf to
+	// viewers.
 	asOf   time.Time
 	source string
 	every  time.Duration // the render interval
@@ -127,7 +127,7 @@ func (l *live) watch(ctx context.Context, from *http.Request, user, key,
 		path, _, _ := strings.Cut(address, "?")
 		t = &topic{path: path, watchers: map[chan event]watcher{}, cancel: cancel, wake: make(chan struct{}, 1)}
 		l.topics[key] = t
-		// Deferred, because the first rendering must begin after this watcher's since.
+		// Deferred, because the first rendering must begin after since of this watcher.
 		defer func() { go l.run(shared, t, from.Clone(shared), address) }()
 	}
 	if l.ping != nil && !l.pinging {
@@ -158,7 +158,7 @@ func (l *live) run(ctx context.Context, t *topic, from *http.Request, address st
 		case <-ctx.Done():
 			return
 		}
-		select { // this rendering answers every wake-up so far
+		select { // this rendering answers all wake-ups so far
 		case <-t.wake:
 		default:
 		}
@@ -170,7 +170,7 @@ func (l *live) run(ctx context.Context, t *topic, from *http.Request, address st
 		<-l.renderSlots
 		took := time.Since(began)
 		if err != nil && l.databaseError() != nil {
-			took = 0 // the database held it up, not the page
+			took = 0 // the database caused the delay, not the page
 		}
 		t.send(&l.mu, event{rendering: made, at: began, sum: maphash.Bytes(seed, made.html), err: err})
 		if !made.asOf.IsZero() && made.asOf.Before(changed) { // the replica may lack what an action changed
@@ -190,13 +190,13 @@ func (l *live) run(ctx context.Context, t *topic, from *http.Request, address st
 	}
 }
 
-// send sends a rendering to the watchers whose page is not newer.
+// send sends a rendering to each watcher whose page is older than the rendering.
 func (t *topic) send(mu *sync.Mutex, now event) {
 	mu.Lock()
 	defer mu.Unlock()
 	for events, who := range t.watchers {
 		if now.at.Before(who.since) {
-			continue // this watcher woke the topic: the next rendering follows
+			continue // the page is newer; its topic was woken, so another rendering follows
 		}
 		select {
 		case <-events: // drop a rendering that the watcher has not read yet
@@ -206,7 +206,7 @@ func (t *topic) send(mu *sync.Mutex, now event) {
 	}
 }
 
-// audience returns the names of those who watch the page, and when an action last changed it.
+// audience returns the names of the users who watch the page, and when an action last changed it.
 func (t *topic) audience(mu *sync.Mutex) (actors []string, changed time.Time) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -238,8 +238,7 @@ func (l *live) wake(paths ...string) {
 	}
 }
 
-// pingDatabase checks that the database answers until no page is live. It wakes all pages when the
-// database answers again.
+// pingDatabase checks the database as long as pages are live. It wakes all pages when the database answers again.
 func (l *live) pingDatabase(ctx context.Context) {
 	for {
 		timed, cancel := context.WithTimeout(ctx, pingTimeout)
@@ -279,8 +278,8 @@ func (c *Console) mayWatch(ctx context.Context) (bool, error) {
 	return access.StillAuthenticated(ctx)
 }
 
-// events streams the live sections of a page as they change. A rendering shows what the viewer
-// would see on loading the page. Without a page, the stream only tells when the viewer is signed out.
+// events streams the live sections of a page as they change. A rendering shows the same as loading the page would. If
+// the request names no page, the stream only reports that the viewer is signed out.
 func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	address := r.URL.Query().Get("page")
 	if address != "" && (!access.LocalPath(address) || strings.HasPrefix(address, "/events")) {
@@ -312,10 +311,10 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	var fresh *event // a rendering that is not sent yet
+	var fresh *event // a rendering that has not been sent yet
 	var shown uint64
-	var failed error              // of the latest rendering
-	var told string               // the viewer's own sections
+	var failed error              // error of the latest rendering
+	var told string               // the viewer's own sections that were sent last
 	var source, toldSource string // see rendering.source
 	beat := time.NewTicker(beatInterval)
 	defer beat.Stop()
@@ -336,7 +335,7 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 			send("ended", "")
 			return
 		}
-		if err != nil { // also of a viewer whose session cannot be checked
+		if err != nil { // also if the viewer's session cannot be checked
 			if !send("trouble", errUnreachable.Error()) {
 				return
 			}
@@ -376,8 +375,8 @@ func (c *Console) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// parameters are the query parameters that pages read. canonical drops all others, so that they
-// create no separate topic.
+// parameters are the query parameters that pages read. canonical drops all other parameters, so that they create no
+// separate topic.
 var parameters = func() []string {
 	ofAudit := auditFields(&api.AuditInput{})
 	names := make([]string, len(ofAudit))
@@ -423,7 +422,7 @@ func viewerKey(address string, p *access.Principal) string {
 	return p.Via + " " + p.Name
 }
 
-// primarySource replaces the section about the replica's age by an empty one, for a page that the primary rendered.
+// primarySource is an empty section in place of the one about the replica's age, for a page with data of the primary.
 const primarySource = `<div id="source" data-live></div>`
 
 // renderLive renders the live sections of the page at an address for the principal in ctx. A panic

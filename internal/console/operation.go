@@ -11,13 +11,14 @@ import (
 	"github.com/dlqd/dlqd/internal/filter"
 )
 
-// operation is the page of a bulk operation: its filter, and the entries that it changed or left.
+// operation is the page of a bulk operation: its filter, the entries that it changed, and the entries that it left
+// unchanged.
 type operation struct {
 	api.OperationDetail
 
 	Sentence string
 	Words    string                            // the filter in the filter language
-	Letters  map[uuid.UUID]*deadletter.Summary // those of Entries that the viewer may see
+	Letters  map[uuid.UUID]*deadletter.Summary // summaries of the Entries that the viewer may see
 	CanUndo  bool
 	NextPage string
 	Copies   []copyText

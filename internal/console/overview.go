@@ -20,8 +20,8 @@ import (
 const (
 	// overviewInterval is the render interval of an open overview, which takes some fifteen statements.
 	overviewInterval = 20 * time.Second
-	// groupsRead is how many failure groups with the most failures the overview chooses from, and overviewGroups is how
-	// many it shows.
+	// groupsRead is the number of failure groups with the most failures among which the overview chooses, and
+	// overviewGroups the number that it shows.
 	groupsRead     = 20
 	overviewGroups = 8
 )
@@ -30,14 +30,14 @@ type overview struct {
 	Stopped   *automatic.Stop // not nil while all automatic redelivery is stopped
 	Sentence  string
 	Stats     api.Stats
-	In, Out   rate     // captured; resolved, failed or archived
-	Change    int64    // of the backlog in the last hour
-	Resolved  *float64 // share of resolved entries among those closed in a day
+	In, Out   rate     // captured entries; resolved, failed or archived entries
+	Change    int64    // change of the backlog in the last hour
+	Resolved  *float64 // share of resolved entries among the entries closed in a day
 	Recovery  *analytics.Times
 	Chart     *chart
 	Window    window
 	Windows   []choice
-	Young     map[string][]int64 // trends of the last hour, by the path of groups that are younger
+	Young     map[string][]int64 // trends of the last hour for groups younger than an hour, by path
 	Groups    []analytics.TopGroup
 	Breakers  []breaker.Status
 	Waiting   []waiting
@@ -135,7 +135,7 @@ func (c *Console) overview(in *request) (*view, error) {
 	return v, nil
 }
 
-// readIfAllowed returns a function that calls an operation, and sets out if the viewer may see the answer.
+// readIfAllowed returns a function that calls an operation, and sets out unless the API answers 403 or 404.
 func readIfAllowed[In, Out any](in *request, operation api.Operation[In, Out], input In, out *Out) func() error {
 	return func() error {
 		answer, _, err := callIfAllowed(in, operation, input)
@@ -144,19 +144,19 @@ func readIfAllowed[In, Out any](in *request, operation api.Operation[In, Out], i
 	}
 }
 
-// topGroupsInput asks for the failure groups with the most failures in a window.
+// topGroupsInput requests the failure groups with the most failures in a window.
 func topGroupsInput(over string, limit int) api.TopInput {
 	return api.TopInput{WindowInput: api.WindowInput{Over: over}, Limit: limit}
 }
 
-// mostOpen returns the groups with the most open dead letters, at most limit. Groups with equally many keep their
-// order. A group whose failures all recovered comes last: it does not explain what fails now.
+// mostOpen returns the groups with the most open dead letters, at most limit. Groups with the same number keep their
+// order. A group whose failures have all recovered comes last, because it does not explain current failures.
 func mostOpen(groups []analytics.TopGroup, limit int) []analytics.TopGroup {
 	slices.SortStableFunc(groups, func(a, b analytics.TopGroup) int { return cmp.Compare(b.Open, a.Open) })
 	return groups[:min(len(groups), limit)]
 }
 
-// readYoung reads the trends of the last hour of groups that are younger.
+// readYoung reads the trends of the last hour for groups younger than an hour.
 func (o *overview) readYoung(in *request) error {
 	if o.Window.Over == "1h" || !slices.ContainsFunc(o.Groups, func(g analytics.TopGroup) bool {
 		return isYoung(g.FirstSeen, in.now)
@@ -173,7 +173,7 @@ func (o *overview) readYoung(in *request) error {
 	return err
 }
 
-// LastHour returns the trend of the last hour of a group that is younger; nil for others.
+// LastHour returns the trend of the last hour for a group younger than an hour; nil for other groups.
 func (o *overview) LastHour(g analytics.TopGroup) []int64 {
 	return o.Young[groupPath(g.Queue, g.Fingerprint)]
 }
@@ -212,8 +212,8 @@ func (r *rate) add(n int64, recent bool) {
 	}
 }
 
-// addMinutes adds up the captured and the closed entries of the last hour's minutes, except for the current
-// minute. Change is the change of the open entries from the first of these minutes to the last.
+// addMinutes adds up the captured and the closed entries of the last hour, without the current minute. Change is the
+// change of the number of open entries from the first of these minutes to the last.
 func (o *overview) addMinutes(minutes []analytics.Bucket) {
 	if len(minutes) > 1 {
 		minutes = minutes[:len(minutes)-1]
@@ -228,8 +228,8 @@ func (o *overview) addMinutes(minutes []analytics.Bucket) {
 	}
 }
 
-// backlogChart returns a chart of open entries by class in a window. The largest classes have a band each. If there
-// are more than six classes, the sixth band is the sum of all others.
+// backlogChart returns a chart of open entries by class in a window. Each of the largest classes has its own band. With
+// more than six classes, the sixth band is the sum of the others.
 func (in *request) backlogChart(series []analytics.Series, w window) *chart {
 	const bands = 6
 	c := &chart{
@@ -274,9 +274,9 @@ func sumOpen(s analytics.Series) (sum int64) {
 	return sum
 }
 
-// countWaiting counts the pending entries by what they wait for: a condition, the pace, their ordering key,
-// automatic redelivery to be switched on, or only their time. It leaves out the last if the others are
-// lower bounds.
+// countWaiting counts the pending entries by what they wait for: a condition, the pace, their ordering key, the switch
+// of automatic redelivery, or only their time. If the other counts are lower bounds, it omits the last one, which is
+// computed from them.
 func (o *overview) countWaiting(in *request) error {
 	if o.Stats.ByStatus[string(deadletter.Pending)] == 0 {
 		return nil
@@ -316,10 +316,10 @@ func (o *overview) countWaiting(in *request) error {
 	return nil
 }
 
-// Manual returns the number of entries that need a person.
+// Manual returns the number of entries that need an operator.
 func (o *overview) Manual() int64 { return o.Stats.NeedsPerson }
 
-// Most returns the first group; nil if there is none.
+// Most returns the first of the groups, or nil if there is none.
 func (o *overview) Most() *analytics.TopGroup {
 	if len(o.Groups) == 0 {
 		return nil

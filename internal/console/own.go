@@ -20,25 +20,26 @@ import (
 )
 
 const (
-	// requestsInterval is the interval at which a process with open pages checks, once for all of them, whether
-	// requests for approval changed. A viewer sees a change within this interval and the next beat of the page's
-	// stream, which is less than five seconds.
+	// requestsInterval is the interval at which a process with open pages checks, once for all pages, whether requests
+	// for approval have changed. A viewer sees a change after at most this interval and one beat of the page's stream,
+	// less than five seconds in all.
 	requestsInterval = 2 * time.Second
 	// requestsTimeout limits the time of a check for changes, and of reading the requests after a change.
 	requestsTimeout = time.Second
-	// requestsMaxAge is the age at which requests are read again without a change.
+	// requestsMaxAge is the age from which requests are read again even if no change was found.
 	requestsMaxAge = time.Minute
-	// outcomePeriod is how long pages show the requester an outcome that the requester has not seen.
+	// outcomePeriod is how long after a request has ended pages show its outcome to a requester who has not seen it.
 	outcomePeriod = 7 * 24 * time.Hour
 )
 
-// own is what a page shows its viewer only. Viewers with the same permissions share the rest.
+// own has the parts of a page that only its viewer sees. All other parts are the same for viewers with the same
+// permissions.
 type own struct {
 	Waiting int            // number of requests for approval that the viewer may approve
-	Ended   []approvalView // requests of the viewer that ended, and whose outcome the viewer has not seen
+	Ended   []approvalView // ended requests of the viewer whose outcome the viewer has not seen
 }
 
-// Count returns Waiting as the navigation and the title show it; "" for none.
+// Count formats Waiting for the navigation and the title; "" for 0.
 func (o own) Count() string {
 	if o.Waiting == 0 {
 		return ""
@@ -46,8 +47,8 @@ func (o own) Count() string {
 	return number(o.Waiting)
 }
 
-// requestCache caches requests for approval for all pages of a process. After a change, it reads them once for
-// viewers with the same permissions.
+// requestCache caches requests for approval for all pages of a process. After a change, it reads the requests once for
+// all viewers with the same permissions.
 type requestCache struct {
 	reading singleflight.Group
 
@@ -70,7 +71,7 @@ func (c *requestCache) invalidate() {
 	c.checked = time.Time{}
 }
 
-// own returns what a page shows only to its viewer. The page is the one at the request's address or, if that is an
+// own returns the parts of a page that only its viewer sees. The page is the one at the request's address or, for an
 // event stream, the page that the stream is for.
 func (c *requestCache) own(in *request) (o own) {
 	me := in.me()
@@ -94,8 +95,8 @@ func (c *requestCache) own(in *request) (o own) {
 	return o
 }
 
-// list returns the requests that wait, and the latest others, as far as the viewer may see them. If they cannot be
-// read, list returns those that were read last.
+// list returns the waiting requests and the latest other ones that the viewer may see. If they cannot be read, list
+// returns the result of the last successful read.
 func (c *requestCache) list(in *request) []*approval.Approval {
 	version, key := c.check(in), permissionsKey(in.me())
 	c.mu.Lock()
@@ -137,8 +138,8 @@ func (c *requestCache) list(in *request) []*approval.Approval {
 	return requests
 }
 
-// check returns the version of the requests, at most requestsInterval old. If it cannot be read, check returns the
-// last one.
+// check returns the version of the requests, at most requestsInterval old. If the version cannot be read, check returns
+// the last known one.
 func (c *requestCache) check(in *request) string {
 	c.mu.Lock()
 	version, isFresh := c.version, time.Since(c.checked) < requestsInterval
@@ -163,15 +164,15 @@ func (c *requestCache) check(in *request) string {
 	return version
 }
 
-// sharedContext returns a context for statements whose result other pages share: the end of this request does
-// not end them, and they do not count as its statements.
+// sharedContext returns a context for statements whose result other pages share. The end of this request does not
+// cancel these statements, and they do not count as statements of the request.
 func (c *requestCache) sharedContext(in *request) (context.Context, context.CancelFunc) {
 	ctx, _ := postgres.Counting(context.WithoutCancel(in.Context()))
 	return context.WithTimeout(ctx, requestsTimeout)
 }
 
-// mayApprove reports whether the viewer may approve a request of a list of the API. It does not check the viewer's
-// scope, because the API lists only requests in the scope. dlq.approve decides; pages show this beforehand.
+// mayApprove reports whether the viewer may approve a request that the API has listed. It need not check the viewer's
+// scope, because the API lists only requests in the scope. dlq.approve makes the decision; pages only predict it.
 func mayApprove(me *access.Principal, a *approval.Approval) bool {
 	if a.State != approval.Requested || !time.Now().Before(a.ExpiresAt) || a.RequestedBy(me.Name, me.TokenBy) {
 		return false
@@ -199,8 +200,8 @@ func mayApprove(me *access.Principal, a *approval.Approval) bool {
 	return true
 }
 
-// isOutcomeFor reports whether a request ended within outcomePeriod, without a decision by the viewer, and the
-// viewer made it or is the person on whose behalf it was made.
+// isOutcomeFor reports whether pages show the viewer the outcome of a request: it ended within outcomePeriod, the
+// viewer made it or it was made on the viewer's behalf, and the viewer did not decide it.
 func isOutcomeFor(me *access.Principal, a *approval.Approval) bool {
 	isMine := strings.EqualFold(a.Actor, me.Name) || a.OnBehalfOf != nil && strings.EqualFold(*a.OnBehalfOf, me.Name)
 	return isMine && a.EndedAt != nil && time.Since(*a.EndedAt) < outcomePeriod &&
@@ -213,7 +214,7 @@ const seenCookie = "dlqd-seen"
 // maxSeen limits the number of keys in the cookie. Older ones are dropped.
 const maxSeen = 60
 
-// outcomeKey returns the last digits of a request's id, which are random.
+// outcomeKey returns the last digits of a request's id, which are random and identify the request in the cookie.
 func outcomeKey(a *approval.Approval) string { return a.ID.String()[24:] }
 
 func seenOutcomes(r *http.Request) []string {
@@ -242,7 +243,7 @@ func markSeen(w http.ResponseWriter, r *http.Request, keys []string) {
 	})
 }
 
-// outcomesFor returns the keys of the outcomes for the viewer among requests that the page shows.
+// outcomesFor returns the outcome keys of those of the page's requests whose outcome is for the viewer.
 func outcomesFor(me *access.Principal, requests ...*approval.Approval) (keys []string) {
 	for _, a := range requests {
 		if isOutcomeFor(me, a) {
@@ -252,7 +253,7 @@ func outcomesFor(me *access.Principal, requests ...*approval.Approval) (keys []s
 	return keys
 }
 
-// ownSections returns the live sections that only the viewer's page has; "" if there are none.
+// ownSections returns the live sections that only this viewer's page has, or "".
 func (c *Console) ownSections(r *http.Request) string {
 	if c.Requests == nil {
 		return ""

@@ -18,7 +18,7 @@ import (
 type policyPage struct {
 	Sentence string
 	Policy   api.PolicyInForce
-	Problem  string // why the files are not in force
+	Problem  string // why the current files could not be loaded
 	Files    []policyFile
 	Form     url.Values
 	Tried    *api.SampleJudgement // the policy's decision on the error in the form
@@ -26,11 +26,11 @@ type policyPage struct {
 	Classes  []string
 	Copies   []copyText
 
-	Today      map[string]int64 // today's dead letters, by the rule that decided them
+	Today      map[string]int64 // number of today's dead letters by the rule that decided them
 	TodayMore  bool             // Today counts only the newest entries
 	DraftFiles []string
 	WhyNot     string             // why the viewer may not preview a change
-	WhyNotTest string             // why the viewer may not test an error, and sees a part of the policy
+	WhyNotTest string             // why the viewer cannot test an error and sees only a part of the policy
 	Draft      url.Values         // the change that the viewer entered
 	Preview    *api.PolicyPreview // effect of the change
 	DraftError *api.Problem
@@ -40,7 +40,7 @@ type policyPage struct {
 type policyFile struct {
 	Name     string
 	Settings []api.PolicySetting
-	Own      int // settings that are not built in
+	Own      int // number of settings that are not built in
 }
 
 func (c *Console) policy(in *request) (*view, error) {

@@ -31,7 +31,7 @@ type queueRow struct {
 	api.Queue
 
 	Why    string  // why the viewer cannot pause or resume it; "" if they can
-	Holds  string  // what holds its jobs; "" if nothing does
+	Holds  string  // what keeps its jobs from running; "" if nothing does
 	Trend  []int64 // jobs that became dead letters
 	Failed int64   // the sum of Trend
 }
@@ -115,10 +115,10 @@ func (c *Console) queues(in *request) (*view, error) {
 	return &view{Template: "queues", Title: "Queues and breakers", Data: q, Interval: queuesInterval}, nil
 }
 
-// unworkedAfter is the time after which a ready job shows that no client works its queue, if none of its jobs runs.
+// unworkedAfter: if a job has been ready for this long and no job of its queue runs, no client works the queue.
 const unworkedAfter = time.Minute
 
-// holdsQueue says what holds the jobs of a queue; "" if nothing does.
+// holdsQueue says what keeps the jobs of a queue from running, or "".
 func holdsQueue(q *queueRow, breakers []breaker.Status, now time.Time) string {
 	if q.PausedAt != nil {
 		return "paused"
@@ -145,8 +145,8 @@ func stateOrder(s breaker.State) int {
 	return map[breaker.State]int{breaker.Open: 0, breaker.HalfOpen: 1}[s] + map[bool]int{true: 2}[s == breaker.Closed]
 }
 
-// missingRoleIn says why the viewer may not use a role in a queue ("" for all queues), or returns "". The
-// API decides; pages show this beforehand.
+// missingRoleIn says why the viewer may not use a role in a queue ("" stands for all queues), or returns "". The API
+// makes the decision; pages only predict it.
 func missingRoleIn(p *access.Principal, role access.Role, queue string) string {
 	scope := p.Scope(role)
 	switch {

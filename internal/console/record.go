@@ -8,12 +8,12 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// recordCopies returns commands of usual tools that read a record from its topic.
+// recordCopies returns commands of common tools that read a record from its topic.
 func recordCopies(p *policy.Policy, r *deadletter.Record) []copyText {
 	if r == nil {
 		return nil
 	}
-	brokers := `"$BROKERS"` // of a cluster that the policy does not have any more
+	brokers := `"$BROKERS"` // for a cluster that the policy no longer has
 	if c := p.Sources.Clusters[r.Cluster]; c != nil {
 		brokers = shellQuoted(strings.Join(c.Brokers, ","))
 	}

@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	// activeRunInterval is the minimum render interval of the page of a running run, idleRunInterval that of any other
-	// run.
+	// activeRunInterval is the minimum render interval of the page of a running run, and idleRunInterval of the page of
+	// any other run.
 	activeRunInterval, idleRunInterval = 2 * time.Second, 30 * time.Second
 	// runsInterval is the render interval of an open list of runs.
 	runsInterval = 5 * time.Second
@@ -44,10 +44,10 @@ func (r replayRun) Active() bool { return r.Status == "running" || r.Status == "
 // UnderWay returns the number of redeliveries that have not ended.
 func (r replayRun) UnderWay() int64 { return max(r.Replayed-r.Succeeded-r.Failed, 0) }
 
-// ToGo returns the number of entries without an outcome, including those under way.
+// ToGo returns the number of entries without an outcome, including redeliveries in progress.
 func (r replayRun) ToGo() int64 { return max(r.Total-r.Succeeded-r.Failed-r.Skipped, 0) }
 
-// Took returns the duration of the run so far, or in total.
+// Took returns the duration of the run; if it has not ended, the time since its start.
 func (r replayRun) Took() time.Duration {
 	if r.FinishedAt != nil {
 		return r.FinishedAt.Sub(r.CreatedAt)
@@ -55,7 +55,7 @@ func (r replayRun) Took() time.Duration {
 	return time.Since(r.CreatedAt)
 }
 
-// Share returns the share of ended redeliveries that succeeded; nil if none has ended.
+// Share returns the share of successes among the ended redeliveries, or nil if none has ended.
 func (r replayRun) Share() *float64 {
 	if r.Succeeded+r.Failed == 0 {
 		return nil
@@ -162,7 +162,7 @@ func perSecond(v float64) string {
 	return number(v) + " per second"
 }
 
-// Expected returns how many dead letters the forecast expects to recover; nil if it could not tell.
+// Expected returns the forecast's expectation of recoveries, or nil if the forecast has none.
 func (r replayRun) Expected() *replay.Expectation {
 	if r.Forecast == nil || r.Forecast.Expect == nil || r.Forecast.Expect.Tried == 0 {
 		return nil
@@ -170,7 +170,7 @@ func (r replayRun) Expected() *replay.Expectation {
 	return r.Forecast.Expect
 }
 
-// Ends returns when the forecast expects the run to have ended; nil if it could not tell.
+// Ends returns when the forecast expects the run to end, or nil if the forecast does not say.
 func (r replayRun) Ends() *replay.Ending {
 	if r.Forecast == nil {
 		return nil
@@ -233,7 +233,7 @@ func filterWords(raw json.RawMessage) string {
 
 type replays struct {
 	Sentence string
-	Forecast string // how often forecasts were right; "" if none can be judged
+	Forecast string // how often forecasts were right; "" if no forecast can be judged
 	Runs     []replayRun
 	Why      string // why the viewer cannot start a run; "" if they can
 	Copies   []copyText
@@ -329,21 +329,21 @@ type runDetail struct {
 
 	Why      string // why the viewer cannot control the run; "" if the viewer can
 	Failures []runFailure
-	More     bool // more entries failed than runFailures
+	More     bool // more than runFailures entries failed
 	Tabs     []tab
 	Entries  []replay.RunEntry
 	Letters  map[uuid.UUID]*deadletter.Summary // dead letters of the Entries that have no Detail, for their errors
 	Next     string
 	Outcome  string
 	Before   *replayRun
-	Same     bool              // Before has the same filter
-	Report   *replay.RunReport // as of when the page was opened
+	Same     bool              // whether Before has the same filter
+	Report   *replay.RunReport // report at the time when the page was opened
 	Since    *api.Count
 	SinceURL string
 	Copies   []copyText
 }
 
-// tab is a choice of which entries the list shows.
+// tab selects which entries the list shows.
 type tab struct {
 	Name, To string
 	Count    int64
@@ -407,7 +407,7 @@ func (c *Console) replayRun(in *request) (*view, error) {
 			map[bool]string{true: t.Name}[t.Name == "all" || t.Name == "skipped"]
 		r.Tabs = append(r.Tabs, t)
 	}
-	if _, live := isLive(in.Context()); !live { // does not change while the page is open
+	if _, live := isLive(in.Context()); !live { // the comparison does not change while the page is open
 		if err := r.compare(in); err != nil {
 			return nil, err
 		}

@@ -21,18 +21,18 @@ const (
 	reviewPage = 20
 )
 
-// review is the list of entries that need a person, oldest first, with one of them open for a
-// decision. Operators who review at the same time are handed out different entries.
+// review lists the entries that need an operator, oldest first, and shows one of them for a decision. Operators who
+// review at the same time get different entries.
 type review struct {
 	Sentence string
-	Count    string                // of the entries that wait
+	Count    string                // number of entries that wait
 	Counts   map[string]*api.Count // of the tabs, by their filter
 	Whose    string                // me, nobody, or "" for all
 	Query    string
 	Entries  []deadletter.Summary
 	More     bool
-	Entry    *deadLetterPage // the open one; nil if none is free, or if it was decided while the page was open
-	Next     string          // address after the decision
+	Entry    *deadLetterPage // the entry that is shown; nil if none is free, or if it was decided while the page was open
+	Next     string          // address to go to after the decision
 	Copies   []copyText
 
 	search string // the filter in the page's address
@@ -41,8 +41,8 @@ type review struct {
 // At returns the address of the review with another entry open.
 func (r *review) At(id uuid.UUID) string { return r.address("at", id) }
 
-// address returns the address of the review with a parameter: at opens an entry, and after hands out
-// the next one after an entry.
+// address returns the address of the review with a parameter: "at" shows an entry, "after" hands out the entry after
+// one.
 func (r *review) address(name string, id uuid.UUID) string {
 	query := url.Values{name: {id.String()}}
 	if r.Whose != "" {
@@ -80,7 +80,7 @@ func (c *Console) review(in *request) (*view, error) {
 	r, chosen := newReview(in)
 	at, _ := uuid.Parse(in.URL.Query().Get("at"))
 	_, live := isLive(in.Context())
-	var given uuid.UUID // the entry that is handed out to the viewer
+	var given uuid.UUID // entry that the API hands out to the viewer
 	hands := !live && in.me().May(access.Operator)
 	if hands {
 		asked := api.ReviewRequest{Q: chosen}
@@ -124,7 +124,7 @@ func (c *Console) review(in *request) (*view, error) {
 	switch {
 	case given != uuid.Nil:
 		at = given
-	case live, listed: // keep at: the page was loaded with it, or another operator has it in review
+	case live, listed: // keep at: the page was loaded with this entry, or another operator has it in review
 	case hands && at != uuid.Nil: // the entry at was decided: hand out another one
 		if at, err = handOut(in, api.ReviewRequest{Q: chosen}); err != nil {
 			return nil, err
@@ -160,8 +160,8 @@ func (c *Console) review(in *request) (*view, error) {
 	return v, nil
 }
 
-// summarize sets the sentence. taken reports that other operators have all listed entries in review. all is the number
-// of entries that wait in this review; "" if unknown.
+// summarize sets the sentence. taken means that other operators have all listed entries in review. all is the number of
+// waiting entries in this review, or "" if it is unknown.
 func (r *review) summarize(taken bool, all string) {
 	r.Count = number(len(r.Entries))
 	if r.More {

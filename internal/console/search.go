@@ -16,17 +16,17 @@ import (
 	"github.com/dlqd/dlqd/internal/api"
 )
 
-// found is something that a search found.
+// found is one result of a search.
 type found struct {
 	Of, Name, Detail, Path string
 
-	exact bool // the text is its id
+	exact bool // the searched text is the id of the result
 }
 
 type search struct {
 	Query string
 	Found []found
-	Tries []found // searches elsewhere for the text
+	Tries []found // searches for the text in other lists
 }
 
 var (
@@ -41,7 +41,7 @@ func errorAs404(err error) (*api.Problem, bool) {
 	return problem, ok && problem.Status == http.StatusNotFound
 }
 
-// lookUp does what callIfAllowed does, for an id that a user typed: a text that cannot be an id counts as not found.
+// lookUp is like callIfAllowed, for an id that a user typed: a text that cannot be an id counts as not found.
 func lookUp[In, Out any](in *request, operation api.Operation[In, Out], input In) (*Out, bool, error) {
 	out, ok, err := callIfAllowed(in, operation, input)
 	if problem, is := errors.AsType[*api.Problem](err); is && problem.Status == http.StatusUnprocessableEntity {
@@ -50,8 +50,8 @@ func lookUp[In, Out any](in *request, operation api.Operation[In, Out], input In
 	return out, ok, err
 }
 
-// search finds things by a text: by their id, or by a part of their name. If exactly one thing has the text as
-// its id, search shows it at once, unless the address asks for the list.
+// search finds things by their id or by a part of their name. If the text is the id of exactly one thing, search shows
+// that thing at once, unless the address asks for the list.
 func (c *Console) search(in *request) (*view, error) {
 	if !in.me().May(access.Reader) {
 		return nil, &api.Problem{Status: http.StatusForbidden, Detail: "this needs the role reader"}

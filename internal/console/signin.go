@@ -12,7 +12,7 @@ import (
 type signingIn struct {
 	Tokens, Provider bool
 	To               string     // path to return to
-	Origin           string     // where the provider sends the browser back to
+	Origin           string     // address to which the provider sends the browser back
 	Elsewhere        bool       // a proxy's header shows that Origin is not the page's origin; the script checks that, too
 	Why              string     // why the sign-in failed; "" at first
 	Kept             bool       // the input of the refused form is kept, and shown again after the sign-in

@@ -12,8 +12,8 @@ import (
 	"github.com/dlqd/dlqd/internal/source"
 )
 
-// maxPartitions is the number of partitions on the page of sources. Those that fail come first, then those with the
-// most to read.
+// maxPartitions is the number of partitions on the page of sources. Failing partitions come first, then the partitions
+// with the most records left to read.
 const maxPartitions = 100
 
 type sources struct {

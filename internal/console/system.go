@@ -20,16 +20,16 @@ type system struct {
 	Parts        []part
 	Automatic    *automatic.Overview
 	WhyAutomatic string        // why the viewer cannot stop it; "" if the viewer can
-	Restored     *api.Restored // nil: not restored, or the viewer may not see what may be sent again
+	Restored     *api.Restored // nil if the database was not restored, or if the viewer may not see what may be sent again
 	Capture      *reconcile.Capture
-	Checks       *api.Examination // nil: not run
+	Checks       *api.Examination // nil if the checks were not run
 	WhyChecks    string           // why the viewer cannot run the checks; "" if they can
 	Wrong        int              // number of failed checks
 	Hidden       bool             // the viewer may not see the health report
 	Copies       []copyText
 }
 
-// part is a component of the program, with the time of its last success taken out of its detail.
+// part is a part of the program. The time of its last success is removed from its detail.
 type part struct {
 	api.Part
 

@@ -139,7 +139,7 @@ func (t *templates) live(out *bytes.Buffer, f *frame) error { return t.execute(o
 func (t *templates) source(out *bytes.Buffer, f *frame) error { return t.execute(out, f, "source") }
 
 func (t *templates) own(out *bytes.Buffer, o own) error {
-	page, err := t.of("approvals", time.UTC) // it shows no times
+	page, err := t.of("approvals", time.UTC) // this template shows no times
 	if err != nil {
 		return err
 	}
@@ -211,7 +211,7 @@ func classOf(class any) map[string]string {
 	return map[string]string{"Name": strings.ReplaceAll(name, "_", " "), "Letter": c[0], "Means": c[1]}
 }
 
-// deref returns what a pointer points to; for nil it returns "", or the zero time for a *time.Time. Other
+// deref returns the value that a pointer points to. For nil it returns "", or the zero time for a *time.Time. Other
 // values are returned unchanged.
 func deref(value any) any {
 	switch v := value.(type) {
@@ -435,8 +435,8 @@ func joinsEmoji(text []rune, at int) bool {
 		(unicode.Is(unicode.So, before) || before == style || before >= firstTone && before <= lastTone)
 }
 
-// visible splits a text at control characters, invisible characters and those that change the
-// direction of text, so that one message cannot look like another.
+// visible splits a text at control characters, invisible characters, and characters that change the direction of text,
+// so that one message cannot look like another.
 func visible(value any) []run {
 	var runs []run
 	var plain strings.Builder
@@ -459,8 +459,8 @@ func visible(value any) []run {
 	return runs
 }
 
-// noticeTime matches the time in the error of a refused move, "kim resolved it at 2026-11-22T10:00:00Z", and in the
-// problem of a loop, "no turn has succeeded since 2026-11-22T10:00:00Z".
+// noticeTime matches the time in the error of a refused move ("kim resolved it at 2026-11-22T10:00:00Z") and in the
+// problem of a loop ("no turn has succeeded since 2026-11-22T10:00:00Z").
 var noticeTime = regexp.MustCompile(`(?:\bat |\b(since ))(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)`)
 
 // piece is a piece of a notice: text, or a time that is shown relative to now.
@@ -471,13 +471,13 @@ type piece struct {
 
 // noticed splits a notice at its times.
 func noticed(text string) (pieces []piece) {
-	text = strings.Replace(text, "no turn has succeeded", "has not succeeded", 1) // a turn is a term of the code
+	text = strings.Replace(text, "no turn has succeeded", "has not succeeded", 1) // viewers do not know the term turn
 	for {
 		found := noticeTime.FindStringSubmatchIndex(text)
 		if found == nil {
 			return append(pieces, piece{Text: text})
 		}
-		pieces = append(pieces, piece{Text: text[:max(found[0], found[3])]}) // "since" stays, "at" goes
+		pieces = append(pieces, piece{Text: text[:max(found[0], found[3])]}) // keep "since", drop "at"
 		if at, err := time.Parse(time.RFC3339, text[found[4]:found[5]]); err == nil {
 			pieces = append(pieces, piece{At: at})
 		} else {
@@ -488,7 +488,7 @@ func noticed(text string) (pieces []piece) {
 }
 
 const (
-	// maxShown limits how much of a document a page shows, in bytes. The API returns all of it.
+	// maxShown limits how much of a document a page shows, in bytes. The API returns the whole document.
 	maxShown = 64 << 10
 	// maxDepth is the maximum nesting of a document that is indented: each level indents every line
 	// below it.
@@ -514,7 +514,7 @@ func depthOf(raw []byte) (deepest int) {
 	return deepest
 }
 
-// pretty indents JSON without changing anything else: numbers stay as written.
+// pretty indents JSON and changes nothing else: numbers stay as written.
 func pretty(raw json.RawMessage) string {
 	if len(raw) == 0 {
 		return ""
@@ -534,7 +534,7 @@ func editable(text string) string {
 	var out strings.Builder
 	for _, r := range text {
 		switch {
-		case !isHidden(r) || r == '\r': // \r can only stand between values, as white space
+		case !isHidden(r) || r == '\r': // in JSON, \r is only white space between values
 			out.WriteRune(r)
 		case r > 0xffff:
 			high, low := utf16.EncodeRune(r)
@@ -560,7 +560,7 @@ func dict(pairs ...any) (map[string]any, error) {
 
 func args(values ...any) []any { return values }
 
-// query returns a filter for the list, without the empty values.
+// query returns a filter for the list from fields and values. It omits fields with an empty value.
 func query(parts ...any) string {
 	var words []string
 	for i := 0; i+1 < len(parts); i += 2 {
@@ -573,7 +573,7 @@ func query(parts ...any) string {
 	return strings.Join(words, " ")
 }
 
-// quoted returns a value as the filter language takes it.
+// quoted returns a value as the filter language expects it, in quotes if necessary.
 func quoted(value string) string {
 	if value != "" && !strings.ContainsFunc(value, func(r rune) bool {
 		return unicode.IsSpace(r) ||

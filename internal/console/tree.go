@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// maxNodes is the number of payload nodes that the tree shows. The raw text has the rest.
+	// maxNodes is the number of payload nodes that the tree shows. The raw text has all of them.
 	maxNodes = 1500
 	// openDepth is the depth to which the tree is expanded at first.
 	openDepth = 2
@@ -17,7 +17,7 @@ const (
 	maxLeaf = 4000
 )
 
-// node is a value in a payload. Numbers keep their notation.
+// node is a value in a payload. Numbers are shown as written.
 type node struct {
 	Key      string
 	Type     string // object, array, string, number or literal

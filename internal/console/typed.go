@@ -16,8 +16,8 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 )
 
-// typed are the fields of a form that a user sent without being signed in. A cookie keeps them during the
-// sign-in. Then the page with the form is filled with them; the form is sent only if the user sends it again.
+// typed has the fields of a form that a user sent without being signed in. A cookie stores them during the sign-in.
+// Afterwards, the page with the form is filled with them; nothing happens until the user sends the form again.
 type typed struct {
 	Action string     `json:"a"` // the path that the form was sent to
 	Fields url.Values `json:"f"`
@@ -25,7 +25,7 @@ type typed struct {
 
 const (
 	typedCookie = "-typed"
-	// maxTyped limits the cookie, in bytes. A proxy accepts 8 KiB of cookies in all (nginx).
+	// maxTyped limits the cookie, in bytes. A proxy such as nginx accepts 8 KiB of cookies in all.
 	maxTyped = 2500
 	// typedFor is how long the cookie is kept: a sign-in may take some minutes.
 	typedFor = time.Hour
@@ -62,7 +62,7 @@ func fillTyped(w http.ResponseWriter, r *http.Request, page *bytes.Buffer) {
 	var t typed
 	raw, err := base64.RawURLEncoding.DecodeString(access.Cookie(r, typedCookie))
 	if err != nil || json.Unmarshal(raw, &t) != nil {
-		return // usually: there is no cookie
+		return // the usual case: there is no cookie
 	}
 	root, err := html.Parse(bytes.NewReader(page.Bytes()))
 	if err != nil {
@@ -81,8 +81,8 @@ func fillTyped(w http.ResponseWriter, r *http.Request, page *bytes.Buffer) {
 	access.SetCookie(w, r, typedCookie, "", 0)
 }
 
-// formIn returns the form of a page with the action of t; nil if there is none. If several forms have this
-// action, it returns the one that has most of the fields.
+// formIn returns the form of a page to whose action the fields were sent, or nil. If several forms have this action, it
+// returns the one with the most of the fields.
 func (t *typed) formIn(root *html.Node) (form *html.Node) {
 	most := -1
 	for n := range root.Descendants() {

@@ -13,10 +13,10 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// window is a time range of charts, which ends now.
+// window is a time range of charts that ends now.
 type window struct {
 	Name, Over string
-	// Step is the step of the flow that the API is asked for, and Every is that of the chart.
+	// Step is the step for which the API is asked, and Every the step of the chart.
 	Step  string
 	Every time.Duration
 	// Trend is the time that one number of a failure group's trend covers (see dlq.group_trend).
@@ -34,7 +34,7 @@ var windows = []window{
 	{"30 d", "30d", "day", day, day},
 }
 
-// windowOf returns the window with this length; that of fallback if there is none.
+// windowOf returns the window with this length, or the fallback if there is none.
 func windowOf(over, fallback string) window {
 	for _, name := range []string{over, fallback} {
 		if i := slices.IndexFunc(windows, func(w window) bool { return w.Over == name }); i >= 0 {
@@ -88,8 +88,8 @@ func (w window) trendStarts(now time.Time, n int) []time.Time {
 	return list
 }
 
-// fitting returns the shortest window that shows all failures of a group of this age, at most longest: in a longer one,
-// the failures of a young group are a single bar.
+// fitting returns the shortest window, up to longest, that shows all failures of a group of this age. In a longer
+// window, the failures of a young group would be a single bar.
 func fitting(age time.Duration, longest window) window {
 	for _, w := range windows {
 		length, err := policy.ParseDuration(w.Over)
@@ -110,7 +110,7 @@ var timeFields = []string{"after", "before", "failed", "age"}
 func withoutTimes(query string) string {
 	_, terms := filter.Read(query, "")
 	var kept []string
-	text := []rune(query) // the positions of terms count runes, and each invalid byte as one
+	text := []rune(query) // terms have positions in runes, and each invalid byte counts as one
 	for _, t := range terms {
 		if t.Problem != "" || !slices.Contains(timeFields, t.Field) {
 			kept = append(kept, string(text[t.From:t.To]))
@@ -119,7 +119,7 @@ func withoutTimes(query string) string {
 	return strings.Join(kept, " ")
 }
 
-// timeLayouts are the layouts in which a time is typed; those without a zone are in the viewer's.
+// timeLayouts are the layouts in which a viewer may type a time. A time without a zone is in the viewer's zone.
 var timeLayouts = []string{
 	time.RFC3339, "2006-01-02T15:04Z07:00", "2006-01-02T15:04", "2006-01-02T15:04:05", "2006-01-02 15:04", time.DateTime,
 	time.DateOnly,
@@ -135,7 +135,7 @@ func (in *request) parseTime(text string) (at time.Time, ok bool) {
 	return at, false
 }
 
-// ranged returns a filter with the range of times that the page's parameters from and to have, instead of its own.
+// ranged returns a filter whose time range is replaced by the page's parameters from and to.
 func (in *request) ranged(query string) (string, *api.Problem) {
 	ends := map[string]string{}
 	for _, name := range []string{"from", "to"} {
@@ -162,17 +162,17 @@ func (in *request) ranged(query string) (string, *api.Problem) {
 	return strings.TrimSpace(withoutTimes(query) + " failed:" + ends["from"] + ".." + ends["to"]), nil
 }
 
-// timeRange is the range of times of a list, as its menu shows it.
+// timeRange is the time range of a list, for its menu.
 type timeRange struct {
 	Words    string
-	From, To string // as a field of the type datetime-local has them
+	From, To string // values of datetime-local fields
 	Choices  []choice
 	Query    string // the filter without its times
 }
 
 const fieldLayout = "2006-01-02T15:04"
 
-// timeRange returns the range of times that a filter has.
+// timeRange returns the time range of a filter.
 func (in *request) timeRange(query, path string) *timeRange {
 	rest := withoutTimes(query)
 	r := &timeRange{Words: "Any time", Query: rest}

@@ -14,8 +14,8 @@ import (
 const (
 	zoneCookie = "dlqd-zone"
 	zonePeriod = 365 * 24 * time.Hour
-	// clockLayout is how pages show a time, and exactLayout is the layout of its title. In a zone without an
-	// abbreviation, the offset stands in its place.
+	// clockLayout is the layout of times on pages, and exactLayout the layout of their titles. If a zone has no
+	// abbreviation, its offset is shown.
 	clockLayout = "2 Jan 15:04 MST"
 	exactLayout = "Mon 2 Jan 2006 15:04:05 MST"
 )
@@ -23,8 +23,8 @@ const (
 // zones caches time zones by their names in the time zone database.
 var zones sync.Map
 
-// zoneName matches the names of the time zone database. Other spellings of a path ("Europe//Paris") would load, too,
-// and fill the cache.
+// zoneName matches names in the time zone database. Other spellings of a path ("Europe//Paris") would also load, and
+// would fill the cache.
 var zoneName = regexp.MustCompile(`^[A-Z][A-Za-z0-9_+-]{0,30}(/[A-Z][A-Za-z0-9_+-]{0,30}){0,2}$`)
 
 // zoneNamed returns a time zone by its name in the time zone database; nil if there is none.
