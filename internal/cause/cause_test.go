@@ -182,7 +182,7 @@ func TestAnswer_PathsExtendBuiltInPaths(t *testing.T) {
 	require.Equal(t, cause.Cause{Code: "8", Message: "no stock"}, answer.Cause())
 }
 
-// Secrets are hidden before a text is cut: afterwards, half a secret could remain.
+// Secrets are hidden before a text is cut, because a cut could leave half a secret, which Hide would not recognize.
 func TestAnswer_HidesBeforeTruncating(t *testing.T) {
 	t.Parallel()
 	secret := "4111111111111111"

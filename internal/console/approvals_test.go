@@ -11,13 +11,13 @@ import (
 	"github.com/dlqd/dlqd/internal/server"
 )
 
-// withApprovals makes replays and discards need a second person.
+// withApprovals makes replays and discards require approval.
 func withApprovals(c *server.Config) {
 	withTokens(c)
 	c.Policy.Access.Approvals.Rules = []policy.ApprovalRule{{Operations: []string{"discard", "replay"}}}
 }
 
-// failManual inserts n failed jobs and waits until their dead letters need a person.
+// failManual inserts n failed jobs and waits until their dead letters need an operator.
 func (o *testServer) failManual(n int) {
 	o.Helper()
 	o.fail("reports", "report.daily", "no such report", n)
@@ -25,7 +25,7 @@ func (o *testServer) failManual(n int) {
 	o.eventually(n, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
 }
 
-// signedIn returns a tab of an operator who is signed in, at a page.
+// signedIn returns a tab, open at a page, of an operator who is signed in.
 func (o *testServer) signedIn(name, path string) *tab {
 	o.Helper()
 	b := o.tab()
@@ -58,9 +58,9 @@ func TestApprovals_AreShownWhereTheyApply(t *testing.T) {
 	require.Equal(t, 1, o.count("SELECT count(*) FROM dlq.approvals"))
 }
 
-// TestApprovals_TellWhomTheyConcern makes a request outside of the server, as another process would. An
-// operator who may approve it sees it on any page, in the title and in the icon of the tab, and the requester does
-// not. The requester sees the outcome on any page until they have opened it.
+// TestApprovals_TellWhomTheyConcern creates a request for approval outside of the server, as another process would. An
+// operator who may approve the request sees it on any page, in the title and in the icon of the tab; the requester does
+// not. Any page shows the requester the outcome, until the requester has opened the request.
 func TestApprovals_TellWhomTheyConcern(t *testing.T) {
 	t.Parallel()
 	o := open(t, withApprovals)
@@ -109,8 +109,8 @@ func TestApprovals_TellHiddenPages(t *testing.T) {
 	lee.until(`document.title.startsWith("(1) ")`)
 }
 
-// TestApprovals_ShowTheResultWithUndo executes an approved request after another operator has changed one of
-// its entries. The page shows the entry that was left and why, and undoes the operation.
+// TestApprovals_ShowTheResultWithUndo executes an approved request after another operator has changed one of its
+// entries. The page shows which entry was left unchanged and why, and can undo the operation.
 func TestApprovals_ShowTheResultWithUndo(t *testing.T) {
 	t.Parallel()
 	o := open(t, withApprovals)
@@ -143,8 +143,8 @@ func TestApprovals_ShowTheResultWithUndo(t *testing.T) {
 const discardReports = `SELECT dlq.request_approval('bulk', '{"do": "discard", "filter": {"kind": "report.daily"}}',
 	'ticket 7', 'pat')::text`
 
-// TestApprovals_PageIsLive opens a request in two tabs. Both follow the number of entries. When one of the two
-// approves, the other can no longer decide, although it has a draft.
+// TestApprovals_PageIsLive opens a request in two tabs. Both show the current number of entries. After one tab
+// approves, the other can no longer decide, even with a draft of a note.
 func TestApprovals_PageIsLive(t *testing.T) {
 	t.Parallel()
 	o := open(t, withApprovals)

@@ -103,7 +103,7 @@ func TestLike_DescribesRunsOfTheGroup(t *testing.T) {
 			run(`{"fingerprint": ["abcd"], "queue": ["orders", "mails"]}`, 5),
 			run(`{"queue": ["payments"]}`, 3), run(`{"fingerprint": ["ffff"]}`, 4),
 		}, "payments", "abcdef", time.UTC))
-	for _, several := range []string{ // the numbers of a run are of all groups that its filter selects
+	for _, several := range []string{ // filters that also select other groups
 		`{"fingerprint": ["abcd", "ffff"], "queue": ["payments"]}`, `{"fingerprint": ["abcd"], "queue": ["pay*"]}`,
 		`{"fingerprint": ["abcd"], "queue": ["payments", "orders"]}`, `{"fingerprint": ["abcd"]}`,
 	} {
@@ -113,8 +113,8 @@ func TestLike_DescribesRunsOfTheGroup(t *testing.T) {
 	}
 }
 
-// TestOverview_ListsOpenGroupsFirst checks that groups whose failures all recovered do not push out those that have
-// open dead letters.
+// TestOverview_ListsOpenGroupsFirst checks that groups whose failures have all recovered come after groups with open
+// dead letters.
 func TestOverview_ListsOpenGroupsFirst(t *testing.T) {
 	t.Parallel()
 	groups := mostOpen([]analytics.TopGroup{
@@ -199,8 +199,7 @@ func TestVisible_KeepsEmoji(t *testing.T) {
 	require.Equal(t, []run{{Text: "a"}, {Text: "U+200D", Hidden: true}, {Text: "b"}}, visible("a\u200db"))
 }
 
-// TestWarnings_SayLimits checks that the words of a queue's state include the limit that its number of dead
-// letters exceeds.
+// TestWarnings_SayLimits checks that the text about a queue with too many dead letters contains the limit.
 func TestWarnings_SayLimits(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, "100\u202f387 dead letters (limit 1\u202f000), the oldest is open for 26 h (limit 24 h), other",
@@ -209,8 +208,8 @@ func TestWarnings_SayLimits(t *testing.T) {
 		}))
 }
 
-// TestNotes_AreInThePagesWords checks that times in the notes of a preview are in the viewer's zone, numbers separated
-// and fingerprints short, and that names stay as they are, also those that look like one of these.
+// TestNotes_AreInThePagesWords checks the notes of a preview: times are in the viewer's zone, numbers have separators,
+// and fingerprints are short. Names stay as they are, even if they look like a time, a number or a fingerprint.
 func TestNotes_AreInThePagesWords(t *testing.T) {
 	t.Parallel()
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)

@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	// waitTimeout limits every wait for a state. The machine that runs these tests may be busy.
+	// waitTimeout limits every wait for a state. It is long, because the test machine may be busy.
 	waitTimeout = 5 * time.Minute
 	// evaluateTimeout limits a single evaluation in the browser: a page that is being left may never answer.
 	evaluateTimeout = 10 * time.Second
@@ -90,7 +90,7 @@ func (c *chromium) start() (context.Context, error) {
 	return c.ctx, c.err
 }
 
-// stop closes the browser. Ending its process is not enough: that may be the wrapper that Debian installs.
+// stop closes the browser. Killing its process is not enough, because that process may be Debian's wrapper script.
 func (c *chromium) stop() {
 	if c.ctx != nil {
 		_ = chromedp.Cancel(c.ctx)
@@ -100,9 +100,8 @@ func (c *chromium) stop() {
 	}
 }
 
-// testServer is a whole dlqd on its own database, with a receiver that answers with the status in a
-// message's payload ({"answer": 503}). Once receiverWorks is set, the receiver accepts all messages but
-// those that ask for 410.
+// testServer is a whole dlqd on its own database, with a receiver that answers with the status in a message's payload
+// ({"answer": 503}). Once receiverWorks is set, the receiver accepts all messages except those that request 410.
 type testServer struct {
 	*testing.T
 
@@ -239,8 +238,8 @@ func (o *testServer) entry(message, status string) string {
 	return o.text("SELECT id::text FROM dlq.dead_letter_queue WHERE event_id = $1", message)
 }
 
-// fail inserts n jobs of an application and fails them for good in one statement, which the trigger
-// captures. It waits until they are filed.
+// fail inserts n jobs of an application and ends them as discarded in one statement, so that the trigger captures them.
+// It waits until they are filed.
 func (o *testServer) fail(queue, kind, problem string, n int) {
 	o.Helper()
 	const filed = "SELECT count(*) FROM dlq.dead_letter_open WHERE queue = $1 AND kind = $2"
@@ -274,7 +273,7 @@ type tab struct {
 	ctx context.Context //nolint:containedctx // it is the tab
 
 	mu        sync.Mutex
-	clicks    int // and filled fields
+	clicks    int // number of clicks and filled fields
 	scriptOff bool
 	began     time.Time // when an incident began
 	problems  []string  // errors and warnings of the browser
@@ -392,14 +391,15 @@ func (b *tab) open(path string) {
 	})
 }
 
-// rows waits until the list has n rows. If its search stopped early, as on a busy machine, rows loads the page again.
+// rows waits until the list has n rows. If the search stopped early, as it may on a busy machine, rows reloads the
+// page.
 func (b *tab) rows(n int) {
 	b.Helper()
 	b.reloadUntil(fmt.Sprintf(`document.querySelectorAll("[data-row]").length === %d`, n), "Continue the search")
 }
 
-// reloadUntil waits until an expression is true in the page, and loads the page again while it shows a text that says
-// that time ran out.
+// reloadUntil waits until an expression is true in the page. While the page shows the text outOfTime, reloadUntil
+// reloads it.
 func (b *tab) reloadUntil(expression, outOfTime string) {
 	b.Helper()
 	b.await(expression, func() bool {
@@ -505,9 +505,9 @@ func (b *tab) navigate(act func()) {
 	b.until(`!window.pageBefore && document.readyState === "complete"`)
 }
 
-// click clicks the first element that matches a selector, as a mouse does. A live section may move meanwhile,
-// so click checks which element it has pressed. If that is another one, click releases the button elsewhere and
-// tries again. It also tries again if the element moves before the release.
+// click clicks the first element that matches a selector, as a mouse does. A live section may move meanwhile, so click
+// checks which element it has pressed. If it is another element, click releases the button elsewhere and tries again.
+// It also tries again if the element moves before the release.
 func (b *tab) click(selector string) {
 	b.Helper()
 	b.clicks++

@@ -10,8 +10,8 @@ import (
 	"github.com/dlqd/dlqd/internal/access"
 )
 
-// TestTabs_ShowCounts shows the number of dead letters in the tabs of states, of the viewer and of saved views, and in
-// the titles of pages. An action changes them.
+// TestTabs_ShowCounts checks that the tabs of states, of the viewer and of saved views show their numbers of dead
+// letters, and so do the titles of pages. An action changes the numbers.
 func TestTabs_ShowCounts(t *testing.T) {
 	t.Parallel()
 	o := open(t, withTokens)
@@ -19,7 +19,7 @@ func TestTabs_ShowCounts(t *testing.T) {
 	o.eventually(3, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
 	b := o.tab()
 	b.signIn(o.token("kim", access.Operator))
-	// counts waits until a load of the page shows the counts of the tabs: a page does not wait for all of them.
+	// counts reloads the page until it shows the counts of the tabs: a page does not wait for all of them.
 	counts := func(path, want string) {
 		b.Helper()
 		b.await(want+" in the tabs of "+path, func() bool {
@@ -45,14 +45,14 @@ func TestTabs_ShowCounts(t *testing.T) {
 	counts("/review?whose=me", "All 3\nAssigned to me 1\nUnassigned 2")
 	require.Equal(t, "Assigned to me 1", b.texts(".tabs [aria-current=page]"))
 	require.Equal(t, "1", b.texts("h1 .of"))
-	b.await("the count of the audit page", func() bool { // it is left out while the database is slow
+	b.await("the count of the audit page", func() bool { // the page omits the count while the database is slow
 		b.open("/audit")
 		return regexp.MustCompile(`^\d+$`).MatchString(b.texts("h1 .of"))
 	})
 }
 
-// TestReview_CountsItsTab says how many dead letters wait in the review's tab, above the number that it lists. The
-// cause is the first line of each, and the title of the open one.
+// TestReview_CountsItsTab checks that the review says how many dead letters wait in its tab, which is more than it
+// lists. Each listed dead letter begins with its cause, which is also the title of the open one.
 func TestReview_CountsItsTab(t *testing.T) {
 	t.Parallel()
 	o := open(t, withTokens)
@@ -70,7 +70,7 @@ func TestReview_CountsItsTab(t *testing.T) {
 	for query, matching := range map[string]string{
 		"assigned:kim": "22 matches", "id:" + o.text("SELECT id::text FROM dlq.dead_letter_open LIMIT 1"): "1 match",
 	} {
-		b.await(matching, func() bool { // a list of a slow database may not be complete
+		b.await(matching, func() bool { // with a slow database, the list may be incomplete
 			b.open(listOf(query))
 			return b.texts("#matching") == matching
 		})

@@ -10,7 +10,7 @@ import (
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 )
 
-// The command that sends what a redelivery sends fits the destination.
+// The command that repeats a redelivery's request is of the type of the destination: curl or grpcurl.
 func TestDeadLetter_CommandFitsDestination(t *testing.T) {
 	t.Parallel()
 	for url, want := range map[string]string{
@@ -31,7 +31,7 @@ func TestDeadLetter_CommandFitsDestination(t *testing.T) {
 	}
 }
 
-// A gRPC status is an answer.
+// A gRPC status is shown like an HTTP answer.
 func TestDeadLetter_ShowsGRPCStatus(t *testing.T) {
 	t.Parallel()
 	name, url, text := "payments", "grpc://shop.example:9000/shop.v1.Payments/Capture", "UNAVAILABLE: maintenance"

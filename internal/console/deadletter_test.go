@@ -117,8 +117,8 @@ func TestDeadLetter_SenderAndAttempts(t *testing.T) {
 	require.NotRegexp(t, "CPU|strategy", b.texts("#attempts"))
 }
 
-// TestDeadLetter_ShowsTheCause checks that the list, the titles of the entry and its group, and the overview
-// show the cause, and that the entry's page shows what was sent and what came back.
+// TestDeadLetter_ShowsTheCause checks that the list, the titles of the entry and its group, and the overview show the
+// cause. The page of the entry shows the request and its answer.
 func TestDeadLetter_ShowsTheCause(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)

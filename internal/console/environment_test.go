@@ -28,7 +28,7 @@ func TestEnvironment_TextHasContrast(t *testing.T) {
 	require.Equal(t, "#000", textOn([3]byte{0xfa, 0xcc, 0x15}))
 }
 
-// TestEnvironment_SheetHasOnlyColours serves the style sheet of a colour, and of nothing else.
+// TestEnvironment_SheetHasOnlyColours checks that a style sheet is served only for the name of a colour.
 func TestEnvironment_SheetHasOnlyColours(t *testing.T) {
 	t.Parallel()
 	c := New(Config{})

@@ -15,9 +15,9 @@ func (b *tab) focusIn(selector string) {
 	b.until("document.activeElement?.closest(" + quoted(selector) + ")")
 }
 
-// TestFocus_ReturnsAfterActions acts on an entry, a group, a queue, a saved view and in the review. The focus returns
-// to the form, or to its section, also if the address has a fragment, and a live update keeps it there. Without a
-// script, the address leads back to the section, and the tab key goes on from there.
+// TestFocus_ReturnsAfterActions acts on an entry, a group, a queue, a saved view and in the review. Afterwards the
+// focus is in the form or its section, also if the address has a fragment, and a live update does not move it. Without
+// scripts, the address leads to the section, and the tab key continues there.
 func TestFocus_ReturnsAfterActions(t *testing.T) {
 	t.Parallel()
 	o := open(t, withTokens)
@@ -39,7 +39,7 @@ func TestFocus_ReturnsAfterActions(t *testing.T) {
 	b.follow("#act [value=reopen]")
 	b.waitForText("Reopened")
 	b.focusIn("#act")
-	// The section is rendered anew, because another operator moved the entry.
+	// Another operator moves the entry, so the section is rendered again.
 	b.until(live)
 	o.exec("SELECT dlq.act_on('resolve', ARRAY[$1::uuid], 'ann', 'done')", id)
 	b.until(`document.getElementById("head").innerText.includes("resolved")`)

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestGroupOrders_BeginAtTheFirstPage checks that the links that sort the groups leave out the cursor, which belongs
-// to one order, and that one column is marked.
+// TestGroupOrders_BeginAtTheFirstPage checks that the links that sort the groups omit the cursor, which is valid for
+// one order only, and that exactly one column is marked.
 func TestGroupOrders_BeginAtTheFirstPage(t *testing.T) {
 	t.Parallel()
 	const address = "/groups?cursor=x&order=owner&queue=payments"
@@ -24,7 +24,8 @@ func TestGroupOrders_BeginAtTheFirstPage(t *testing.T) {
 	require.Equal(t, map[string]string{"Owner": "ascending"}, sorted)
 }
 
-// TestSpark_IsSmall checks that the trends of a page of 50 young groups take less than a third of its limit.
+// TestSpark_IsSmall checks that the trends of a page of 50 young groups take less than a third of the page's size
+// limit.
 func TestSpark_IsSmall(t *testing.T) {
 	t.Parallel()
 	minutes := make([]int64, 61)

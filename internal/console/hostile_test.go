@@ -8,8 +8,8 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// TestHostileMessage checks that every page shows a hostile message as text: no part of it becomes an element,
-// runs, is fetched or looks like something else.
+// TestHostileMessage checks that every page shows a hostile message as text: no part of the message becomes an element,
+// runs as a script, is fetched, or imitates other text.
 func TestHostileMessage(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)

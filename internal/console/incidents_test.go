@@ -73,7 +73,7 @@ func TestIncident_Outage(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	o.exec("SELECT dlq.set_automatic('class', 'outage', false)")
-	const failed = 10 // the tenth opens the breaker
+	const failed = 10 // the tenth failure opens the breaker
 	for i := range failed {
 		o.submit("payments", fmt.Sprint("m", i), "payment.captured",
 			map[string]any{"answer": 503, "says": "bank.example is being maintained"})
@@ -124,8 +124,7 @@ func TestIncident_BadDeploy(t *testing.T) {
 	b.within(maxClicks)
 }
 
-// TestIncident_PoisonMessage finds one customer's poison message by the customer, edits it and
-// replays it.
+// TestIncident_PoisonMessage finds a poison message by its customer, edits it and replays it.
 func TestIncident_PoisonMessage(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
@@ -156,8 +155,8 @@ func (b *tab) task() {
 	b.open("/")
 }
 
-// TestIncident_PaymentsFail starts a replay as a new user does who knows only that payments fail. Other failures were
-// more, and have been resolved.
+// TestIncident_PaymentsFail starts a replay as a new user would who knows only that payments fail. Other failures are
+// more frequent, and have been resolved.
 func TestIncident_PaymentsFail(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
@@ -183,7 +182,7 @@ func TestIncident_PaymentsFail(t *testing.T) {
 	b.within(maxClicks)
 }
 
-// TestIncident_FindsAMessage finds what became of a message by its id.
+// TestIncident_FindsAMessage finds the state of a message by its id.
 func TestIncident_FindsAMessage(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
@@ -226,7 +225,8 @@ func TestIncident_NamesWhoDiscarded(t *testing.T) {
 	b.within(maxClicks)
 }
 
-// TestIncident_ParksADestination parks the pending dead letters of one destination. Those of others stay pending.
+// TestIncident_ParksADestination parks the pending dead letters of one destination. Dead letters of other destinations
+// stay pending.
 func TestIncident_ParksADestination(t *testing.T) {
 	t.Parallel()
 	o := open(t, func(c *server.Config) {

@@ -94,8 +94,8 @@ func TestKeyboard(t *testing.T) {
 	o.eventually(3, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual' AND kind = 'report.daily'")
 }
 
-// TestKeyboard_IgnoresOutdatedCompletions checks that completions belong to the current text: while
-// those of the typed text load, those of an older text cannot be chosen.
+// TestKeyboard_IgnoresOutdatedCompletions checks that completions belong to the current text: while the completions of
+// a new text load, completions of an earlier text cannot be chosen.
 func TestKeyboard_IgnoresOutdatedCompletions(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)

@@ -43,8 +43,8 @@ func TestLive_UpdatesInPlace(t *testing.T) {
 	b.rows(5)
 }
 
-// TestLive_ReviewKeepsItsEntry checks that an open review keeps showing the entry that it was loaded
-// with, and never parts of two.
+// TestLive_ReviewKeepsItsEntry checks that an open review keeps showing the entry with which it was loaded, and never
+// mixes two entries.
 func TestLive_ReviewKeepsItsEntry(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
@@ -64,8 +64,8 @@ func TestLive_ReviewKeepsItsEntry(t *testing.T) {
 	require.Equal(t, 1, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_manual'"))
 }
 
-// TestLive_MarksRows checks that a list marks rows that no longer match, that an empty list announces
-// new rows, and that a hidden page closes its stream until it is visible again.
+// TestLive_MarksRows checks three things: a list marks rows that no longer match; an empty list announces new rows; a
+// hidden page closes its stream until it is visible again.
 func TestLive_MarksRows(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
@@ -88,7 +88,7 @@ func TestLive_MarksRows(t *testing.T) {
 	require.Equal(t, false, b.value(`rows[0].classList.contains("gone") || rows[2].classList.contains("gone")`))
 }
 
-// TestLive_TwoOperators has two operators decide about one entry. The second sees what the first did,
+// TestLive_TwoOperators lets two operators decide about one entry. The second operator sees the decision of the first,
 // and only one decision takes effect.
 func TestLive_TwoOperators(t *testing.T) {
 	t.Parallel()
@@ -101,7 +101,7 @@ func TestLive_TwoOperators(t *testing.T) {
 		b.open("/dead-letters/" + id)
 		b.until(live)
 	}
-	// ann presses the button and has not released it yet.
+	// ann presses the button and has not released the mouse yet.
 	ann.value(`document.querySelector("#act [value=discard]").dispatchEvent(new PointerEvent("pointerdown", {bubbles: true}))`)
 	kim.follow("#act [value=resolve]")
 	kim.waitForText("Resolved.")
@@ -225,9 +225,8 @@ func TestLive_ShowsLostDatabase(t *testing.T) {
 	require.Equal(t, true, b.value("window.same"), "the page was reloaded")
 }
 
-// TestLive_ShowsSignOut revokes the token of a viewer. Their page goes to the
-// sign-in page. A page with a draft stays, says that the viewer is signed out, and recovers after a
-// sign-in in another tab.
+// TestLive_ShowsSignOut revokes the token of a viewer. The viewer's page goes to the sign-in page. A page with a draft
+// stays open, says that the viewer is signed out, and recovers after a sign-in in another tab.
 func TestLive_ShowsSignOut(t *testing.T) {
 	t.Parallel()
 	o := open(t, withTokens)
@@ -282,8 +281,8 @@ func TestLive_SharesRenderings(t *testing.T) {
 			}
 		})
 	}
-	// All streams get the same renderings, except for those that come too late for the first or are too
-	// slow for one.
+	// All streams get the same renderings, except for streams that start after the first rendering or are too slow for
+	// one.
 	require.Eventually(t, func() bool {
 		mu.Lock()
 		defer mu.Unlock()

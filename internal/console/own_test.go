@@ -11,7 +11,7 @@ import (
 	"github.com/dlqd/dlqd/internal/approval"
 )
 
-// TestMayApprove_FollowsRightsAndPeople checks that a request waits only for those who can approve it.
+// TestMayApprove_FollowsRightsAndPeople checks that a request waits only for users who may approve it.
 func TestMayApprove_FollowsRightsAndPeople(t *testing.T) {
 	t.Parallel()
 	person := func(name string, grants ...access.Grant) *access.Principal {

@@ -71,8 +71,8 @@ func (o *testServer) doAll(actor, note, filter string) {
 		filter, note, actor)
 }
 
-// titleRow returns what is wrong with the title row of a page: it has the page's only h1, which is visible, and at most
-// one main action.
+// titleRow returns the faults of a page's title row: the page has exactly one h1, which is visible, and at most one
+// main action.
 const titleRow = `(() => {
 	const titles = [...document.querySelectorAll("h1")].filter(h => h.checkVisibility());
 	const seen = titles[0]?.getBoundingClientRect();
@@ -101,20 +101,20 @@ const smallTargets = `[...document.querySelectorAll("main :is(button, .button, .
 	.filter(e => e.checkVisibility() && !e.closest(".hide") && e.getBoundingClientRect().height < 43.5)
 	.map(e => e.innerText.trim() + " " + Math.round(e.getBoundingClientRect().height)).slice(0, 6).join(", ")`
 
-// outOfOrder returns the parts of a page's head that stand above what comes before them in the source, which the focus
-// and screen readers follow.
+// outOfOrder returns the parts of a page's head that are shown above a part that precedes them in the source. The tab
+// key and screen readers follow the source.
 const outOfOrder = `[...document.querySelectorAll(".page-head :is(h1, .lead, a, button, summary, input, select)")]
 	.filter(e => e.checkVisibility()).filter((e, i, all) => i > 0 &&
 		e.getBoundingClientRect().bottom <= all[i - 1].getBoundingClientRect().top)
 	.map(e => e.innerText.trim()).slice(0, 3).join(", ")`
 
-// splitTexts returns the links of lists whose text beside a bold part would be a column of its own.
+// splitTexts returns the links of lists in which the text next to a bold part would become a separate column.
 const splitTexts = `[...document.querySelectorAll(".rows a")].filter(a => getComputedStyle(a).display.includes("flex") &&
 	a.querySelector(":scope > b") && [...a.childNodes].some(part => part.nodeType === 3 && part.data.trim()))
 	.map(a => a.innerText.trim()).slice(0, 3).join(", ")`
 
-// TestPages loads every page without errors or warnings of the browser. No page scrolls sideways at any
-// width, and its text has enough contrast in light and dark.
+// TestPages checks that every page loads without errors or warnings of the browser, that no page scrolls sideways at
+// any width, and that text has enough contrast in light and dark.
 func TestPages(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
@@ -140,7 +140,7 @@ func TestPages(t *testing.T) {
 			if wrong := b.value(titleRow); wrong != "" {
 				t.Errorf("%s: %s", path, wrong)
 			}
-			for _, width := range []int64{360, 720, 820, 1440, 2560} { // 720: a zoom of 200 %
+			for _, width := range []int64{360, 720, 820, 1440, 2560} { // 720 is 1440 at a zoom of 200 %
 				b.size(width, 900)
 				if wide := b.value(sideways); wide != "" {
 					t.Errorf("%s at %d: %s", path, width, wide)
@@ -176,7 +176,7 @@ func TestPages(t *testing.T) {
 		for _, route := range regexp.MustCompile(`(?m)^page "([^"]+)"`).FindAllStringSubmatch(string(routes), -1) {
 			pattern := regexp.MustCompile("^" + regexp.MustCompile(`\{[^}]+\}`).ReplaceAllString(
 				strings.Replace(route[1], "{$}", "", 1), `[^/]+`) + `(\?.*)?$`)
-			if route[1] != "/dead-letters/{id}/reveal" { // only its viewer sees it, after a form
+			if route[1] != "/dead-letters/{id}/reveal" { // this page needs a form, and only its viewer sees it
 				require.True(t, slices.ContainsFunc(all, pattern.MatchString), "pages lacks %s", route[1])
 			}
 		}

@@ -19,8 +19,7 @@ import (
 	"github.com/dlqd/dlqd/internal/postgres/postgrestest"
 )
 
-// TestScreenshots takes the screenshots of the README and docs ("make screenshots"). It tests
-// nothing.
+// TestScreenshots takes the screenshots of the README and docs ("make screenshots"). It checks nothing.
 func TestScreenshots(t *testing.T) {
 	dir := os.Getenv("DLQD_SCREENSHOTS")
 	if dir == "" {
@@ -64,7 +63,7 @@ func TestScreenshots(t *testing.T) {
 }
 
 // TestScreenshots_OfEveryPage takes screenshots of every page at three widths, in light and dark ("make screenshots
-// ALL=DIR"), to look for what no test finds. It tests nothing.
+// ALL=DIR"), for people to look at. It checks nothing.
 func TestScreenshots_OfEveryPage(t *testing.T) {
 	dir := os.Getenv("DLQD_SCREENSHOTS_ALL")
 	if dir == "" {
@@ -119,7 +118,7 @@ func stage(o *testServer) {
 	o.eventually(before+69, waiting)
 	o.receiverWorks.Store(true)
 	o.exec(postgrestest.RefreshRollups)
-	// The rollups of the day before: an outage in the morning that passed.
+	// The rollups of the previous day: an outage in the morning, which ended.
 	o.exec(`INSERT INTO dlq.rollup_flow (step, scope, bucket, queue, error_class, captured, failures, resolved,
 		open_change)
 		SELECT 'hour', 'class', date_trunc('hour', now()) - make_interval(hours => h), '', class, captured, captured,

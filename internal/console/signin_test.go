@@ -72,8 +72,8 @@ func TestSignIn_Token(t *testing.T) {
 	require.Equal(t, "/sign-in", reader.value("location.pathname"))
 }
 
-// TestSignIn_KeepsWhatWasTyped decides about a dead letter after the session has ended. After the sign-in, the
-// note is in the form, and stays there; nothing was done.
+// TestSignIn_KeepsWhatWasTyped sends a decision about a dead letter after the session has ended. After the sign-in, the
+// note is in the form and stays there; the decision was not carried out.
 func TestSignIn_KeepsWhatWasTyped(t *testing.T) {
 	t.Parallel()
 	o := open(t, withTokens)
@@ -162,8 +162,8 @@ grants:
 	require.Contains(t, behind.texts("[data-origin]"), o.base)
 }
 
-// TestSignIn_NoRole signs in a user without a role. Pages that the user may not see show which groups the
-// provider sent. The navigation links only to pages that the user may see.
+// TestSignIn_NoRole signs in a user without a role. Pages that the user may not see show the groups that the provider
+// sent. The navigation links only to pages that the user may see.
 func TestSignIn_NoRole(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)
@@ -192,8 +192,8 @@ grants:
 	b.waitForText("You are kim@example.com")
 }
 
-// TestSignIn_ShowsTheEnvironment shows the environment's name on its colour, on the sign-in page and, in both themes
-// and at the end of a long page, on the others.
+// TestSignIn_ShowsTheEnvironment checks that the environment's name is shown on its colour: on the sign-in page, and on
+// the other pages, in both themes and at the end of a long page.
 func TestSignIn_ShowsTheEnvironment(t *testing.T) {
 	t.Parallel()
 	o := open(t, func(c *server.Config) {

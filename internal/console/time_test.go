@@ -35,7 +35,7 @@ func chooseTimes(b *tab, group string) {
 	filterIs(`/^failed:\S+Z\.\.\S+Z$/`)
 	require.NotEqual(b, "Any time", b.texts("#when > summary"))
 
-	// A group that is minutes old shows its last hour.
+	// A group that is some minutes old shows its last hour.
 	b.open(group)
 	require.Equal(b, "1 h", b.value(chosen))
 	b.open("/groups")
@@ -59,7 +59,7 @@ func chooseTimes(b *tab, group string) {
 	require.Equal(b, "20 Nov 05:45 +0545 – 21 Nov 05:45 +0545", b.texts("#when > summary"))
 }
 
-// lookUp uses the box of Ctrl K.
+// lookUp uses the search box that Ctrl+K opens.
 func lookUp(b *tab) {
 	b.Helper()
 	b.open("/queues")

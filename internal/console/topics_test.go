@@ -71,8 +71,8 @@ func TestLive_RecoversPanics(t *testing.T) {
 	require.EqualError(t, (<-events).err, "rendering the page failed")
 }
 
-// TestLive_LimitsPagesPerUser limits the distinct live pages of a user, but not the streams of one
-// page. Parameters that a page does not read make no page of their own.
+// TestLive_LimitsPagesPerUser checks that the distinct live pages of a user are limited, but not the streams of one
+// page. Parameters that a page does not read do not make a distinct page.
 func TestLive_LimitsPagesPerUser(t *testing.T) {
 	t.Parallel()
 	l := &live{render: func(ctx context.Context, _ *http.Request, _ string) (rendering, error) {
@@ -123,7 +123,7 @@ func TestLive_SendsNewViewersNothingOlder(t *testing.T) {
 	going := make(chan struct{})
 	l := &live{render: func(ctx context.Context, _ *http.Request, _ string) (rendering, error) {
 		n := made.Add(1)
-		if n == 2 { // under way while the third viewer comes
+		if n == 2 { // in progress while the third viewer subscribes
 			select {
 			case <-going:
 			case <-ctx.Done():
@@ -140,7 +140,7 @@ func TestLive_SendsNewViewersNothingOlder(t *testing.T) {
 	}
 	first := watch("kim")
 	require.Equal(t, "1", string((<-first).html))
-	second := watch("ann") // begins the second rendering
+	second := watch("ann") // starts the second rendering
 	require.Eventually(t, func() bool { return made.Load() == 2 }, 5*time.Minute, time.Millisecond)
 	third := watch("lee")
 	close(going)
@@ -198,7 +198,7 @@ func TestLive_RendersOnlyAffectedPages(t *testing.T) {
 	}
 }
 
-// TestLive_LimitsConcurrentRenderings checks that few of the pages that an action wakes are rendered at a
+// TestLive_LimitsConcurrentRenderings checks that only few of the pages that an action wakes are rendered at the same
 // time.
 func TestLive_LimitsConcurrentRenderings(t *testing.T) {
 	t.Parallel()
@@ -226,8 +226,8 @@ func TestLive_LimitsConcurrentRenderings(t *testing.T) {
 	require.LessOrEqual(t, most.Load(), int64(maxRenderings))
 }
 
-// TestLive_RendersSoonAfterAnOutage checks that a page whose rendering the database held up is rendered once the
-// database answers: the time of that rendering was none of the page's.
+// TestLive_RendersSoonAfterAnOutage checks that a page is rendered as soon as the database answers again. The time for
+// which the database delayed a rendering does not lengthen the page's render interval.
 func TestLive_RendersSoonAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

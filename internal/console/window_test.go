@@ -21,7 +21,7 @@ func asked(address, zone string) *request {
 	return &request{Request: r, now: time.Date(2026, 11, 25, 23, 30, 0, 0, time.UTC)}
 }
 
-// TestRange_ReplacesTimes puts the range of an address into the filter, in UTC, instead of its other times.
+// TestRange_ReplacesTimes checks that the time range in an address replaces the times of the filter, in UTC.
 func TestRange_ReplacesTimes(t *testing.T) {
 	t.Parallel()
 	const typed = "&from=2026-11-20T08:00&to=2026-11-20T09:00"
@@ -47,7 +47,7 @@ func TestRange_ReplacesTimes(t *testing.T) {
 	require.Equal(t, []string{"20 Nov 09:00 CET – …", "2026-11-20T09:00", ""}, []string{of.Words, of.From, of.To})
 }
 
-// TestWindow_JoinsBuckets joins the minutes of six hours to five minutes each.
+// TestWindow_JoinsBuckets checks that the minutes of six hours become buckets of five minutes.
 func TestWindow_JoinsBuckets(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 11, 25, 9, 3, 0, 0, time.UTC)
@@ -73,7 +73,7 @@ func TestWindow_JoinsBuckets(t *testing.T) {
 		asked("/", "Europe/Paris").today().Unix(), "the day of the viewer has begun already")
 }
 
-// TestPage_ShowsPanics answers a panic of a page, and of an action, with a page.
+// TestPage_ShowsPanics checks that a panic of a page or an action is answered with an error page.
 func TestPage_ShowsPanics(t *testing.T) {
 	t.Parallel()
 	c := New(Config{API: http.NotFoundHandler(), NotServed: http.NotFoundHandler(), Logger: slog.New(slog.DiscardHandler)})
@@ -101,8 +101,8 @@ func TestCounted_MarksBounds(t *testing.T) {
 	}
 }
 
-// TestQueues_TeachWithoutBreakers renders the page of a system without queues and breakers, which a policy with a
-// destination never has.
+// TestQueues_TeachWithoutBreakers renders the page for a system without queues and breakers. A policy with a
+// destination always has both.
 func TestQueues_TeachWithoutBreakers(t *testing.T) {
 	t.Parallel()
 	page, err := parsed().of("queues", time.UTC)

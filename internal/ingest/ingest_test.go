@@ -206,7 +206,7 @@ func TestSubmit_NotifiesQueueAsRiverDoes(t *testing.T) {
 	require.Equal(t, want.Payload, got.Payload)
 }
 
-// TestSubmit_DroppedJobIsNotAccepted uses a trigger that drops a job without an error, which no 202 may follow.
+// TestSubmit_DroppedJobIsNotAccepted uses a trigger that drops a job without an error. The submission must not succeed.
 func TestSubmit_DroppedJobIsNotAccepted(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -297,7 +297,7 @@ func TestSubmit_FindsOldEntryInInbox(t *testing.T) {
 	require.NoError(t, err)
 	for _, sql := range []string{
 		"UPDATE river_job SET state = 'discarded', finalized_at = now()",
-		"ALTER TABLE dlq.dead_letter_inbox DISABLE TRIGGER USER", // it refuses the next statement
+		"ALTER TABLE dlq.dead_letter_inbox DISABLE TRIGGER USER", // this trigger would refuse the next statement
 		"UPDATE dlq.dead_letter_inbox SET id = dlq.first_id(now() - interval '13 hours')",
 		"DELETE FROM river_job",
 	} {
@@ -447,7 +447,7 @@ func requireRefusesPoisonOnly(t *testing.T, sql string) {
 	require.Equal(t, 196, b.jobs())
 }
 
-// blockInserts takes a lock that every insert waits for, until the returned function is called.
+// blockInserts takes a lock for which every insert waits, until the returned function is called.
 func (b *bundle) blockInserts() (release func()) {
 	b.Helper()
 	tx, err := b.pool.Begin(b.Context())
@@ -503,7 +503,7 @@ func TestSubmit_RefusesAboveMaxPendingBytes(t *testing.T) {
 	release()
 	require.NoError(t, <-done, "a message larger than the budget is accepted alone")
 
-	// With payload: exact, the payload is also stored as text, and both count.
+	// With payload: exact, the payload is stored a second time, as text. Both copies count towards the limit of bytes.
 	b.config.Policy().Queues[policy.DefaultQueue].Payload = policy.PayloadExact
 	release = b.blockInserts()
 	go func() {
@@ -536,7 +536,7 @@ func TestSubmit_StoresOnceIfClientDisconnects(t *testing.T) {
 	require.Equal(t, 1, b.jobs(), "the message is stored once")
 }
 
-// cutConn is a connection that breaks after it has sent a commit, or a message, which commits itself, and before the
+// cutConn is a connection that breaks after it has sent a commit, or a statement that commits itself, and before the
 // answer arrives.
 type cutConn struct {
 	net.Conn
@@ -583,7 +583,7 @@ func TestSubmit_RetriesLostCommit(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 3, b.jobs())
 
-	cut.Store(1000) // the database never answers
+	cut.Store(1000) // all further commits are cut
 	_, err = i.Submit(t.Context(), b.message("lost-again", `1`), ingest.Trace{})
 	require.ErrorIs(t, err, ingest.ErrUncertain)
 	cut.Store(0)

@@ -24,7 +24,7 @@ func int32Of(number int32) string { return string(binary.BigEndian.AppendUint32(
 
 func int64Of(number int64) string { return string(binary.BigEndian.AppendUint64(nil, uint64(number))) }
 
-// headers returns headers from names and values in turn.
+// headers returns headers from alternating names and values.
 func headers(pairs ...string) []source.Header {
 	var list []source.Header
 	for i := 0; i < len(pairs); i += 2 {
@@ -75,7 +75,7 @@ func TestEnvelope_ReadsSpring(t *testing.T) {
 	}
 }
 
-// A record that died twice has each header twice: the origin is the first, the error the last.
+// A record that failed for good twice has each header twice: the first one has the origin, the last one the error.
 func TestEnvelope_ReadsSpringHeadersOfTwoDeaths(t *testing.T) {
 	t.Parallel()
 	list := append(spring("kafka_dlt-", "orders", 3, 17, "com.shop.CardDeclined", "no money"),
@@ -89,7 +89,7 @@ func TestEnvelope_ReadsSpringHeadersOfTwoDeaths(t *testing.T) {
 	require.Len(t, f.Attempts, 1)
 	require.Equal(t, "com.shop.CardDeclined: no money", f.Attempts[0].Error)
 	require.Contains(t, f.Attempts[0].Trace, "no money")
-	// First by way of retry topics, then of another topic.
+	// The record failed first in a retry topic, then in another topic.
 	f = failure(policy.EnvelopeSpring, "{}", append(
 		spring("kafka_", "orders", 3, 17, "com.shop.CardDeclined", "no money"),
 		spring("kafka_dlt-", "orders-dlt", 0, 4, "java.net.ConnectException", "Connection refused")...))
@@ -97,7 +97,7 @@ func TestEnvelope_ReadsSpringHeadersOfTwoDeaths(t *testing.T) {
 	require.Equal(t, "java.net.ConnectException", f.Error.Type)
 }
 
-// What Spring could not deserialize is malformed for every repetition.
+// A record that Spring could not deserialize gets the class malformed, because a repeat would fail, too.
 func TestEnvelope_ReadsSpringDeserialization(t *testing.T) {
 	t.Parallel()
 	const class = "org.springframework.kafka.support.serializer.DeserializationException"
@@ -134,7 +134,7 @@ func TestEnvelope_ReadsConnect(t *testing.T) {
 	require.Equal(t, map[string]any{
 		"stage": "VALUE_CONVERTER", "task.id": "2", "class.name": "org.apache.kafka.connect.json.JsonConverter",
 	}, f.Error.Context)
-	// What Connect writes when it does not know the record.
+	// These are the headers that Connect writes if it does not know the original record.
 	f = failure(policy.EnvelopeConnect, "", headers("__connect.errors.topic", "", "__connect.errors.partition", "-1",
 		"__connect.errors.offset", "-1", "__connect.errors.stage", "TASK_PUT"))
 	require.Equal(t, source.Origin{Partition: source.Unknown, Offset: source.Unknown}, f.Original)
@@ -238,7 +238,7 @@ func TestEnvelope_ReadsProtobuf(t *testing.T) {
 	}
 }
 
-// A record without an envelope is an entry of its own.
+// A record without an envelope becomes an entry, too.
 func TestEnvelope_MayBeMissing(t *testing.T) {
 	t.Parallel()
 	for _, envelope := range []string{
@@ -335,7 +335,7 @@ func TestEnvelope_ReadsShareGroups(t *testing.T) {
 	require.Equal(t, 5, f.Error.Context["attempts"])
 	require.Empty(t, f.Malformed)
 
-	// The record had such headers when it failed, and the broker knows neither count nor cause.
+	// The record already had such headers when it failed, and the broker knows neither the count nor the cause.
 	f = failure(policy.EnvelopeShare, "{}", append(append(died("orders", "3", "17", "workers"),
 		headers("__dlq.errors.message", "earlier", "a", "b")...), died("orders.dlq", "0", "4", "fixers")...))
 	require.Equal(t, source.Origin{Topic: "orders.dlq", Partition: 0, Offset: 4}, f.Original)

@@ -6,8 +6,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 )
 
-// A member that loses a partition may have stored records whose offset the group does not have. No further record has
-// to come before the group has it.
+// A member that loses a partition may have stored records whose offset it has not committed. The next member commits
+// the position when it begins, even if no further record arrives.
 func TestReader_WritesThePositionWhereItBegins(t *testing.T) {
 	t.Parallel()
 	b := setupTopics(t, 1, "dlq.a")
@@ -18,7 +18,7 @@ func TestReader_WritesThePositionWhereItBegins(t *testing.T) {
 	offsets := kadm.NewClient(producer)
 	eventually(t, func() bool {
 		committed, err := offsets.FetchOffsets(t.Context(), "dlqd")
-		if err != nil { // the reader has not made the group
+		if err != nil { // the reader has not created the group yet
 			return false
 		}
 		offset, ok := committed.Lookup("dlq.a", 0)

@@ -14,7 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/source"
 )
 
-// Brokers before Kafka 2.8, and some that only speak its protocol, send no id of a topic.
+// Brokers before Kafka 2.8, and some other brokers that speak its protocol, send no topic ids.
 func TestReader_KeepsTopicsWithoutIDsApart(t *testing.T) {
 	t.Parallel()
 	b := setup(t, kfake.SeedTopics(1, "dlq.a", "dlq.b"), kfake.MaxVersions(kversion.V2_7_0()))
@@ -34,8 +34,8 @@ func TestReader_KeepsTopicsWithoutIDsApart(t *testing.T) {
 	require.Len(t, ids, 2, "the topic's id is what tells positions apart")
 }
 
-// A fetch may hold batches of many partitions, and each unpacks to a multiple of its size. Those that would exceed the
-// limit wait until others are stored.
+// A fetch may hold batches of many partitions, each of which unpacks to a multiple of its size. Batches that would
+// exceed the limit wait until others are stored.
 func TestReader_LimitsUnpackedBatches(t *testing.T) {
 	t.Parallel()
 	const partitions, size, limit = 12, 4 << 20, 8 << 20

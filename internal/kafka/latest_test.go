@@ -10,7 +10,8 @@ import (
 	"github.com/dlqd/dlqd/internal/policy"
 )
 
-// From latest leaves out what was there when reading began, not what a topic has when it is found.
+// "from: latest" leaves out the records that existed when reading began. A topic that is found later is read from its
+// start.
 func TestReader_ReadsNewTopicsFromTheirStart(t *testing.T) {
 	t.Parallel()
 	for _, group := range []string{"", "dlqd"} {

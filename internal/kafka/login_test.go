@@ -28,7 +28,7 @@ func first(t *testing.T, s policy.SASL) (string, error) {
 	return string(message), err
 }
 
-// kfake does not have OAUTHBEARER, so this tests what is sent: RFC 7628, section 3.1.
+// kfake does not support OAUTHBEARER, so this test checks only the message that is sent (RFC 7628, section 3.1).
 func TestLogin_SendsTokens(t *testing.T) {
 	t.Parallel()
 	s := policy.SASL{Mechanism: "OAUTHBEARER", Password: "token-of-a-file"}
@@ -82,7 +82,7 @@ func TestLogin_SendsTokens(t *testing.T) {
 	require.ErrorContains(t, err, "307")
 }
 
-// An identity provider with a certificate of the brokers' authority is trusted, and no other.
+// An identity provider is trusted if the brokers' authority signed its certificate, and not with another certificate.
 func TestLogin_TrustsTheAuthorityOfTheCluster(t *testing.T) {
 	t.Parallel()
 	idp := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -104,7 +104,7 @@ func TestLogin_TrustsTheAuthorityOfTheCluster(t *testing.T) {
 	require.ErrorIs(t, err, errNoCertificate)
 }
 
-// A cluster that does not know the mechanism refuses the login, and the error does not have the token.
+// A cluster that does not know the mechanism refuses the login. The error does not contain the token.
 func TestLogin_HidesTokens(t *testing.T) {
 	t.Parallel()
 	b := setup(t, kfake.SeedTopics(1, "dlq.a"), kfake.EnableSASL(), kfake.Superuser("PLAIN", "root", "r"))

@@ -14,7 +14,7 @@ import (
 	"github.com/dlqd/dlqd/internal/source"
 )
 
-// history is a ledger that keeps what is reported about partitions.
+// history is a ledger that also stores all reports about partitions.
 type history struct {
 	*ledger
 
@@ -31,7 +31,7 @@ func (h *history) Progress(p source.Progress) {
 	}
 }
 
-// While a batch is refused again and again, each report has the error.
+// While a batch is refused repeatedly, each report has the error.
 func TestReader_KeepsTheErrorUntilABatchIsStored(t *testing.T) {
 	t.Parallel()
 	b := setup(t, kfake.SeedTopics(1, "dlq.a"))
@@ -96,7 +96,7 @@ func TestBroker_TriesASourceWithoutStoring(t *testing.T) {
 	require.EqualValues(t, 30, offset)
 }
 
-// The value of the seed's DlqMessage holds the payload that failed: its bytes go back, and nothing else.
+// The value of a DlqMessage contains the payload that failed. Exactly the bytes of this payload are published.
 func TestPublisher_UnwrapsThePayloadOfAProtobuf(t *testing.T) {
 	t.Parallel()
 	b := setup(t, kfake.SeedTopics(1, "dlq.a", "in.a"))
@@ -131,15 +131,15 @@ func TestPublisher_UnwrapsThePayloadOfAProtobuf(t *testing.T) {
 	}
 }
 
-// A panic concerns its partition, which is tried again. That of another goroutine ends the reader, and the caller of
-// Read gets it.
+// After a panic in the work on a partition, that partition is tried again. After a panic in another goroutine, Read
+// returns the panic as an error.
 func TestReader_ContainsPanics(t *testing.T) {
 	t.Parallel()
 	b := setup(t, kfake.SeedTopics(2, "dlq.a"))
 	produce(t, b.producer(t), append(numbered("dlq.a", 0, 0, 3), numbered("dlq.a", 1, 0, 3)...)...)
 	h := &history{ledger: b.ledger}
 	var mu sync.Mutex
-	panics := map[bool]int{} // by whether the batch has records
+	panics := map[bool]int{} // number of panics, by whether the batch had records
 	b.ledger.before = func(_ context.Context, batch source.Batch) error {
 		mu.Lock()
 		defer mu.Unlock()

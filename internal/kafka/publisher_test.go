@@ -45,7 +45,7 @@ func (b *bundle) consume(t *testing.T, topic string, n int) []*kgo.Record {
 	return records
 }
 
-// A record goes back with its key, its partition and its own headers, without those of envelopes.
+// A record is published with its key, its partition and its own headers, without the headers of envelopes.
 func TestPublisher_PublishesARecordBack(t *testing.T) {
 	t.Parallel()
 	b := setupTopics(t, 5, "orders")
@@ -84,7 +84,7 @@ func TestPublisher_PublishesARecordBack(t *testing.T) {
 	}, record.Headers)
 }
 
-// Without its partition a record goes where Kafka's producers put its key.
+// A record whose partition does not exist goes to the partition that Kafka's producers would choose for its key.
 func TestPublisher_ChoosesThePartitionByKey(t *testing.T) {
 	t.Parallel()
 	b := setupTopics(t, 5, "orders")
@@ -150,11 +150,11 @@ func TestPublisher_CreatesNoTopic(t *testing.T) {
 	require.Equal(t, riverdlq.ClassNotFound, failure.Class)
 }
 
-// A cluster that does not answer ends the publication with its context.
+// If the cluster does not answer, the publication ends with its context.
 func TestPublisher_WaitsNoLongerThanItsContext(t *testing.T) {
 	t.Parallel()
 	b := setup(t, kfake.SeedTopics(1, "orders"))
-	listener, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and never answers
+	listener, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and never answers
 	require.NoError(t, err)
 	defer listener.Close()
 	publish := func(broker source.Broker) {
@@ -168,7 +168,7 @@ func TestPublisher_WaitsNoLongerThanItsContext(t *testing.T) {
 	produce := b.broker(t)
 	_, err = produce.Publish(t.Context(), source.Target{Cluster: "main", Topic: "orders"}, source.Message{})
 	require.NoError(t, err)
-	b.cluster.ControlKey(0, func(kmsg.Request) (kmsg.Response, error, bool) { // takes the record, and never answers
+	b.cluster.ControlKey(0, func(kmsg.Request) (kmsg.Response, error, bool) { // takes the record and never answers
 		b.cluster.KeepControl()
 		return nil, nil, true
 	})
@@ -200,7 +200,7 @@ func TestReader_LogsIn(t *testing.T) {
 	}
 }
 
-// A topic that dlqd may not read holds up no other, and is read once it may.
+// A topic that dlqd may not read does not delay others, and is read as soon as dlqd may read it.
 func TestReader_ReadsBesideATopicThatIsRefused(t *testing.T) {
 	t.Parallel()
 	allow := func(resource kmsg.ACLResourceType, name string, operation kmsg.ACLOperation) kfake.ACL {
@@ -238,7 +238,7 @@ func TestReader_ReadsBesideATopicThatIsRefused(t *testing.T) {
 	}
 }
 
-// certificate returns a certificate for 127.0.0.1, and itself in PEM.
+// certificate returns a certificate for 127.0.0.1, also in PEM.
 func certificate(t *testing.T) (tls.Certificate, string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

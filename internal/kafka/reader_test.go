@@ -22,7 +22,7 @@ import (
 	"github.com/dlqd/dlqd/internal/source"
 )
 
-// generous is how long a test waits for what should happen soon.
+// generous limits the wait for something that should happen soon.
 const generous = 3 * time.Minute
 
 // ledger is an Appender in memory with the rules of source.Store. TestKafka_RecordGoesBackToItsTopic
@@ -32,7 +32,7 @@ type ledger struct {
 	positions map[source.Partition]int64
 	records   map[source.Partition][]source.Record
 	lost      map[source.Partition][][2]int64
-	errors    map[source.Partition]string // the last one
+	errors    map[source.Partition]string // the last error
 	ends      map[source.Partition]int64
 	// before, if not nil, is called before each batch, and may refuse it.
 	before func(ctx context.Context, batch source.Batch) error
@@ -75,7 +75,7 @@ func (l *ledger) Append(ctx context.Context, batch source.Batch) (source.Stored,
 	}
 	for _, record := range batch.Records {
 		if record.Offset >= next {
-			// Not slices of the unpacked batch, which would stay in memory.
+			// Clone: slices of the unpacked batch would keep the batch in memory.
 			record.Key, record.Value = bytes.Clone(record.Key), bytes.Clone(record.Value)
 			record.Headers = slices.Clone(record.Headers)
 			for i := range record.Headers {
@@ -159,8 +159,8 @@ func setup(t *testing.T, opts ...kfake.Opt) *bundle {
 	return b
 }
 
-// setupTopics returns a bundle whose cluster has these topics, and nothing in them. Of the cluster for tests, it
-// deletes the topics and the consumer group dlqd.
+// setupTopics returns a bundle whose cluster has these topics, all empty. On the cluster for tests, it deletes the
+// topics and the consumer group dlqd first.
 func setupTopics(t *testing.T, partitions int32, names ...string) *bundle {
 	t.Helper()
 	if testBrokers == "" {
@@ -205,14 +205,14 @@ func (b *bundle) producer(t *testing.T, opts ...kgo.Opt) *kgo.Client {
 	return client
 }
 
-// read starts a reader. It returns the function that stops it.
+// read starts a reader, and returns a function that stops it.
 func (b *bundle) read(t *testing.T) (stop func()) {
 	t.Helper()
 	_, stop = b.readLimited(t, unpackedBytes)
 	return stop
 }
 
-// readLimited starts a reader with a limit of unpacked batches.
+// readLimited starts a reader with a limit on unpacked batches.
 func (b *bundle) readLimited(t *testing.T, limit int64) (broker *Broker, stop func()) {
 	t.Helper()
 	opened, err := Open(b.policy)
@@ -306,7 +306,7 @@ func TestReader_StoresEveryOffsetOnce(t *testing.T) {
 		require.Equal(t, sequence(each), b.ledger.offsets("dlq.a", partition))
 	}
 	offsets := kadm.NewClient(producer)
-	eventually(t, func() bool { // the group's offsets follow
+	eventually(t, func() bool { // the offsets of the group follow
 		committed, err := offsets.FetchOffsets(t.Context(), "dlqd")
 		require.NoError(t, err)
 		for partition := range int32(partitions) {
@@ -318,7 +318,7 @@ func TestReader_StoresEveryOffsetOnce(t *testing.T) {
 	}, "the group's offsets are not those of the database")
 }
 
-// Without a group, one reader reads all partitions, and those that are added.
+// Without a consumer group, one reader reads all partitions, also partitions that are added later.
 func TestReader_ReadsWithoutGroup(t *testing.T) {
 	t.Parallel()
 	b := setup(t, kfake.SeedTopics(2, "dlq.a", "other"))
@@ -345,7 +345,7 @@ func TestReader_ReadsWithoutGroup(t *testing.T) {
 	require.Empty(t, b.ledger.values("other"))
 }
 
-// A topic that a group's reader finds while it runs is read.
+// A reader with a consumer group also reads a topic that appears while it runs.
 func TestReader_FindsTopicsWhileRunning(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -355,7 +355,8 @@ func TestReader_FindsTopicsWhileRunning(t *testing.T) {
 	eventually(t, func() bool { return len(b.ledger.offsets("dlq.late", 2)) == 10 }, "the topic is not read")
 }
 
-// The database was restored to an older state: what the group has committed does not count.
+// The database was restored to an older state. The reader starts at the position in the database, not at the offset
+// that the group has committed.
 func TestReader_BeginsAtThePositionInTheDatabase(t *testing.T) {
 	t.Parallel()
 	b := setupTopics(t, 1, "dlq.a")
@@ -373,7 +374,7 @@ func TestReader_BeginsAtThePositionInTheDatabase(t *testing.T) {
 	require.Equal(t, sequence(30), b.ledger.offsets("dlq.a", 0))
 }
 
-// The position moves while the reader runs: it seeks to it and reads again.
+// The position moves while the reader runs. The reader seeks to the new position and reads again.
 func TestReader_SeeksToAPositionThatMoved(t *testing.T) {
 	t.Parallel()
 	for _, group := range []string{"", "dlqd"} {
@@ -394,7 +395,8 @@ func TestReader_SeeksToAPositionThatMoved(t *testing.T) {
 	}
 }
 
-// From latest, what a topic holds before is not read, and what comes while the reader is stopped is.
+// With "from: latest", the reader skips records from before its first start, and reads records that arrive while it is
+// stopped.
 func TestReader_BeginsAtTheEnd(t *testing.T) {
 	t.Parallel()
 	b := setupTopics(t, 1, "dlq.a")
@@ -414,7 +416,7 @@ func TestReader_BeginsAtTheEnd(t *testing.T) {
 	require.Equal(t, []int64{10, 11}, b.ledger.offsets("dlq.a", 0))
 }
 
-// The reader keeps keys, values and headers: null stays different from empty, and headers stay in order.
+// Keys, values and headers are stored unchanged: null differs from empty, and headers keep their order.
 func TestReader_KeepsBytes(t *testing.T) {
 	t.Parallel()
 	b := setupTopics(t, 1, "dlq.a")
@@ -441,7 +443,7 @@ func TestReader_KeepsBytes(t *testing.T) {
 	}
 }
 
-// Records of aborted transactions are not stored, and the position is that after the last marker.
+// Records of aborted transactions are not stored. The position ends after the last transaction marker.
 func TestReader_SkipsAbortedTransactions(t *testing.T) {
 	t.Parallel()
 	b := setupTopics(t, 1, "dlq.a")
@@ -456,7 +458,7 @@ func TestReader_SkipsAbortedTransactions(t *testing.T) {
 		b.ledger.mu.Lock()
 		defer b.ledger.mu.Unlock()
 		for partition, next := range b.ledger.positions {
-			return next == 12 && b.ledger.ends[partition] == 12 // with four markers
+			return next == 12 && b.ledger.ends[partition] == 12 // including four transaction markers
 		}
 		return false
 	}, "the position is not the end")
@@ -511,7 +513,8 @@ func TestReader_RecordsLostOffsets(t *testing.T) {
 	}
 }
 
-// A position beyond the partition's end is an error: nothing is read that may have another meaning.
+// A position beyond the partition's end is an error. The reader reads nothing, because the offsets may have another
+// meaning now.
 func TestReader_StopsBeyondTheEnd(t *testing.T) {
 	t.Parallel()
 	b := setupTopics(t, 2, "dlq.a")
@@ -524,7 +527,7 @@ func TestReader_StopsBeyondTheEnd(t *testing.T) {
 	require.Empty(t, b.ledger.offsets("dlq.a", 0))
 }
 
-// partition returns a partition with the id that its topic has now.
+// partition identifies a partition, with the current id of its topic.
 func (b *bundle) partition(t *testing.T, topic string, number int32) source.Partition {
 	t.Helper()
 	topics, err := kadm.NewClient(b.producer(t)).ListTopics(t.Context(), topic)
@@ -532,7 +535,7 @@ func (b *bundle) partition(t *testing.T, topic string, number int32) source.Part
 	return source.Partition{Cluster: "main", Topic: topic, TopicID: uuid.UUID(topics[topic].ID), Partition: number}
 }
 
-// A topic that was deleted and made again is another topic, although its offsets are the same.
+// A topic that was deleted and created again is another topic, although its offsets are the same.
 func TestReader_ReadsATopicThatWasMadeAgain(t *testing.T) {
 	t.Parallel()
 	for _, group := range []string{"", "dlqd"} {
@@ -553,7 +556,7 @@ func TestReader_ReadsATopicThatWasMadeAgain(t *testing.T) {
 	}
 }
 
-// A partition whose batches hang, and one whose batches are refused, hold up no other.
+// A partition whose batches hang, and one whose batches are refused, do not delay other partitions.
 func TestReader_OnePartitionHoldsUpNoOther(t *testing.T) {
 	t.Parallel()
 	b := setupTopics(t, 3, "dlq.a")
@@ -585,8 +588,8 @@ func TestReader_OnePartitionHoldsUpNoOther(t *testing.T) {
 	require.Equal(t, sequence(40), b.ledger.offsets("dlq.a", 0))
 }
 
-// A batch that unpacks to too much stops its partition. Records before it are stored, and an operator
-// can move the position past it.
+// A batch that unpacks to too many bytes stops its partition. Records before the batch are stored, and an operator can
+// move the position past the batch.
 func TestReader_StopsAtABatchThatUnpacksToTooMuch(t *testing.T) {
 	t.Parallel()
 	b := setup(t, kfake.SeedTopics(2, "dlq.a"))

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Entries are found when their transactions commit, in any order, each once; also in parts, and after a dump was
+// A feed finds each entry once, for any order of commits, also if it reads in parts, and after a dump was
 // restored into another server.
 func TestFeed_FindsEntriesThatCommitLate(t *testing.T) {
 	t.Parallel()
@@ -63,8 +63,8 @@ func TestFeed_ForgetsOldRecords(t *testing.T) {
 	require.Equal(t, "3 2", b.one("SELECT count(*) || ' ' || count(failure) FROM dlq.feed_records"))
 }
 
-// A feed that is far behind takes entries transaction by transaction, and moves its position with them. Of a
-// transaction with more entries than it takes at once, it takes parts. One that has not ended comes later.
+// A feed that is far behind reads entries transaction by transaction, and moves its position with them. It reads a
+// transaction with more entries than maxCollected in parts. Entries of an open transaction follow later.
 func TestFeed_CatchesUpInParts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -87,13 +87,14 @@ func TestEncoder_WritesTheMessageOfADescriptor(t *testing.T) {
 	}
 	shows(`{"stream": {"id": "s-1", "count": 3}, "errorType": "TIMEOUT", "errorMessage": "no answer",
 		"failedAt": "2026-11-28T10:00:00.500Z", "failedNodeId": "parser", "originalTopic": "in.parser"}`)
-	// A masked number does not fit. Without a record, the queue and the destination say where it failed.
+	// A masked number does not fit the type of its field, so the payload is left out. The entry has no record, so the
+	// queue and the destination say where it failed.
 	entry.OriginalEvent = json.RawMessage(`{"payload": {"id": "s-1", "count": "***"}}`)
 	entry.ErrorType, entry.ErrorClass, entry.Record = new("HTTP_500"), new("timeout"), nil
 	entry.Destination = new("payments")
 	shows(`{"errorType": "TIMEOUT", "errorMessage": "no answer", "failedAt": "2026-11-28T10:00:00.500Z",
 		"failedNodeId": "payments", "originalTopic": "orders"}`)
-	entry.OriginalEvent = nil // readers do not see it
+	entry.OriginalEvent = nil // readers of dlqd do not see the event
 	shows(`{"errorType": "TIMEOUT", "errorMessage": "no answer", "failedAt": "2026-11-28T10:00:00.500Z",
 		"failedNodeId": "payments", "originalTopic": "orders"}`)
 	_, err = encoderOf(&policy.Feed{Form: policy.FormProtobuf, Descriptor: []byte{0xff}, MessageType: "x"})

@@ -19,7 +19,7 @@ import (
 	"github.com/dlqd/dlqd/internal/source"
 )
 
-// at0 returns a batch with the same times on each call, as a topic has them.
+// at0 returns a batch whose records have the same times on each call, as records of a topic do.
 func (b *bundle) at0(first, next int64, offsets ...int64) source.Batch {
 	batch := b.batch(first, next, offsets...)
 	for i := range batch.Records {
@@ -46,7 +46,7 @@ func TestRewind_DoublesNoEntry(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, &source.Rewound{Before: 20, Next: 11}, rewound)
 	var moved *source.PositionError
-	_, err = b.store.Append(t.Context(), b.at0(20, 21, 20)) // of a reader that does not know it yet
+	_, err = b.store.Append(t.Context(), b.at0(20, 21, 20)) // a batch of a reader that does not know the new position yet
 	require.ErrorAs(t, err, &moved)
 	require.EqualValues(t, 11, moved.Next)
 
@@ -57,7 +57,7 @@ func TestRewind_DoublesNoEntry(t *testing.T) {
 		`SELECT string_agg((record)."offset"::text, ',' ORDER BY (record)."offset") FROM dlq.dead_letter_queue`))
 	require.Equal(t, "22 6 7 0", b.one(ledger), "two records and a hole more")
 
-	// The cluster lost its last records: others have these offsets now.
+	// The cluster lost its last records, and other records have their offsets now.
 	_, err = b.store.Rewind(t.Context(), "orders", "dlt", 1, 19, false, "kim", "")
 	require.NoError(t, err)
 	other := b.at0(19, 21, 19, 20)
@@ -125,7 +125,7 @@ func (*recorder) Groups(context.Context, string, []string) (map[string][]string,
 
 func (*recorder) Close() {}
 
-// follow runs the readers of one process.
+// follow runs the loop of one process, which starts and stops readers.
 func (b *bundle) follow(open source.Open, p func() *policy.Policy, logger *slog.Logger) {
 	b.Helper()
 	client := &source.Client{
@@ -197,7 +197,7 @@ func TestPublish_MarksRemovedSources(t *testing.T) {
 	require.Equal(t, source.StateWaiting, sources[0].State)
 }
 
-// Its delivery knows what a record came back as: it has no entry of its own.
+// A record that came back has no entry of its own. After a rewind, the delivery still identifies it.
 func TestRewind_KnowsRecordsThatCameBack(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -209,7 +209,8 @@ func TestRewind_KnowsRecordsThatCameBack(t *testing.T) {
 	entry := b.one("SELECT id::text FROM dlq.dead_letter_inbox")
 	b.exec("SELECT dlq.file(ARRAY[$1::uuid])", entry)
 	b.publish(entry, 7)
-	// By its place; published twice; by its hash; an equal record that was not published; and a hole.
+	// A record recognized by its place; a record published twice; one recognized by its hash; an equal record that dlqd
+	// did not publish; and a hole.
 	rest := func() source.Batch {
 		batch := b.at0(1, 6, 1, 2, 3, 4)
 		for i, offset := range []int64{7, 7, source.Unknown, source.Unknown} {
@@ -244,7 +245,7 @@ func TestRewind_KnowsRecordsThatCameBack(t *testing.T) {
 	require.Equal(t, before, b.one(all))
 	require.Equal(t, "5 1 0", b.one("SELECT records || ' ' || holes || ' ' || lost FROM dlq.source_positions"))
 
-	// Nothing has read a record that was skipped.
+	// No consumer has read a record that was skipped.
 	b.publish(entry, 9)
 	_, err = b.store.Rewind(t.Context(), "orders", "dlt", 1, 8, true, "kim", "")
 	require.NoError(t, err)
@@ -273,7 +274,7 @@ func (f *faulty) Read(ctx context.Context, s *policy.TopicSource, into source.Ap
 	return f.recorder.Read(ctx, s, into)
 }
 
-// errorLog has the errors of records of a log.
+// errorLog receives the "error" attributes of log records.
 type errorLog chan string
 
 func (errorLog) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelError }
@@ -306,7 +307,7 @@ func TestClient_ReadsAgainAfterAPanic(t *testing.T) {
 	require.Equal(t, "panicked: a fault of the program", b.one("SELECT error FROM dlq.source_progress"))
 }
 
-// A change of the policy restarts the readers of the sources that it changes, and no others.
+// A change of the policy restarts only the readers of the sources that it changes.
 func TestClient_RestartsWhatChanged(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -318,7 +319,7 @@ func TestClient_RestartsWhatChanged(t *testing.T) {
 	log := &openings{}
 	b.follow(log.open, current.Load, slog.New(slog.DiscardHandler))
 	log.await(t, "open 1", "1 reads a", "1 reads b")
-	// Feeds have no readers.
+	// A feed has no readers, so a changed feed restarts none.
 	use(clusters + sources + "feeds: {f: {cluster: main, queues: [x], topic: x}}\n")
 	use(clusters + ", third: {brokers: [127.0.0.1:9]}" + sources + "feeds: {f: {cluster: third, queues: [x], topic: x}}\n")
 	log.await(t, "open 2")
@@ -330,7 +331,7 @@ func TestClient_RestartsWhatChanged(t *testing.T) {
 	log.await(t, "4 left a", "close 4")
 }
 
-// openings records what happens to brokers.
+// openings records the opening and closing of brokers.
 type openings struct {
 	mu     sync.Mutex
 	opened int
@@ -343,7 +344,7 @@ func (o *openings) addf(format string, args ...any) {
 	o.log = append(o.log, fmt.Sprintf(format, args...))
 }
 
-// await waits for events, in any order, and fails on others.
+// await waits for these events, in any order, and fails if any other event happens.
 func (o *openings) await(t *testing.T, want ...string) {
 	t.Helper()
 	require.Eventually(t, func() bool {

@@ -29,7 +29,8 @@ func (b *bundle) fileOne(offset int64) (entry string) {
 	return entry
 }
 
-// publish replays an entry, as an operator and a delivery of it would, to an offset of topic in.
+// publish replays an entry and publishes its record at an offset of the topic "in", as an operator and the delivery
+// would.
 func (b *bundle) publish(entry string, offset int64) {
 	b.Helper()
 	job := b.one("SELECT dlq.replay($1)::text", entry)
@@ -45,7 +46,7 @@ func (b *bundle) status(entry string) string {
 	return b.one("SELECT status::text FROM dlq.dead_letter_queue WHERE id = $1", entry)
 }
 
-// comesBack appends a record that is as the one that publish published, and applies its fact if it has one.
+// comesBack appends a record equal to the one that publish published, and applies the fact that results, if any.
 func (b *bundle) comesBack(offset int64, original source.Origin) source.Stored {
 	b.Helper()
 	batch := b.batch(offset, offset+1, offset)
@@ -102,7 +103,7 @@ func TestUnreadGroups_AreThoseOfReturnedEntries(t *testing.T) {
 	require.Equal(t, "pay", groups(), "among many deliveries, it is not looked for")
 }
 
-// A topic that is made again has other records at the offsets of the old one.
+// A topic that was created again has other records at the offsets of the old topic.
 func TestReturned_ComparesTheTopicsID(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -147,7 +148,7 @@ func TestReturned_ComesBackToItsEntry(t *testing.T) {
 	require.Equal(t, source.Stored{Returned: 1, Entries: 1}, of(stored), "of two equal records, one was published")
 	b.exec("SELECT dlq.apply_facts()")
 
-	// Its redeliveries are used up. A failure after that counts, too.
+	// The entry has used up its redeliveries. A failure after that is recorded, too.
 	b.publish(entry, 10)
 	b.exec("UPDATE dlq.dead_letter_queue SET dlq_max_retries = dlq_retry_count WHERE id = $1", entry)
 	require.Equal(t, back, of(b.comesBack(7, unknown)))
@@ -156,7 +157,7 @@ func TestReturned_ComesBackToItsEntry(t *testing.T) {
 	require.Equal(t, "dlq_failed 6", b.one(`SELECT status || ' ' || jsonb_array_length(retry_history)
 		FROM dlq.dead_letter_queue WHERE id = $1`, entry))
 
-	// A closed entry is reopened; a deleted one is not, and the order of its key is kept.
+	// A closed entry is reopened. A deleted entry is not, and the order of its key stays.
 	b.publish(entry, 11)
 	b.exec("SELECT dlq.resolve($1)", entry)
 	require.Equal(t, back, of(b.comesBack(9, source.Origin{Topic: "in", Partition: 1, Offset: 11})))
@@ -189,7 +190,8 @@ func TestAppend_GivesEarlierAttemptsATime(t *testing.T) {
 		FROM dlq.dead_letter_inbox, jsonb_array_elements(retry_history) a`))
 }
 
-// Equal records may be in two partitions, whose readers store them at once.
+// Two partitions have equal records, and their readers store them concurrently: only one record is matched with the
+// delivery.
 func TestReturned_TakesADeliveryByItsHashOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -236,7 +238,7 @@ func (s silentCluster) Committed(ctx context.Context, cluster, group string) ([]
 	return s.Broker.Committed(ctx, cluster, group)
 }
 
-// A cluster that does not answer keeps no other from being asked, however many groups it has.
+// A cluster that does not answer does not keep dlqd from asking the other clusters, however many groups it has.
 func TestReturned_LoopAsksASilentClusterOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

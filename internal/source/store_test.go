@@ -78,7 +78,7 @@ func TestAppend_StoresEachRecordOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	const end = 400
-	var records []int64 // the other offsets are holes
+	var records []int64 // offsets that are not in this list are holes
 	for offset := range int64(end) {
 		if rand.IntN(10) > 0 {
 			records = append(records, offset)
@@ -109,7 +109,7 @@ func TestAppend_StoresEachRecordOnce(t *testing.T) {
 					next, known = stored.Next, true
 				case errors.As(err, &position) && position.Known:
 					next, known = position.Next, true
-				default: // it may have been stored, or not: this reader sends it again, or asks
+				default: // the batch may or may not be stored: the reader sends it again, or asks for the position
 					if rand.IntN(2) == 0 {
 						if at, ok, err := b.store.Position(t.Context(), b.at); err == nil && ok {
 							next = at
@@ -153,7 +153,7 @@ func TestAppend_StoresNothingIfThePositionIsGone(t *testing.T) {
 	require.True(t, position.Known)
 	require.EqualValues(t, 6, position.Next)
 	batch = b.batch(7, 8, 7)
-	batch.Start = true // of a reader that began elsewhere
+	batch.Start = true // a batch of a reader that began elsewhere
 	_, err = b.store.Append(t.Context(), batch)
 	require.ErrorAs(t, err, &position)
 
@@ -179,7 +179,7 @@ func TestPosition_OutlivesEntries(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, source.Stored{Next: 4, Entries: 1, Skipped: 2}, stored)
 
-	b.at.TopicID = uuid.New() // the topic is made again: the same name and offsets, other records
+	b.at.TopicID = uuid.New() // the topic is created again: the same name and offsets, other records
 	batch = b.batch(0, 1, 0)
 	batch.Start = true
 	stored, err = b.store.Append(t.Context(), batch)
