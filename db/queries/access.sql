@@ -60,9 +60,9 @@ UPDATE dlq.sessions s SET seen_at = now(),
 WHERE s.id = (SELECT k.id FROM dlq.sessions k WHERE k.id = @id FOR UPDATE SKIP LOCKED);
 
 -- name: RotateSession :execrows
--- RotateSession gives a session the hash of a new cookie. Of concurrent requests, one succeeds. A
--- browser that never received the last new cookie still sends the previous one: RotateSession
--- accepts that once @arrive_within has passed.
+-- RotateSession gives a session the hash of a new cookie. Of concurrent requests, one succeeds. If the browser never
+-- received the last new cookie, it still sends the previous one: RotateSession accepts the previous cookie once
+-- @arrive_within has passed.
 UPDATE dlq.sessions s SET hash = @new_hash, previous_hash = @hash, previous_until = NULL, rotated_at = now()
 WHERE s.id = @id AND (s.hash = @hash AND s.rotated_at < now() - sqlc.arg(rotate_after)::interval
     OR s.previous_hash = @hash AND s.previous_until IS NULL
@@ -79,15 +79,16 @@ WHERE (@name::text = '' OR s.name = @name) AND s.created_at > now() - sqlc.arg(a
 ORDER BY s.id DESC;
 
 -- name: EndSessions :many
--- EndSessions deletes one session, all sessions of a user, or one session of a user.
+-- EndSessions deletes the session @id, or all sessions of the user @name, or, if both are given, the session @id if it
+-- belongs to @name.
 DELETE FROM dlq.sessions s
 WHERE (sqlc.narg(id)::uuid IS NULL OR s.id = sqlc.narg(id)) AND (@name::text = '' OR s.name = @name)
     AND (sqlc.narg(id)::uuid IS NOT NULL OR @name <> '')
 RETURNING s.name;
 
 -- name: EndOldSessions :exec
--- EndOldSessions deletes the oldest sessions of a user beyond @keep, and the session that the same
--- browser had before.
+-- EndOldSessions deletes the oldest sessions of a user, so that @keep are left, and the session that the browser had
+-- before the new one.
 DELETE FROM dlq.sessions s
 WHERE s.id IN (SELECT k.id FROM dlq.sessions k WHERE k.name = @name ORDER BY k.id DESC OFFSET sqlc.arg(keep)::integer)
     OR s.hash = @instead OR s.previous_hash = @instead;

@@ -1,8 +1,8 @@
 -- name: MovesLastDay :one
--- MovesLastDay counts the moves of the last 24 hours: those of the first, partial hour in the rollup by
--- minute, whose first minute may be missing, those of the hours after it in the rollup by hour, and those
--- that the rollup does not contain yet. If the caller has a scope, all moves come from the audit trail,
--- because the rollup has no kinds.
+-- MovesLastDay counts the moves of the last 24 hours. It adds up three parts: the first, partial hour from the rollup
+-- by minute, whose first minute may be missing; the hours after it from the rollup by hour; and moves that the rollup
+-- does not contain yet. If the caller has a scope, all moves come from the audit trail, because the rollup has no
+-- kinds.
 SELECT coalesce(sum(m.captured), 0)::bigint AS captured, coalesce(sum(m.resolved), 0)::bigint AS resolved,
        coalesce(sum(m.failed), 0)::bigint AS failed, coalesce(sum(m.archived), 0)::bigint AS archived,
        coalesce(sum(m.redelivered), 0)::bigint AS replayed

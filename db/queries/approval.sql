@@ -1,6 +1,6 @@
 -- name: RequestApproval :one
--- RequestApproval requests an operation. existing is whether an equal request waited already: the
--- statement's snapshot contains such a request, but not one that the statement itself creates.
+-- RequestApproval requests an operation. existing is true if an equal request already waited: the snapshot of the
+-- statement contains such a request, but not a request that the statement itself creates.
 SELECT r.id::uuid AS id, EXISTS (SELECT FROM dlq.approvals a WHERE a.id = r.id)::boolean AS existing
 FROM dlq.request_approval(@operation::text, @request::jsonb, nullif(@note::text, ''), @actor::text,
     nullif(@on_behalf_of::text, ''), nullif(@token_by::text, '')) r (id);
@@ -16,7 +16,8 @@ SELECT dlq.require_approval_of_cancel(@job::bigint);
 SELECT dlq.refuse_approval(@id::uuid, nullif(@note::text, ''), @actor::text);
 
 -- name: Version :one
--- Version changes whenever a request is made, decided or ended. Each process runs it for its open pages.
+-- Version returns a text that changes whenever a request is made, decided or ended. Each process with open pages runs
+-- it.
 SELECT coalesce(sum(hashtextextended(a.id::text || a.state, 0)), 0)::text AS version
 FROM dlq.approvals a WHERE a.state IN ('requested', 'approved');
 
@@ -24,8 +25,8 @@ FROM dlq.approvals a WHERE a.state IN ('requested', 'approved');
 SELECT dlq.withdraw_approval(@id::uuid, nullif(@note::text, ''), @actor::text);
 
 -- name: Approvals :many
--- Approvals returns requests in the caller's scope, the latest first and at most @most: the one
--- with an id, those in a state, or all. What the policy masks is masked.
+-- Approvals returns requests in the caller's scope, the latest first and at most @most: the request with an id, the
+-- requests in a state, or all. Values that the policy masks are masked.
 SELECT a.id, a.operation, dlq.masked_detail(a.request, dlq.mask(false))::jsonb AS request, a.entries, a.by_queue,
        coalesce(a.skips, '{}')::jsonb AS skips,
        a.state, a.actor, a.on_behalf_of, a.token_by,
@@ -39,28 +40,29 @@ WHERE dlq.scope_within(a.scope, (SELECT dlq.scope())) AND (sqlc.narg(id)::uuid I
 ORDER BY a.id DESC LIMIT @most::integer;
 
 -- name: Matches :one
--- Matches counts what approving a request would change now.
+-- Matches counts the entries that approving a request would change now.
 SELECT m.entries::bigint AS entries, m.arrived::bigint AS arrived, m.closed::jsonb AS closed
 FROM dlq.approval_matches(@id::uuid) m;
 
 -- name: RequestsFor :many
--- RequestsFor returns which of the newest 50 requests that wait for a decision select one of the
--- entries, with the entries that each selects.
+-- RequestsFor looks at the newest 50 requests that wait for a decision. It returns the requests that select one of the
+-- entries, with these entries.
 SELECT r.approval_id::uuid AS approval_id, r.entry_id::uuid AS entry_id FROM dlq.requests_for(@ids::uuid[]) r;
 
 -- name: Take :many
--- Take takes the next approved request to carry out, if there is one.
+-- Take reserves the next approved request for this process, which then carries it out. It returns no row if there is
+-- none.
 SELECT t.id::uuid AS id, t.operation::text AS operation, t.request::jsonb AS request, t.actor::text AS actor,
        coalesce(t.origin, '')::text AS origin, coalesce(t.note, '')::text AS note,
        coalesce(t.scope::text, '')::text AS scope, coalesce(t.decided_by, '')::text AS decided_by
 FROM dlq.take_approval(@during::interval, @operations::text[]) t;
 
 -- name: ExtendReservation :exec
--- ExtendReservation extends the time for which a request is reserved for the process that carries it out.
+-- ExtendReservation extends the time for which a request is reserved for this process.
 UPDATE dlq.approvals SET taken_until = now() + sqlc.arg(during)::interval WHERE id = @id AND state = 'approved';
 
 -- name: EndReservation :exec
--- EndReservation ends the reservation, so that another process, or the same one later, carries the request out.
+-- EndReservation ends the reservation, so that another process, or this one later, can carry out the request.
 UPDATE dlq.approvals SET taken_until = NULL WHERE id = @id AND state = 'approved';
 
 -- name: End :exec

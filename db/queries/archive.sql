@@ -1,6 +1,6 @@
 -- name: TakeDuty :one
--- TakeDuty reserves retention and erasure from archives for one process for a time, or extends the
--- reservation. It returns false if another process has it.
+-- TakeDuty reserves the work on archives (retention and erasure) for one process for a time, or extends the process's
+-- reservation. It returns false if another process has reserved the work.
 SELECT dlq.take_duty('archive', @holder::uuid, @during::interval)::boolean AS taken;
 
 -- name: EndDuty :exec
@@ -16,9 +16,9 @@ WHERE NOT EXISTS (SELECT FROM dlq.acts a WHERE a.subject = u.subject AND a.act =
     AND a.detail ->> 'archive' = ANY (@spellings::text[]));
 
 -- name: RecordedUnits :many
--- RecordedUnits returns what an archive contains according to the audit trail: units, and dropped partitions, each
--- with the number of rows. The archive may have several units of one partition. A unit is removed if the owner
--- of the schema has recorded its removal (act removed), for example after the end of a legal period.
+-- RecordedUnits returns the content of an archive according to the audit trail: units and dropped partitions, each with
+-- its number of rows. The archive may have several units of one partition. A unit is missing from the archive if the
+-- owner of the schema has recorded its removal (act removed), for example after the end of a legal period.
 SELECT r.name::text AS name, r.is_partition::boolean AS is_partition, max(r.archived_rows)::bigint AS archived_rows,
     (max(r.at) FILTER (WHERE NOT r.is_removal))::timestamptz AS at,
     coalesce(max(r.at) FILTER (WHERE r.is_removal) > max(r.at) FILTER (WHERE NOT r.is_removal), false)::boolean

@@ -1,13 +1,13 @@
 -- name: TryLockAutomatic :one
--- TryLockAutomatic takes the lock that every transaction that redelivers automatically holds, from
--- before it reads the switches until it commits. A change of a switch waits for this lock, a stop
--- at most 5 s. TryLockAutomatic returns false while a switch is being changed.
+-- TryLockAutomatic takes a shared lock, which every transaction that redelivers automatically holds from before it
+-- reads the switches until it commits. A change of a switch waits until no transaction holds the lock; a stop waits at
+-- most 5 s. TryLockAutomatic returns false while a switch is being changed.
 SELECT pg_try_advisory_xact_lock_shared(hashtextextended('dlq.automatic', 0)) AS locked;
 
 -- name: AutomaticSwitches :many
--- AutomaticSwitches returns the switches that operators have set, and in each row whether River
--- belongs to an application. Without switches it returns one row with an empty scope. The condition
--- on scope is there for the index, because a worker's transaction disables sequential scans.
+-- AutomaticSwitches returns the switches that operators have set. Each row also says whether River belongs to an
+-- application. Without switches it returns one row with an empty scope. The condition on scope lets Postgres use the
+-- index, because a worker's transaction disables sequential scans.
 SELECT (coalesce(r.value, '') = 'attached')::boolean AS attached, coalesce(s.scope, '')::text AS scope,
        coalesce(s.name, '')::text AS name,
        coalesce(s.enabled, false)::boolean AS enabled, coalesce(s.include, '{}')::text[] AS include, s.at,
@@ -17,8 +17,8 @@ LEFT JOIN dlq.automatic_switches s ON s.scope IN ('stop', 'all', 'queue', 'kind'
 ORDER BY s.scope, s.name;
 
 -- name: AutomaticStop :one
--- AutomaticStop returns the stop of all automatic redelivery, and since when; no row if there is
--- none. If an operator stopped it and the database was restored, it returns the restore.
+-- AutomaticStop returns the stop of all automatic redelivery and its time, or no row. If an operator stopped automatic
+-- redelivery and the database was also restored, it returns the stop of the restore.
 SELECT s.at, s.actor, coalesce(s.note, '')::text AS note, (s.name = 'restored')::boolean AS restored,
        (s.name = '' OR (SELECT count(*) FROM dlq.automatic_switches o WHERE o.scope = 'stop') > 1)::boolean AS by_person
 FROM dlq.automatic_switches s WHERE s.scope = 'stop' ORDER BY s.name DESC LIMIT 1;
@@ -52,8 +52,8 @@ INSERT INTO dlq.settings AS s (key, value) VALUES ('automatic', @value::text)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value;
 
 -- name: CountObserved :many
--- CountObserved counts observed entries by queue, kind of job, kind and class, and those of them
--- that would be sent at once.
+-- CountObserved counts observed entries by queue, kind of job, kind and class. due counts the entries that would be
+-- sent at once.
 SELECT e.queue, e.job_kind, e.kind, e.error_class::text AS error_class, count(*) AS entries,
     count(*) FILTER (WHERE e.next_retry_at <= now()) AS due
 FROM dlq.dead_letter_open e
@@ -70,9 +70,8 @@ SELECT count(*) FROM (
     LIMIT @most) o;
 
 -- name: CountManualByRule :many
--- CountManualByRule counts entries that wait for an operator because of the rule backfilled or
--- single-attempt, not because of their class. captured_by and single_attempt say which jobs made
--- the rule apply.
+-- CountManualByRule counts entries that are manual because of the rule backfilled or single-attempt, not because of
+-- their class. captured_by and single_attempt say why the rule applies.
 SELECT e.queue, e.job_kind, e.kind, coalesce(e.error_class, '')::text AS error_class, e.captured_by,
     (e.max_retries = 1)::boolean AS single_attempt, count(*) AS entries
 FROM dlq.dead_letter_open e

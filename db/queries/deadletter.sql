@@ -2,8 +2,7 @@
 SELECT dlq.filter_where(@filter::jsonb)::text AS condition;
 
 -- name: FilterBounds :one
--- FilterBounds returns the range of ids that a filter can select: from first on, and less than
--- below. The nil UUID means no bound.
+-- FilterBounds returns the range of ids that a filter can select: first <= id < below. The nil UUID means no bound.
 SELECT coalesce(b.first, '00000000-0000-0000-0000-000000000000')::uuid AS first,
     coalesce(b.below, '00000000-0000-0000-0000-000000000000')::uuid AS below FROM dlq.filter_bounds(@filter::jsonb) b;
 
@@ -13,11 +12,10 @@ SELECT v.value::text AS value, coalesce(v.note, '')::text AS note
 FROM dlq.filter_values(@field::text, @prefix::text, @most::integer) v;
 
 -- name: Backlog :many
--- Backlog counts the open entries in the caller's scope by status, queue and class. Without a
--- scope, filed entries are counted from the index dead_letter_open_backlog alone or, if there are
--- more than 20,000, from the rollups, which are about a second old, ten at most, or older if there
--- were no moves since. Unfiled failures that become entries of their own are counted up to 10,000;
--- more is true if that limit was reached.
+-- Backlog counts the open entries in the caller's scope by status, queue and class. Without a scope, up to 20,000 filed
+-- entries are counted from the index dead_letter_open_backlog alone. If there are more, the counts come from the
+-- rollups, which are about a second old and at most ten, or older if there were no moves since. Unfiled failures that
+-- will become entries are counted up to 10,000; more is true if that limit was reached.
 WITH size AS MATERIALIZED (SELECT coalesce(sum(r.pending + r.processing + r.manual), 0) > 20000
     AND (SELECT s.at > now() - interval '10 seconds' OR NOT dlq.has_moves(s.snapshot, txid_current_snapshot(), s.since)
          FROM dlq.rollup_state s) AS large FROM dlq.rollup_backlog r)
@@ -63,15 +61,15 @@ SELECT dlq.restore_entries(@entries::jsonb, @until::timestamptz, @actor::text,
     nullif(@note::text, ''))::integer AS entries;
 
 -- name: ActWhere :one
--- ActWhere applies an action to a batch of the entries that a filter selects.
+-- ActWhere applies an action to the next batch of the entries that a filter selects.
 SELECT coalesce(a.looked, 0)::integer AS looked, coalesce(a.changed, 0)::integer AS changed,
     coalesce(a.last, '00000000-0000-0000-0000-000000000000')::uuid AS last, a.operation::uuid AS operation
 FROM dlq.act_where(@action::text, @filter::jsonb, @actor::text, nullif(@note::text, ''), @args::jsonb,
     @all_entries::boolean, @max_entries::integer, sqlc.narg('after')::uuid, @below::uuid) a;
 
 -- name: NewID :one
--- NewID returns an id of now. It is greater than the ids of entries that failed before, if the
--- clocks agree.
+-- NewID returns an id with the current time. It is greater than the ids of entries that failed earlier, if the clocks
+-- agree.
 SELECT dlq.uuid_v7()::uuid AS id;
 
 -- name: Preview :many
@@ -79,8 +77,8 @@ SELECT p.queue::text AS queue, p.error_type::text AS error_type, p.age::text AS 
 FROM dlq.preview(@filter::jsonb) p;
 
 -- name: CountUpTo :one
--- CountUpTo counts the entries that a filter selects, or those of them that a replay run takes, up
--- to @most.
+-- CountUpTo counts the entries that a filter selects, up to @most. With @replayable, it counts only entries that a
+-- replay run would take.
 SELECT count(*) FROM dlq.find_ids(CASE WHEN @replayable::boolean THEN dlq.replayable(@filter::jsonb)
     ELSE @filter::jsonb END, @most::integer);
 
@@ -93,13 +91,13 @@ SELECT dlq.replay(@id::uuid, @actor::text, nullif(@note::text, ''), NULL, @force
     nullif(@destination::text, ''), nullif(@payload::text, ''), nullif(@checkpoint::text, ''))::bigint AS job;
 
 -- name: Move :exec
--- Move makes an operator's move of one entry, as an operation: discard, expire, resolve, park, unpark or
--- reopen.
+-- Move makes an operator's move of one entry (discard, expire, resolve, park, unpark or reopen), and records it as an
+-- operation.
 SELECT dlq.act_on_one(@verb::text, @id::uuid, @actor::text, nullif(@note::text, ''),
     jsonb_build_object('operation', @operation::uuid));
 
 -- name: Undo :one
--- Undo undoes a batch of an operation.
+-- Undo undoes the next batch of an operation.
 SELECT u.looked::integer AS looked, u.changed::integer AS changed, u.became::jsonb AS became,
     coalesce(u.last, 'epoch')::timestamptz AS last, coalesce(u.last_id, 0)::bigint AS last_id
 FROM dlq.undo(@operation::uuid, nullif(@note::text, ''), @actor::text, @most::integer, sqlc.narg('after')::timestamptz,
@@ -118,8 +116,7 @@ SELECT e.entry_id::uuid AS entry_id, e.changed::boolean AS changed, coalesce(e.r
 FROM dlq.operation_entries(@id::uuid, @most::integer, sqlc.narg('after')::uuid) e;
 
 -- name: Redeliver :many
--- Redeliver makes jobs for entries that the transaction has claimed, or returns why an entry got
--- none.
+-- Redeliver makes jobs for entries that the transaction has claimed. For an entry without a new job, verdict says why.
 SELECT r.entry_id::uuid AS entry_id, r.verdict::text AS verdict, coalesce(r.job_id, 0)::bigint AS job_id
 FROM dlq.redeliver(@ids::uuid[], @actor::text, @reason::text, p_config_version => nullif(@config_version::text, '')) r;
 
@@ -145,8 +142,8 @@ SELECT dlq.record_export(@filter::jsonb, @revealed::boolean, @actor::text, nulli
 SELECT dlq.chooses_all(@filter::jsonb)::boolean AS everything;
 
 -- name: PublishPolicy :exec
--- PublishPolicy publishes the version of the policy in force, which audit rows contain, and the
--- operations that need approval, which dlq.require_approval reads, and what replay runs skip by default.
+-- PublishPolicy writes the version of the current policy, which audit rows contain, the operations that need approval,
+-- which dlq.require_approval reads, and the work that replay runs skip by default.
 SELECT dlq.publish_policy(@version::text, @approvals::text, @actor::text, @skips::text);
 
 -- name: RecordAct :exec
@@ -156,19 +153,19 @@ SELECT dlq.record_act(@subject::text, @act::text, @actor::text, nullif(@note::te
 SELECT dlq.erase_begin(@filter::jsonb, nullif(@note::text, ''), @actor::text)::uuid AS id, now()::timestamptz AS at;
 
 -- name: ReconcileAll :one
--- ReconcileAll scans a batch of the jobs that River keeps, and returns whether the scan is done and began
--- at @since or later: then all earlier failures are filed.
+-- ReconcileAll scans a batch of the jobs that River keeps. It returns true if the scan is done and began at @since or
+-- later: all earlier failures are filed then.
 SELECT (r.done AND r.began_at >= @since::timestamptz)::boolean AS done FROM dlq.reconcile(p_whole => true) r;
 
 -- name: EraseStep :one
--- EraseStep erases a batch; it returns the nil UUID if none is left.
+-- EraseStep erases the next batch. It returns the nil UUID if none is left.
 SELECT coalesce(dlq.erase_step(@erasure::uuid, @filter::jsonb, sqlc.narg('after')::uuid),
     '00000000-0000-0000-0000-000000000000')::uuid AS last;
 
 -- name: FinishErasure :one
--- FinishErasure adds what was erased in archives to the record of an erasure. The erasure is not finished
--- if something was skipped (under_way): entries that were locked or being redelivered, or replay runs or
--- approvals that had not ended.
+-- FinishErasure adds the results of the erasure in archives to the record of an erasure. If some data was skipped
+-- (under_way: entries that were locked or being redelivered, and replay runs or approvals that had not ended),
+-- finished_at stays null.
 UPDATE dlq.erasures SET archived = @archived, archives = @archives, archive = @archive, jobs = jobs + @jobs,
     finished_at = CASE WHEN under_way = 0 THEN clock_timestamp() END
 WHERE id = @id RETURNING jobs, finished_at;
@@ -183,13 +180,13 @@ SELECT dlq.erase_archived(@entries::jsonb)::integer AS jobs;
 SELECT e.id::uuid AS id FROM dlq.were_erased(@ids::uuid[]) e (id);
 
 -- name: EraseRows :many
--- EraseRows returns, of the given rows of the archive, those that a filter selects, without the data that an
--- erasure removes.
+-- EraseRows takes rows of the archive and returns the ones that a filter selects, without the data that an erasure
+-- removes.
 SELECT r.id::uuid AS id, r.line::text AS line FROM dlq.erase_rows(@entries::jsonb, @filter::jsonb) r;
 
 -- name: ClosedMonths :many
--- ClosedMonths returns the months of closed entries, newest first. ahead: no entry has closed since the month began,
--- even if the clocks of machines differ.
+-- ClosedMonths returns the months of closed entries, newest first. ahead is true for a month that begins in the future,
+-- so that no entry has closed in it, even if the clocks of machines differ.
 SELECT m.stage::text AS stage, m.begins_at::timestamptz AS begins_at,
     (m.begins_at > now() + interval '1 day')::boolean AS ahead
 FROM dlq.closed_months() m;
@@ -210,7 +207,7 @@ SELECT dlq.save_view(@name::text, @query::text, @columns::text[], @sort::text, @
 SELECT dlq.delete_view(@name::text, nullif(@owner::text, ''), @actor::text);
 
 -- name: ReviewNext :one
--- ReviewNext hands out one of these entries to an operator; it returns the nil UUID if none is left.
+-- ReviewNext hands out one of these entries to an operator. It returns the nil UUID if none is free.
 SELECT coalesce(dlq.review_next(@ids::uuid[], @actor::text), '00000000-0000-0000-0000-000000000000')::uuid AS id;
 
 -- name: InReview :many

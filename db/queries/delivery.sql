@@ -11,16 +11,16 @@ SELECT dlq.complete_ordered(@queue::text, @key::text, @job::bigint, @created_at:
     AS completed;
 
 -- name: AttemptRuns :one
--- AttemptRuns returns whether an attempt at a job still runs, by River's table: another process may
--- have put the job back (dlq.rescue_messages).
+-- AttemptRuns returns whether an attempt at a job still runs according to River's table. It does not if another process
+-- has put the job back (dlq.rescue_messages).
 SELECT EXISTS (
     SELECT FROM river.river_job j
     WHERE j.id = @job AND j.created_at = @created_at AND j.state = 'running' AND j.attempt = @attempt::integer
 )::boolean AS runs;
 
 -- name: LockAttempts :many
--- LockAttempts locks the given jobs that a client runs, and returns those that were created at the given time and are
--- at the given attempt. Attempt 0 matches any.
+-- LockAttempts locks those of the given jobs that this client runs, and returns the jobs with the given created_at and
+-- attempt. Attempt 0 matches any attempt.
 SELECT l.id
 FROM (
     SELECT j.id, j.created_at, j.attempt FROM river.river_job j
@@ -50,7 +50,7 @@ WHERE j.state IN ('available', 'pending', 'retryable', 'running', 'scheduled')
 GROUP BY j.queue, j.state;
 
 -- name: QueueFlow :many
--- QueueFlow returns the flow of each queue. A time that is absent is the epoch.
+-- QueueFlow returns the flow of each queue. A missing time is the epoch.
 SELECT f.queue::text AS queue, coalesce(f.oldest_ready, 'epoch')::timestamptz AS oldest_ready,
     f.completed::bigint AS completed, coalesce(f.since, 'epoch')::timestamptz AS since,
     f.inserted::bigint AS inserted, f.inserted_since::timestamptz AS inserted_since
@@ -62,7 +62,7 @@ FROM dlq.list_jobs(@queue::text, @state::text, @max_jobs::integer, sqlc.narg('af
     sqlc.narg('after_id')::bigint) l;
 
 -- name: ShowJobs :many
--- ShowJobs returns jobs. A time or an id that is absent is the epoch or the nil UUID.
+-- ShowJobs returns jobs. A missing time is the epoch, and a missing id the nil UUID.
 SELECT j.id::bigint AS id, j.state::text AS state, j.queue::text AS queue, coalesce(j.kind, '')::text AS kind,
     coalesce(j.message_id, '')::text AS message_id, j.priority::integer AS priority, j.attempt::integer AS attempt,
     j.max_attempts::integer AS max_attempts, j.created_at::timestamptz AS created_at,
@@ -77,18 +77,18 @@ SELECT j.id::bigint AS id, j.state::text AS state, j.queue::text AS queue, coale
 FROM dlq.show_jobs(@ids::bigint[], @everything::boolean) j;
 
 -- name: LockJob :one
--- LockJob locks a job as River does to change it, unless another session has locked it. It returns
--- the job's state, whether the job has a dead letter (it redelivers one, or has failed), and
--- whether it is a message with an ordering key.
+-- LockJob locks a job with the lock that River takes to change it. It returns no row if another session has locked the
+-- job. has_entry: the job redelivers a dead letter, or has failed. has_order: the job is a message with an ordering
+-- key.
 SELECT j.state::text AS state,
     (j.metadata ? 'dlq:entry_id' OR dlq.is_failure(to_jsonb(j) - 'args'))::boolean AS has_entry,
     (j.kind = 'dlqd_message' AND coalesce(j.args ->> 'orderingKey', '') <> '')::boolean AS has_order
 FROM river.river_job j WHERE j.id = @id FOR UPDATE SKIP LOCKED;
 
 -- name: PutBackFetched :one
--- PutBackFetched puts back messages of a queue that a fetch of this River client has marked as running,
--- and whose answer was lost. The client delivers the jobs @delivering, and has fetched none of the others since
--- @fetched_before.
+-- PutBackFetched puts back messages of a queue that this River client fetched, if the answer to the fetch was lost: the
+-- jobs are marked as running, and the client does not know them. The client delivers the jobs @delivering, and has not
+-- fetched any other job of the queue since @fetched_before.
 SELECT (b.retried + b.ended)::integer AS jobs
 FROM dlq.put_back(ARRAY[@client::text], @queue::text, @delivering::bigint[], 'the answer to its fetch was lost',
     @max_jobs::integer, @fetched_before::timestamptz) b;
@@ -98,7 +98,7 @@ FROM dlq.put_back(ARRAY[@client::text], @queue::text, @delivering::bigint[], 'th
 SELECT clock_timestamp()::timestamptz AS now;
 
 -- name: RecordOfJob :one
--- RecordOfJob returns the record that a job redelivers. What is not known is empty or -1.
+-- RecordOfJob returns the record that a job redelivers. An unknown value is empty or -1.
 SELECT r.entry_id::uuid AS entry_id, r.edited::boolean AS edited,
     coalesce(r.run_id, '00000000-0000-0000-0000-000000000000')::uuid AS run_id,
     (r.record).topic::text AS topic, coalesce((r.record).original_topic, '')::text AS original_topic,
@@ -121,8 +121,8 @@ SELECT dlq.end_delivery(@id::uuid, @partition::integer, @stored_at::bigint,
 SELECT dlq.add_traffic(@counts::jsonb);
 
 -- name: TrafficOf :many
--- TrafficOf counts the deliveries of all processes to a destination that are not of a run, by duration: from @since and
--- before @began, and from @after and before @until.
+-- TrafficOf counts the deliveries of all processes to a destination, without deliveries of the run, by duration: before
+-- counts from @since until @began, and during from @after until @until.
 SELECT u.level::integer AS level, coalesce(sum(u.n) FILTER (WHERE t.at < @began::timestamptz), 0)::bigint AS before,
     coalesce(sum(u.n) FILTER (WHERE t.at >= @after::timestamptz), 0)::bigint AS during
 FROM dlq.destination_traffic t CROSS JOIN LATERAL unnest(t.deliveries) WITH ORDINALITY u (n, level)
@@ -135,13 +135,13 @@ SELECT DISTINCT t.destination FROM dlq.destination_traffic t
 WHERE t.run_id = @run::uuid AND t.at >= @since::timestamptz ORDER BY 1;
 
 -- name: TrafficOfRun :many
--- TrafficOfRun returns the deliveries of all processes of a run to a destination, in slots that begin at @since or
+-- TrafficOfRun returns the deliveries of a run to a destination by all processes, in slots that begin at @since or
 -- later.
 SELECT t.at, t.deliveries FROM dlq.destination_traffic t
 WHERE t.destination = @destination::text AND t.run_id = @run::uuid AND t.at >= @since::timestamptz ORDER BY t.at;
 
 -- name: JobTraffic :many
--- JobTraffic counts jobs of a period that are not of a run, by kind and duration, in a sample.
+-- JobTraffic counts jobs of a period by kind and duration, without jobs of the run. It reads a sample.
 SELECT t.kind::text AS kind, t.level::integer AS level, t.jobs::bigint AS jobs
 FROM dlq.job_traffic(@run::uuid, @from_time::timestamptz, @until::timestamptz) t;
 

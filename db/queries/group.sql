@@ -17,8 +17,8 @@ SELECT e::uuid AS id FROM dlq.group_entries(@queue::text, @fingerprint::text, @m
 SELECT dlq.muted_entries()::bigint AS entries;
 
 -- name: Marks :many
--- Marks returns what operators have set for some groups, each a queue and a fingerprint. A group
--- that has just inherited its marks may have no counts yet.
+-- Marks returns the marks that operators have set for some groups, each given by a queue and a fingerprint. A group
+-- that has just inherited marks may have no counts yet.
 SELECT m.queue, m.fingerprint, coalesce(m.owner, '')::text AS owner,
        dlq.is_muted(m, coalesce(g.failures, 0))::boolean AS muted,
        (dlq.fixed_since(m) IS NOT NULL)::boolean AS fixed
@@ -31,9 +31,8 @@ LEFT JOIN dlq.failure_groups g ON g.queue = m.queue AND g.fingerprint = m.finger
 SELECT dlq.group_names(@queue::text, @fingerprint::text)::text[] AS names;
 
 -- name: FormerEntries :many
--- FormerEntries returns open entries of groups of an earlier grouping method, in the order of the
--- index dead_letter_open_by_former_method, with the columns that filing makes a fingerprint of
--- (ClaimDue in worker.sql).
+-- FormerEntries returns open entries of groups of an earlier grouping method, in the order of the index
+-- dead_letter_open_by_former_method. It has the columns from which filing makes a fingerprint (ClaimDue in worker.sql).
 SELECT e.id, e.queue, e.fingerprint::text AS former,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
        coalesce(e.error_title, '')::text AS error_title,
@@ -83,7 +82,8 @@ SELECT dlq.regroup(@ids::uuid[], @formers::text[], @fingerprints::text[],
                    @last_failed_ats::timestamptz[], @actor::text)::integer AS moved;
 
 -- name: GroupFix :many
--- GroupFix returns in which version a group is fixed, and which version runs; no row without a version.
+-- GroupFix returns the version in which a group is fixed and the version that runs. It returns no row if no fix is
+-- recorded.
 SELECT m.fixed_in::text AS fixed_in, coalesce(dlq.deployed_version(m.queue), '')::text AS deployed_version,
        m.fix_deployed_at, m.fix_run, m.fix_request
 FROM dlq.group_marks m

@@ -5,17 +5,17 @@ SELECT id, status FROM dlq.dead_letter_queue WHERE event_id = @event_id::text
     AND dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope()))) ORDER BY id DESC LIMIT 10;
 
 -- name: InsertMessages :many
--- InsertMessages inserts the jobs of messages as River's client would. It returns the new jobs, and the
--- open dead letters of messages, whose jobs River may have deleted. A message with neither has a job
--- already. An event_id is empty if dlqd generated the messageId, which no entry can have. The job of an
--- entry in the inbox usually still exists, and its unique key shows the duplicate. The inbox, which has
--- no index for this query, is read only with with_inbox. Jobs are inserted in the order of the arrays, which
--- prevents deadlocks.
+-- InsertMessages inserts the jobs of messages as River's client would. It returns the new jobs, and the open dead letters of
+-- messages, whose jobs River may have deleted. A message with neither already has a job. event_id is empty if dlqd
+-- generated the messageId, because no entry can have that id. The job of an entry in the inbox usually still exists,
+-- and its unique key shows the duplicate. The inbox has no index for this query, so it is read only with with_inbox.
+-- Jobs are inserted in the order of the arrays, which prevents deadlocks.
 --
--- It is one statement, so it takes one round trip, and outside of a transaction block it commits by itself.
--- DO NOTHING, unlike River's DO UPDATE, does not write to the jobs of duplicates.
+-- It is one statement, so it takes one round trip, and outside of a transaction block it commits by itself. DO NOTHING,
+-- unlike River's DO UPDATE, does not write to the jobs of duplicates.
 WITH messages AS (
-    -- Of an array of large texts, pgx copies each text about five times; JSON has no character 30 (RFC 7464).
+    -- pgx copies each text of an array of large texts about five times. So the args come as one text, separated by
+    -- character 30, which JSON cannot contain (RFC 7464).
     SELECT unnest(@event_ids::text[]) AS event_id, unnest(string_to_array(@args::text, chr(30))) AS args,
         unnest(@max_attempts::smallint[]) AS max_attempts, unnest(@metadata::text[]) AS metadata,
         unnest(@priorities::smallint[]) AS priority, unnest(@queues::text[]) AS queue,
@@ -33,7 +33,7 @@ WITH messages AS (
         tags, unique_key, unique_states)
     SELECT m.args::jsonb, @created_at::timestamptz, @kind::text, m.max_attempts, m.metadata::jsonb, m.priority, m.queue,
         m.scheduled_at, m.state::river.river_job_state, string_to_array(m.tags, ',')::varchar(255)[], m.unique_key,
-        -- The messageId is taken as long as River keeps the job, in any state.
+        -- A messageId stays in use as long as River keeps the job, in any state.
         B'11111111'
     FROM messages m WHERE m.event_id <> ALL (ARRAY (SELECT entries.event_id FROM entries))
     ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL AND unique_states IS NOT NULL
@@ -46,7 +46,7 @@ FROM jobs
 UNION ALL
 SELECT 0, '', entries.event_id, entries.id FROM entries
 UNION ALL
--- The last rows notify River's workers of the queues, and stand for no message.
+-- The last rows notify River's workers of the queues. They belong to no message.
 SELECT 0, '', pg_notify('river.river_insert', n.payload)::text, NULL
 FROM (SELECT unnest(@notifications::text[]) AS payload) n;
 
@@ -59,8 +59,8 @@ SELECT EXISTS (SELECT FROM dlq.dead_letter_queue WHERE stage = 'inbox'
 SELECT pg_notify('river.river_insert', n.payload) FROM (SELECT unnest(@notifications::text[]) AS payload) n;
 
 -- name: CompareEntry :one
--- CompareEntry returns whether a dead letter's message equals the given one as jsonb: the
--- payload's formatting is ignored.
+-- CompareEntry returns whether a dead letter's message equals the given one. Both are compared as jsonb, so the
+-- formatting of the payload does not count.
 SELECT river_job_id, (original_event - 'payloadText' = @args::jsonb)::boolean AS same FROM dlq.dead_letter_queue
 WHERE id = @id AND stage IN ('inbox', 'open');
 
@@ -73,8 +73,8 @@ WHERE unique_key = @unique_key::bytea AND unique_states IS NOT NULL
   AND dlq.in_patterns(queue, args ->> 'kind', (SELECT dlq.scope_patterns(dlq.scope())));
 
 -- name: CompareJobs :many
--- CompareJobs returns the jobs of messages by River's unique keys, and whether the args of each
--- equal the given ones as jsonb: a payload's formatting is ignored.
+-- CompareJobs finds the jobs of messages by River's unique keys, and returns whether the args of each equal the given
+-- ones. Both are compared as jsonb, so the formatting of the payload does not count.
 SELECT j.id, d.unique_key::bytea AS unique_key, (j.args - 'payloadText' = d.args)::boolean AS same
 FROM (SELECT unnest(@unique_keys::bytea[]) AS unique_key, unnest(@args::jsonb[]) AS args) d
 JOIN river.river_job j ON j.unique_key = d.unique_key AND j.unique_states IS NOT NULL

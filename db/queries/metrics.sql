@@ -1,17 +1,16 @@
 -- name: ReadSample :one
--- ReadSample is the only query of a scrape: it reads one row, however large the backlog is. If the
--- sample is the one of @known_at, which the process already has, counters and sample are null. They
--- are also null, and at is @known_at, if there is no sample, as before the first one or after a crash.
+-- ReadSample is the only query of a scrape. It reads one row, however large the backlog is. If the sample has the time
+-- @known_at, the process already has it, and counters and sample are null. If there is no sample, as before the first
+-- one or after a crash, they are also null, and at is @known_at.
 SELECT coalesce(s.at, @known_at)::timestamptz AS at, coalesce(s.counters, 'null')::json AS counters,
     coalesce(s.sample, 'null')::json AS sample, clock_timestamp()::timestamptz AS now
 FROM (SELECT) one LEFT JOIN (SELECT m.at, CASE WHEN m.at <> @known_at THEN m.counters END AS counters,
     CASE WHEN m.at <> @known_at THEN m.sample END AS sample FROM dlq.metrics_sample m) s ON true;
 
 -- name: SampleDue :one
--- SampleDue returns whether a sample is due, how old the last one is (0 if there is none), and
--- whether this transaction takes the next. The lock and the statement timeout last until the
--- transaction ends. A sample with a future time, which remains after a clock was set back, makes
--- the next one due.
+-- SampleDue returns whether a sample is due, the age of the last one (0 if there is none), and whether this transaction
+-- takes the next one. The lock and the statement timeout last until the transaction ends. If a clock was set back, the
+-- last sample has a future time; the next one is due then.
 SELECT d.due, d.age, (d.due AND pg_try_advisory_xact_lock(hashtextextended('dlq.metrics_sample', 0)))::boolean AS taken
 FROM (SELECT coalesce(s.age, '0')::interval AS age,
              coalesce(NOT (s.age >= '0' AND s.age < greatest(@every::interval, least(20 * s.took, @most::interval))),
@@ -20,13 +19,13 @@ FROM (SELECT coalesce(s.age, '0')::interval AS age,
       LEFT JOIN (SELECT clock_timestamp() - m.at AS age, m.took FROM dlq.metrics_sample m) s ON true OFFSET 0) d;
 
 -- name: Ages :one
--- Ages returns how old the sample and the rollups are; 0 if there are none yet.
+-- Ages returns the age of the sample and of the rollups, or 0 if they do not exist yet.
 SELECT coalesce((SELECT clock_timestamp() - s.at FROM dlq.metrics_sample s), '0')::interval AS sample,
        coalesce((SELECT clock_timestamp() - r.at FROM dlq.rollup_state r), '0')::interval AS rollups;
 
 -- name: WriteSample :exec
--- WriteSample skips the write if nothing has changed since a recent sample. It keeps unchanged
--- counters as they are, so that Postgres does not write their out-of-line value again.
+-- WriteSample does not write if nothing has changed since a recent sample. It leaves unchanged counters as they are, so
+-- that Postgres does not write their out-of-line value again.
 INSERT INTO dlq.metrics_sample AS s (at, took, takes, counters, sample)
 VALUES (clock_timestamp(), @took::interval, ARRAY[@took::interval], @counters::json, @sample::json)
 ON CONFLICT (one) DO UPDATE SET at = excluded.at, takes = (excluded.takes || s.takes)[1:5], sample = excluded.sample,
@@ -41,8 +40,8 @@ SELECT name, queue, array_agg(label)::text[] AS labels, array_agg(value)::float8
 GROUP BY name, queue ORDER BY name, queue;
 
 -- name: OpenEntries :many
--- OpenEntries returns filed open entries from the rollup: exact as of its last refresh, at the same
--- cost for any backlog.
+-- OpenEntries returns the numbers of filed open entries from the rollup. They are exact at its last refresh, and
+-- reading them costs the same for any backlog.
 SELECT b.queue, b.error_class, b.pending, b.processing, b.manual FROM dlq.rollup_backlog b
 WHERE (b.pending, b.processing, b.manual) <> (0, 0, 0) ORDER BY b.queue, b.error_class;
 
@@ -111,8 +110,8 @@ SELECT q.name, (q.paused_at IS NOT NULL)::boolean AS paused FROM river.river_que
 ORDER BY q.updated_at DESC, q.name LIMIT @most::integer;
 
 -- name: RiverJobs :many
--- RiverJobs counts River's jobs of some queues by state, each up to a limit, from the index that
--- River fetches by.
+-- RiverJobs counts River's jobs of some queues by state, each up to a limit, from the index that River uses to fetch
+-- jobs.
 SELECT q.queue::text AS queue, s.state::text AS state, c.jobs
 FROM unnest(@queues::text[]) q (queue) CROSS
 JOIN unnest(ARRAY['available', 'running', 'retryable', 'scheduled']) s (state)
@@ -122,8 +121,8 @@ CROSS JOIN LATERAL (SELECT count(*) AS jobs
 ORDER BY 1, 2;
 
 -- name: RiverOldest :many
--- RiverOldest returns, for each queue, the scheduled_at of the available job that has waited longest.
--- It reads only the first job of each priority in River's index.
+-- RiverOldest returns, for each queue, the scheduled_at of the available job that has waited longest. It reads only the
+-- first job of each priority in River's index.
 SELECT q.queue::text AS queue, min(o.scheduled_at)::timestamptz AS since
 FROM unnest(@queues::text[]) q (queue) CROSS JOIN generate_series(1, 4) p (priority)
 CROSS JOIN LATERAL (SELECT j.scheduled_at FROM river.river_job j WHERE j.state = 'available' AND j.queue = q.queue
@@ -141,7 +140,7 @@ FROM (SELECT q.queue, greatest(extract(epoch FROM j.attempted_at - j.scheduled_a
 GROUP BY l.queue ORDER BY 1;
 
 -- name: Sources :many
--- Sources returns the figures of sources. A time that is not known is the epoch, a margin -1.
+-- Sources returns the figures of sources. An unknown time is the epoch, and an unknown margin -1.
 SELECT f.source::text AS source, f.paused::boolean AS paused, f.running::boolean AS running,
     f.failing::bigint AS failing, f.lag::bigint AS lag, coalesce(f.margin, -1)::bigint AS margin,
     f.records::bigint AS records, f.holes::bigint AS holes, f.lost::bigint AS lost,
@@ -150,7 +149,7 @@ SELECT f.source::text AS source, f.paused::boolean AS paused, f.running::boolean
 FROM dlq.source_figures() f WHERE NOT f.removed ORDER BY 1 LIMIT 1000;
 
 -- name: Feeds :many
--- Feeds returns the figures of feeds. A time that is not known is the epoch.
+-- Feeds returns the figures of feeds. An unknown time is the epoch.
 SELECT f.feed::text AS feed, f.published::bigint AS published, f.failed::bigint AS failed, f.waiting::bigint AS waiting,
     coalesce(f.waiting_since, 'epoch')::timestamptz AS waiting_since, (f.error IS NOT NULL)::boolean AS failing,
     f.running::boolean AS running, (f.paused_at IS NOT NULL)::boolean AS paused

@@ -1,7 +1,7 @@
 -- name: RecordHeartbeat :one
--- RecordHeartbeat records that a process is alive. Each process that serves calls it every few seconds,
--- also while it stops, because its jobs may still run. It returns the database's time, and deletes
--- the rows of processes that have been gone for long.
+-- RecordHeartbeat records that a process is alive. Each serving process calls it every few seconds, also while the
+-- process stops, because its jobs may still run. It returns the database's time, and deletes the rows of processes
+-- whose last heartbeat is older than @forget_after.
 WITH deleted AS (
     DELETE FROM dlq.processes WHERE seen_at < now() - @forget_after::interval AND id <> @id
 )
@@ -15,8 +15,8 @@ RETURNING seen_at;
 UPDATE dlq.processes SET stopped_at = now() WHERE id = @id AND stopped_at IS NULL;
 
 -- name: WorkedQueues :many
--- WorkedQueues returns each queue whose messages a dlqd process delivers or has recently delivered,
--- and whether one does now.
+-- WorkedQueues returns each queue whose messages a dlqd process delivers or has recently delivered. live is true if a
+-- process delivers them now.
 SELECT q.queue::text AS queue,
     bool_or(p.stopped_at IS NULL AND p.seen_at > now() - @live_for::interval)::boolean AS live
 FROM dlq.processes p CROSS JOIN unnest(p.queues) q (queue)

@@ -9,8 +9,8 @@ SELECT c.mode::text AS mode, c.writing::integer AS writing, c.recorded::boolean 
 FROM dlq.set_capture(@mode::text, sqlc.narg('time_limit')::interval, @actor::text, nullif(@note::text, '')) c;
 
 -- name: CaptureStatus :one
--- CaptureStatus returns the status of capture as reconcile.Capture reads it, without values that
--- were not available.
+-- CaptureStatus returns the status of capture in the form that reconcile.Capture reads. It omits values that were not
+-- available.
 SELECT jsonb_strip_nulls(jsonb_build_object('mode', c.mode::text, 'limit', c.time_limit::text, 'changedAt',
     c.changed_at::timestamptz, 'changedBy', c.changed_by::text, 'note', c.note::text,
     'triggers', c.triggers::text, 'writing', c.writing::integer, 'unfiled', c.unfiled::bigint, 'unfiledSince',

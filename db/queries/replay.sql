@@ -1,10 +1,10 @@
 -- name: ActiveReplays :many
--- ActiveReplays returns the runs that have something to do; none if the database was restored.
+-- ActiveReplays returns the running runs. It returns none if the database was restored.
 SELECT id FROM dlq.replay_runs WHERE status = 'running' AND NOT (SELECT dlq.is_restored()) ORDER BY id;
 
 -- name: LockReplay :one
--- LockReplay lets one process at a time take a run's next batch; other processes skip the run.
--- ended and failed count the outcomes of the run's last redeliveries.
+-- LockReplay locks a run, so that one process at a time takes its next batch; other processes skip the run. ended and
+-- failed count the outcomes of the run's last redeliveries.
 SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.patch, r.merge_patch,
        coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor, r.progressive,
        r.skip_stale, r.skip_superseded, coalesce(r.skips, '{}')::jsonb AS skips, r.for_fix,
@@ -19,8 +19,8 @@ SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.pa
 FROM dlq.replay_runs r WHERE r.id = @id AND r.status = 'running' FOR UPDATE OF r SKIP LOCKED;
 
 -- name: ReplayNext :many
--- ReplayNext returns the next entries of a run after its cursor. An entry that waited for another
--- one of its ordering key may be before the cursor.
+-- ReplayNext returns the next entries of a run after its cursor. An entry that waited for its predecessor of the
+-- ordering key may be before the cursor.
 (SELECT e.entry_id FROM dlq.replay_run_entries e
  WHERE NOT @newest_first::boolean AND e.run_id = @id AND e.job_id IS NULL AND e.outcome IS NULL AND e.behind IS NULL
      AND e.entry_id > coalesce(sqlc.narg('after')::uuid, '00000000-0000-0000-0000-000000000000')
@@ -32,9 +32,9 @@ UNION ALL
  ORDER BY e.entry_id DESC LIMIT @most::integer);
 
 -- name: NextRescued :many
--- NextRescued returns, for each queue, the first of a run's entries that wait because their jobs were
--- rescued twice or more: such entries are sent one at a time. In a progressive run their group must
--- be going; as many go as its step has places left.
+-- NextRescued returns, for each queue, the first entry of a run that waits because its job was rescued twice or more:
+-- such entries are sent one at a time. In a progressive run, the group of the entry must be going, and a group sends no
+-- more than its step has places left.
 SELECT p.entry_id
 FROM (SELECT n.entry_id, n.group_number, row_number() OVER (PARTITION BY n.group_number ORDER BY n.entry_id) AS place
       FROM (SELECT DISTINCT ON (e.queue) w.entry_id, w.group_number
@@ -53,9 +53,9 @@ ORDER BY p.entry_id
 LIMIT @most::integer;
 
 -- name: NextOfGroups :many
--- NextOfGroups returns the next entries of a progressive run: of each group that is going, as many as
--- its step still allows. @only, if not null, and @other_than are queues of groups; '' is the group of all
--- others.
+-- NextOfGroups returns the next entries of a progressive run: from each group that is going, as many as its step still
+-- allows. @only (if not null) and @other_than are queues of groups; '' stands for the group of all other failure
+-- groups.
 (SELECT e.entry_id FROM dlq.replay_run_groups g CROSS JOIN LATERAL (
      SELECT r.entry_id FROM dlq.replay_run_entries r
      WHERE r.run_id = g.run_id AND r.group_number = g.number AND r.outcome IS NULL AND r.job_id IS NULL
@@ -77,7 +77,7 @@ UNION ALL
  ORDER BY e.entry_id DESC LIMIT @most::integer);
 
 -- name: KindsToSend :many
--- KindsToSend returns the kinds of the jobs of applications among the next 100 entries of a group.
+-- KindsToSend returns the kinds of application jobs among the next 100 entries of a group.
 SELECT DISTINCT e.job_kind FROM dlq.dead_letter_queue e
 WHERE e.id = ANY (ARRAY(SELECT r.entry_id FROM dlq.replay_run_entries r
                         WHERE r.run_id = @id AND r.group_number = @number::integer AND r.outcome IS NULL
@@ -87,7 +87,7 @@ WHERE e.id = ANY (ARRAY(SELECT r.entry_id FROM dlq.replay_run_entries r
 ORDER BY 1;
 
 -- name: CountSent :exec
--- CountSent adds to the groups of a progressive run those of the given entries that were just sent.
+-- CountSent adds the given entries, which were just sent, to the counts of their groups.
 UPDATE dlq.replay_run_groups g SET sent = g.sent + s.sent,
     active_at = CASE WHEN g.sent > g.succeeded + g.failed THEN g.active_at ELSE clock_timestamp() END
 FROM (SELECT e.group_number AS number, count(*) AS sent FROM dlq.replay_run_entries e
@@ -95,8 +95,8 @@ FROM (SELECT e.group_number AS number, count(*) AS sent FROM dlq.replay_run_entr
 WHERE g.run_id = @id AND g.number = s.number;
 
 -- name: UnsettledReplays :many
--- UnsettledReplays returns the runs of which outcomes are to be judged; none if the database was
--- restored. to_steer tells whether a progressive run has anything to count or to decide.
+-- UnsettledReplays returns the runs with outcomes that may still have to be judged. It returns none if the database was
+-- restored. to_steer says whether a progressive run has outcomes to count or groups to decide about.
 SELECT r.id, r.progressive, r.status::text AS status,
     (r.progressive AND (r.status NOT IN ('paused', 'stopped')
         OR EXISTS (SELECT FROM dlq.replay_run_groups g WHERE g.run_id = r.id AND g.state IN ('going', 'ended'))
@@ -106,9 +106,9 @@ FROM dlq.replay_runs r
 WHERE r.unsettled AND NOT (SELECT dlq.is_restored()) ORDER BY r.id;
 
 -- name: UnjudgedFailures :many
--- UnjudgedFailures returns failed redeliveries of a run that are not judged yet. has_failure tells
--- whether the entry still has the failure of this redelivery; otherwise the other columns are empty.
--- The columns are those of the worker's ClaimDue.
+-- UnjudgedFailures returns failed redeliveries of a run that have not been judged. has_failure says whether the entry
+-- still has the failure of this redelivery; if not, the other columns are empty. The columns are those of the worker's
+-- ClaimDue.
 SELECT r.entry_id, (e.id IS NOT NULL)::boolean AS has_failure, coalesce(e.queue, '')::text AS queue,
        coalesce(e.kind, '')::text AS kind, coalesce(e.source, '')::text AS source,
        coalesce(dlq.judged_message(e.error_message), '')::text AS error_message,
@@ -133,16 +133,14 @@ FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@error_classes::text[]) AS error
 WHERE r.run_id = @run AND r.entry_id = d.id AND r.outcome = 'failed' AND r.error_class IS NULL;
 
 -- name: LockProgressive :one
--- LockProgressive lets one process at a time decide about the groups of a run; other processes skip
--- the run.
+-- LockProgressive locks a run, so that one process at a time decides about its groups; other processes skip the run.
 SELECT r.id, r.status::text AS status, extract(epoch FROM r.step_deadline)::float8 AS step_deadline,
     coalesce(r.destination, '')::text AS destination, coalesce(r.queue, '')::text AS queue, r.created_at,
     coalesce(r.rate, 0)::float8 AS rate, coalesce(r.paces, '{}')::jsonb AS paces
 FROM dlq.replay_runs r WHERE r.id = @id AND r.unsettled FOR UPDATE OF r SKIP LOCKED;
 
 -- name: TakeOutcomes :many
--- TakeOutcomes marks outcomes of a progressive run as counted, in the order in which they came, and
--- returns them.
+-- TakeOutcomes marks outcomes of a progressive run as counted, the earliest first, and returns them.
 WITH due AS MATERIALIZED (
     SELECT e.entry_id FROM dlq.replay_run_entries e
     WHERE e.run_id = @id AND e.group_number IS NOT NULL AND e.outcome IS NOT NULL AND NOT e.counted
@@ -158,7 +156,7 @@ SELECT t.group_number::integer AS number, t.outcome::text AS outcome, coalesce(t
 FROM taken t ORDER BY t.ended_at, t.entry_id;
 
 -- name: RunGroups :many
--- RunGroups returns the groups of a progressive run. quiet is the number of seconds without an outcome.
+-- RunGroups returns the groups of a progressive run. quiet is the number of seconds since the last outcome.
 SELECT g.number, coalesce(g.queue, '')::text AS queue, coalesce(g.fingerprint, '')::text AS fingerprint,
     coalesce(g.error_type, '')::text AS error_type,
     coalesce(dlq.title_of_group(g.queue, g.fingerprint), '')::text AS title, g.known, g.state,
@@ -182,8 +180,8 @@ SELECT dlq.record_act('replay run ' || @id::uuid, @act::text, @actor::text, @rea
     jsonb_build_object('destination', @destination::text, 'reason', @reason::text));
 
 -- name: SkipEnded :one
--- SkipEnded skips entries of groups that an operator ended. Those behind an entry of another group
--- follow once that one has ended. It returns how many it skipped.
+-- SkipEnded skips entries of groups that an operator ended, and returns how many. An entry that waits for a predecessor
+-- in another group is skipped once the predecessor has ended.
 WITH next AS MATERIALIZED (
     (SELECT e.entry_id, g.reason FROM dlq.replay_run_groups g CROSS JOIN LATERAL (
          SELECT r.entry_id FROM dlq.replay_run_entries r
@@ -208,8 +206,8 @@ WITH next AS MATERIALIZED (
 SELECT count(*) FROM skipped;
 
 -- name: Unsettled :one
--- Unsettled returns whether outcomes of a run may still come, or are not judged yet. Those of a run that was
--- settled, or is of an earlier version, are not.
+-- Unsettled returns whether a run still waits for outcomes or has failures that are not judged yet. It is false for a
+-- run that was settled before or that an earlier version of dlqd started.
 SELECT (r.unsettled AND (r.status IN ('running', 'paused', 'stopped')
      OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id AND e.outcome IS NULL
          AND e.job_id IS NOT NULL)
@@ -225,9 +223,9 @@ UPDATE dlq.replay_runs SET unsettled = false, result = dlq.replay_result(@id::uu
 WHERE id = @id;
 
 -- name: ReleaseFailed :many
--- ReleaseFailed makes entries due that failed in a run, or in a group of it (0: in any), or that it did
--- not send, and that wait for its end. Those that are locked come due later by themselves. It returns the
--- last entry that it looked at; no row if there is none after @after.
+-- ReleaseFailed makes entries due that wait for the end of a run or group (0 stands for any group): entries that failed
+-- again, and entries that the run did not send. It skips locked entries, which come due later by themselves. It returns
+-- the last entry that it looked at, or no row if there is none after @after.
 WITH page AS MATERIALIZED (
     SELECT e.entry_id FROM dlq.replay_run_entries e
     WHERE e.run_id = @id AND (e.outcome = 'failed' OR e.job_id IS NULL) AND e.entry_id > @after::uuid
@@ -247,7 +245,7 @@ WITH page AS MATERIALIZED (
 SELECT p.entry_id FROM page p ORDER BY p.entry_id DESC LIMIT 1;
 
 -- name: RunDecisions :many
--- RunDecisions returns the last decisions about groups of a run, and about its rate to a destination (group 0), the
+-- RunDecisions returns the last decisions about groups of a run and about its rate to a destination (group 0), the
 -- newest first.
 SELECT a.at, a.act, a.actor,
     coalesce(dlq.masked_text(nullif(a.note, a.detail ->> 'reason'), dlq.mask(false)), '')::text AS note,
@@ -266,19 +264,19 @@ SELECT CASE @verb::text
 SELECT f.id::uuid AS id FROM dlq.find_ids(@filter::jsonb, @max_entries::integer, NULL, @newest_first::boolean) f (id);
 
 -- name: GroupOutcomes :many
--- GroupOutcomes returns what became of the last redeliveries of failure groups in replay runs.
+-- GroupOutcomes counts the outcomes of the last redeliveries of failure groups in replay runs.
 SELECT o.queue::text AS queue, o.fingerprint::text AS fingerprint, o.since::timestamptz AS since,
     o.recovered::bigint AS recovered, o.failed::bigint AS failed, o.recovered_before::bigint AS recovered_before,
     o.failed_before::bigint AS failed_before, coalesce(o.version, '')::text AS version
 FROM dlq.group_outcomes(@queues::text[], @fingerprints::text[]) o;
 
 -- name: NeedsApproval :one
--- NeedsApproval returns why a run needs a second person; empty if it does not.
+-- NeedsApproval returns why a run needs a second person, or ''.
 SELECT dlq.needs_approval(@operations::text[], jsonb_build_object('filter', @filter::jsonb)
     || jsonb_strip_nulls(jsonb_build_object('queue', nullif(@queue::text, ''))))::text AS why;
 
 -- name: Events :many
--- Events returns what redeliveries of entries would carry, in the order of the ids.
+-- Events returns the events that redeliveries of entries would carry, in the order of the ids.
 SELECT e.id, e.job_kind, coalesce(e.edited_event, e.original_event)::jsonb AS event,
     coalesce(e.edited_event::text, '')::text AS edited, dlq.has_checkpoint(e.metadata)::boolean AS resumes
         FROM dlq.dead_letter_queue e
@@ -305,8 +303,7 @@ SELECT (dlq.mask(false) IS NOT NULL)::boolean AS masked;
 SELECT dlq.masked_text(@text::text, dlq.mask(false))::text AS masked;
 
 -- name: MaskSample :one
--- MaskSample masks what a redelivery would carry, and what an edit changes in it. Without an edit,
--- patched is JSON null.
+-- MaskSample masks the event of a redelivery and the changes of an edit. Without an edit, patched is JSON null.
 SELECT dlq.masked_event(@event::jsonb, @job_kind::text, m.mask)::jsonb AS event,
        dlq.masked_event(@patched::jsonb, @job_kind::text, m.mask)::jsonb AS patched,
        dlq.masked_detail(jsonb_build_object('changes', @changes::jsonb), m.mask)::jsonb AS details
@@ -323,8 +320,8 @@ SELECT e.id::uuid AS id, e.queue::text AS queue, e.kind::text AS kind, e.due_at:
 FROM dlq.expiries(@ids::uuid[]) e;
 
 -- name: HowFar :many
--- HowFar counts entries by how far their last attempts came: the stage that a worker reported, and whether
--- the receiver of a message answered. An attempt that reached no receiver counts as neither.
+-- HowFar counts entries by how far their last attempts got: the stage that a worker reported, and whether the receiver
+-- of a message answered. An attempt that reached no receiver counts as neither answered nor unanswered.
 SELECT a.what::text AS what, a.stage::text AS stage, count(*) AS entries
 FROM dlq.dead_letter_queue e
 CROSS JOIN LATERAL (
@@ -340,8 +337,8 @@ WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('inbox', 'open', 'failed')
 GROUP BY 1, 2 ORDER BY 3 DESC, 2 LIMIT 10;
 
 -- name: BeforeReplay :many
--- BeforeReplay returns what is known of entries before a replay. seconds is -1 if it is not known how long the last
--- attempt ran.
+-- BeforeReplay returns facts about entries that matter before a replay. seconds is the duration of the last attempt, or
+-- -1 if it is unknown.
 SELECT b.entry_id::uuid AS entry_id, coalesce(b.seconds, -1)::float8 AS seconds, b.attempts::bigint AS attempts,
     b.checkpoint::boolean AS checkpoint, b.other_run::boolean AS other_run, b.live_job::boolean AS live_job,
     b.behind::boolean AS behind, b.assigned_to::text AS assigned_to, b.parked_by::text AS parked_by,
@@ -355,14 +352,14 @@ FROM dlq.replay_ends(@entries::bigint, @seconds::float8[], @rate::float8, @concu
     nullif(@workers::float8, 0), @progressive::boolean) e;
 
 -- name: Superseded :many
--- Superseded returns the entries that later work has superseded, and those of which that is not known.
+-- Superseded returns the entries whose work a later job has done, and the entries for which this is not known.
 SELECT s.entry_id::uuid AS entry_id, s.known::boolean AS known, coalesce(s.job_id, 0)::bigint AS job_id,
     coalesce(s.same, '')::text AS same
 FROM dlq.superseded(@ids::uuid[]) s WHERE s.job_id IS NOT NULL OR NOT s.known;
 
 -- name: SaveBeforeLookup :exec
--- SaveBeforeLookup and BackBeforeLookup enclose the search for later work: a statement that Postgres
--- cancels does not end the transaction.
+-- SaveBeforeLookup and BackBeforeLookup enclose the search for later work, so that the transaction continues if
+-- Postgres cancels the search.
 SAVEPOINT lookup;
 
 -- name: BackBeforeLookup :exec
@@ -386,7 +383,8 @@ SELECT k.kind::text AS kind, k.unknown::bigint AS unknown, k.entries::bigint AS 
 FROM dlq.unworked_kinds(@ids::uuid[]) k;
 
 -- name: CountNotKnown :exec
--- CountNotKnown counts sent entries of which it is not known whether later work has superseded them.
+-- CountNotKnown counts the given entries that were sent although it is not known whether later work has superseded
+-- them.
 UPDATE dlq.replay_runs r SET not_known = r.not_known + (SELECT count(*) FROM dlq.replay_run_entries e
     WHERE e.run_id = @id AND e.entry_id = ANY (@ids::uuid[]) AND e.job_id IS NOT NULL)
 WHERE r.id = @id;
@@ -397,9 +395,9 @@ FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@events::jsonb[]) AS event) d
 WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
 
 -- name: UndoEdits :exec
--- UndoEdits restores the payload of entries that a run edited but did not send, so that no other
--- redelivery carries the run's patch. It also does so if the run follows the entry's own job, which
--- has the original payload. An empty text in @befores means that the entry was not edited before.
+-- UndoEdits restores the payload of entries that a run edited but did not send, so that no other redelivery carries the
+-- run's patch. It also restores the payload of an entry whose own job the run follows, because that job has the
+-- original payload. An empty text in @befores means that the entry had no edited payload before.
 UPDATE dlq.dead_letter_queue e SET edited_event = nullif(d.before, '')::jsonb
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@befores::text[]) AS before) d
 JOIN dlq.replay_run_entries r ON r.run_id = @run::uuid AND r.entry_id = d.id
@@ -407,8 +405,7 @@ WHERE e.id = d.id AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(@i
     AND (r.job_id IS NULL OR r.job_id = e.river_job_id);
 
 -- name: ReplayStep :exec
--- ReplayStep redelivers a batch of a run; the entries in @skipped are skipped, each for its own
--- reason.
+-- ReplayStep redelivers a batch of a run. It skips the entries in @skipped, each with its own reason.
 SELECT dlq.replay_step(@id::uuid, @ids::uuid[], @skipped::uuid[], @why::text[], @reasons::text[]);
 
 -- name: EndReplay :exec
@@ -418,8 +415,8 @@ SELECT dlq.replay_move(@id::uuid, '{running}', (@status::text)::dlq.replay_statu
 SELECT count(*) FROM dlq.replay_run_entries WHERE run_id = @id AND outcome IS NULL AND job_id IS NOT NULL;
 
 -- name: ReplayUnfinished :one
--- ReplayUnfinished returns whether redeliveries of a run are under way, entries are left to send, or
--- failures are not judged yet.
+-- ReplayUnfinished returns whether a run has redeliveries in progress, entries left to send, or failures that are not
+-- judged yet.
 SELECT (EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL
     AND e.job_id IS NOT NULL)
      OR EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.outcome IS NULL AND e.job_id IS NULL
@@ -433,7 +430,8 @@ SELECT (EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = @id AND e.
 SELECT dlq.check_destination(@filter::jsonb, nullif(@destination::text, ''));
 
 -- name: RecordOrigins :many
--- RecordOrigins returns where the records of a filter's entries failed, up to 1,000 places. What is not known is empty.
+-- RecordOrigins returns the places where the records of a filter's entries failed, up to 1,000. An unknown value is
+-- empty.
 SELECT o.queue::text AS queue, o.topic::text AS topic, coalesce(o.original_topic, '')::text AS original_topic,
     coalesce(o.consumer_group, '')::text AS consumer_group
 FROM dlq.record_origins(@filter::jsonb) o;
@@ -445,8 +443,8 @@ SELECT dlq.unworked_queues(@queues::text[])::text[] AS queues;
 UPDATE dlq.replay_runs SET forecast = @forecast::jsonb WHERE id = @id;
 
 -- name: RunsByID :many
--- RunsByID returns runs, the newest first. For runs in @known, of which the caller knows the final
--- outcomes, it counts none: succeeded and failed are -1.
+-- RunsByID returns runs, the newest first. The caller knows the final outcomes of the runs in @known: for these,
+-- succeeded and failed are not counted and are -1.
 SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_restored()))::boolean AS held,
        r.newest_first, r.batch_size, r.rate, r.concurrency, r.queue, r.destination, r.force,
        coalesce(dlq.masked_text(r.note, dlq.mask(false)), '')::text AS note, r.actor,
@@ -472,8 +470,8 @@ SELECT id FROM dlq.replay_runs r WHERE dlq.scope_within(r.scope, (SELECT dlq.sco
 ORDER BY id DESC LIMIT @most::integer;
 
 -- name: ReplayEntries :many
--- ReplayEntries returns a page of a run's entries, the last captured first, with the outcome of
--- each. to_go means that the redelivery is under way, or the entry's turn has not come.
+-- ReplayEntries returns a page of a run's entries with the outcome of each, the last captured first. to_go means that
+-- the redelivery is in progress, or that the entry has not been sent.
 WITH page AS MATERIALIZED (
     SELECT x.entry_id, coalesce(x.outcome, 'to_go') AS outcome, x.detail, x.job_id, x.ended_at, x.group_number,
         x.error_class, x.fingerprint, x.was, x.sent_at, x.taken_by,
@@ -501,8 +499,8 @@ LEFT JOIN dlq.dead_letter_queue e ON e.id = p.entry_id
 ORDER BY p.entry_id DESC;
 
 -- name: RunReport :many
--- RunReport counts the entries of a run by failure group at the start and by what became of them, after
--- the totals for all groups. since is 1970 if no redelivery is under way.
+-- RunReport counts the entries of a run by closure: first in all, then by failure group at the start. since is 1970 if
+-- no redelivery is in progress.
 SELECT t.is_total::boolean AS is_total, coalesce(t.was, '')::text AS was, t.closure::text AS closure,
     coalesce(t.what, '')::text AS what, t.entries::bigint AS entries, coalesce(t.since, 'epoch')::timestamptz AS since,
     t.median::float8 AS median, t.slowest::float8 AS slowest, coalesce(t.queue, '')::text AS queue,
@@ -512,8 +510,7 @@ SELECT t.is_total::boolean AS is_total, coalesce(t.was, '')::text AS was, t.clos
 FROM dlq.run_report(@id::uuid, @most::integer) t;
 
 -- name: DiffRuns :many
--- DiffRuns counts the entries of two runs by failure group at the start, and by what became of them in
--- each.
+-- DiffRuns counts the entries that are in both runs by their failure group at the start and their closure in each run.
 SELECT t.was::text AS was, t.before::text AS before, t.after::text AS after, t.entries::bigint AS entries
 FROM dlq.diff_runs(@a::uuid, @b::uuid, @most::integer) t;
 
@@ -559,7 +556,7 @@ SELECT dlq.replay_set_rate(@id::uuid, nullif(@rate::float8, 0), @actor::text);
 SELECT dlq.learn_versions();
 
 -- name: FixedGroups :many
--- FixedGroups returns groups whose fix runs, for which the policy has started no replay run yet.
+-- FixedGroups returns groups whose fix is deployed and for which the policy has not started a replay run yet.
 SELECT g.queue::text AS queue, g.fingerprint::text AS fingerprint, g.fixed_in::text AS fixed_in,
        g.fix_deployed_at::timestamptz AS fix_deployed_at
 FROM dlq.fixed_groups(@queues::text[], sqlc.narg('after')::text[], @most::integer) g;
@@ -575,8 +572,8 @@ SELECT dlq.set_fix(@queue::text, @fingerprint::text, sqlc.narg('run')::uuid,
 SELECT dlq.fix_runs(@id::uuid)::boolean AS runs;
 
 -- name: SkipDefaults :one
--- SkipDefaults returns what a run skips by the policy: only the choices that its request leaves open, and for a caller
--- with a scope only those that apply to the given queues and kinds.
+-- SkipDefaults returns the work that a run skips because of the policy. It has only the choices that the request leaves
+-- open. For a caller with a scope, it has only choices that apply to the given queues and kinds.
 SELECT coalesce(dlq.applying_skips(dlq.skip_defaults(sqlc.narg('stale')::boolean, sqlc.narg('superseded')::boolean),
     @queues::text[], @kinds::text[]), '{}')::jsonb AS skips;
 
@@ -587,8 +584,8 @@ UPDATE dlq.replay_runs SET for_fix = true WHERE id = @id;
 SELECT dlq.request_approval('replay', @request::jsonb, @note::text, @actor::text)::uuid AS id;
 
 -- name: FixEntries :many
--- FixEntries returns what decides whether a run that the policy starts may send an entry. in_review is the operator who
--- has it in review.
+-- FixEntries returns the columns that decide whether a run started by the policy may send an entry. in_review is the
+-- operator who reviews the entry.
 SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, e.job_kind,
        coalesce(e.captured_by, '')::text AS captured_by, e.max_retries, coalesce(e.rule, '')::text AS rule,
        coalesce(e.fingerprint, '')::text AS fingerprint, coalesce(e.parked_by, '')::text AS parked_by,
@@ -598,7 +595,7 @@ LEFT JOIN dlq.in_review(@ids::uuid[]) r ON r.entry_id = e.id
 WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('open', 'failed');
 
 -- name: ApprovedForecast :one
--- ApprovedForecast returns the preview of the request that this transaction carries out; null if there is none.
+-- ApprovedForecast returns the forecast of the request that this transaction carries out, or null.
 SELECT coalesce(dlq.approved_forecast(), 'null')::jsonb AS forecast;
 
 -- name: ForecastApproval :exec

@@ -2,7 +2,7 @@
 SELECT dlq.age_out(@periods::jsonb, @max_entries::integer, @now::timestamptz)::integer AS entries;
 
 -- name: DropEmptyMonth :one
--- DropEmptyMonth returns the name of the dropped partition, or '' if there was none to drop.
+-- DropEmptyMonth returns the name of the dropped partition, or '' if it dropped none.
 SELECT coalesce(dlq.drop_empty_month(@periods::jsonb, @now::timestamptz), '')::text AS name;
 
 -- name: ExpiredPartitions :many

@@ -3,7 +3,7 @@ SELECT next_offset FROM dlq.source_positions
 WHERE cluster = @cluster AND topic_id = @topic_id AND partition = @partition;
 
 -- name: Append :one
--- Append stores a batch. Next is -1 if there is no position.
+-- Append stores a batch. next is -1 if there is no position.
 SELECT a.accepted::boolean AS accepted, coalesce(a.next, -1)::bigint AS next, a.entries::integer AS entries,
     a.returned::integer AS returned, a.skipped::integer AS skipped
 FROM dlq.store_records(@source::text, @queue::text, @cluster::text, @topic::text, @topic_id::uuid,
@@ -20,8 +20,9 @@ SELECT dlq.report_progress(@source::text, @cluster::text, @queue::text, @topics:
     @states::text[], @nexts::bigint[], @ends::bigint[], @errors::text[], @starts::bigint[]);
 
 -- name: ListPartitions :many
--- ListPartitions returns the partitions of sources in the caller's scope: what their readers reported, and the ledger.
--- A source that has reported nothing has one row without a topic. An offset that is not known is -1, a time the epoch.
+-- ListPartitions returns the partitions of sources in the caller's scope, with the reports of their readers and their
+-- positions. A source without a report has one row without a topic. An unknown offset is -1, and an unknown time the
+-- epoch.
 SELECT n.name AS source, coalesce(p.cluster, n.cluster)::text AS cluster, coalesce(p.topic, '')::text AS topic,
     coalesce(p.partition, -1)::integer AS partition, coalesce(p.queue, n.queue)::text AS queue,
     (CASE WHEN n.removed_at IS NOT NULL THEN 'removed' WHEN n.paused_at IS NOT NULL THEN 'paused'
@@ -42,7 +43,7 @@ WHERE dlq.in_patterns(n.queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))
 ORDER BY n.name, p.topic, p.partition;
 
 -- name: ListSources :many
--- ListSources returns the sources in the caller's scope. A time that is not known is the epoch.
+-- ListSources returns the sources in the caller's scope. An unknown time is the epoch.
 SELECT n.name, n.cluster, n.queue, (n.paused_at IS NOT NULL)::boolean AS paused,
     (n.removed_at IS NOT NULL)::boolean AS removed, f.partitions::bigint AS partitions, f.failing::bigint AS failing,
     f.lag::bigint AS lag, f.records::bigint AS records, f.holes::bigint AS holes, f.lost::bigint AS lost,
@@ -76,7 +77,8 @@ CROSS JOIN LATERAL dlq.rewind_source(@source::text, @topic::text, @partition::in
     @is_skip::boolean, @actor::text, nullif(@note::text || left(o.origin, 0), '')) r;
 
 -- name: TakeDuty :one
--- TakeDuty reserves the look at consumer groups, or the feeds, for one process for a time, or extends the reservation.
+-- TakeDuty reserves one of two tasks (the check of consumer groups, or the feeds) for one process for a time, or
+-- extends the process's reservation.
 SELECT dlq.take_duty(@name::text, @holder::uuid, @during::interval)::boolean AS taken;
 
 -- name: EndDuty :exec
@@ -99,7 +101,7 @@ SELECT dlq.publish_feeds(@names::text[], @clusters::text[], @topics::text[]);
 SELECT dlq.collect_feed(@feed::text, @queues::text[], @most::integer)::integer AS collected;
 
 -- name: FeedTopics :many
--- FeedTopics returns no topic of a paused feed.
+-- FeedTopics returns the topics with records to publish. For a paused feed it returns none.
 SELECT t.topic::text AS topic FROM dlq.feed_topics(@feed::text) t WHERE NOT dlq.is_feed_paused(@feed::text);
 
 -- name: FeedBatch :many
@@ -114,7 +116,7 @@ SELECT dlq.mark_feed(@feed::text, @ids::uuid[], @partitions::integer[], @offsets
 SELECT dlq.report_feed(@feed::text, @error::text);
 
 -- name: ListFeeds :many
--- ListFeeds returns nothing to a caller who does not see all queues. A time that is not known is the epoch.
+-- ListFeeds returns no row if the caller's scope does not have all queues. An unknown time is the epoch.
 SELECT f.feed::text AS feed, f.cluster::text AS cluster, f.topic::text AS topic, f.published::bigint AS published,
     f.failed::bigint AS failed, f.waiting::bigint AS waiting,
     coalesce(f.waiting_since, 'epoch')::timestamptz AS waiting_since, coalesce(f.error, '')::text AS error,
@@ -135,7 +137,8 @@ SELECT dlq.rewind_feed(@feed::text, @since::timestamptz, @actor::text, nullif(@n
 FROM (SELECT set_config('dlq.origin', @origin::text, true) OFFSET 0) o;
 
 -- name: PublishedTo :many
--- PublishedTo returns where feeds published an entry. Until the broker has acknowledged a record, its offset is -1.
+-- PublishedTo returns the records that feeds publish for an entry. Until the broker has acknowledged a record, its
+-- offset is -1.
 SELECT r.feed, r.cluster, r.topic, coalesce(r.partition, -1)::integer AS partition,
     coalesce(r."offset", -1)::bigint AS at_offset, coalesce(r.acknowledged_at, 'epoch')::timestamptz AS acknowledged_at,
     coalesce(r.failure, '')::text AS failure

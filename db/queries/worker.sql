@@ -1,13 +1,12 @@
 -- name: ClaimDue :many
--- ClaimDue locks due entries that no other session has locked: by priority, then those that have
--- been due longest. It reads one range of the index dead_letter_open_due for each priority: a
--- single scan over all priorities would pass every urgent entry that is not due yet. Large columns
--- that only a decision needs (the error's message, stack trace and context and, if rules read it,
--- the message) are read only for undecided entries.
+-- ClaimDue locks due entries that no other session has locked, ordered by priority and then by the time since they are
+-- due. It reads one range of the index dead_letter_open_due for each priority: a single scan over all priorities would
+-- pass every urgent entry that is not due yet. Large columns that only a decision needs (the error's message, stack
+-- trace and context and, if rules read it, the message) are read only for undecided entries.
 --
--- Unfiled and DecidedEntries have the same columns, so that Go converts their rows. They share no view:
--- a view would read the error of each entry (it has no parameters), and FOR UPDATE does not lock rows
--- that come from a function.
+-- Unfiled and DecidedEntries have the same columns, so that Go can convert their rows. They do not share a view,
+-- because a view has no parameters and would read the error of each entry. They do not share a function, because FOR
+-- UPDATE does not lock rows that come from a function.
 SELECT d.id, d.queue, d.kind, coalesce(d.source, '')::text AS source,
        CASE WHEN d.strategy IS NULL THEN coalesce(dlq.judged_message(d.error_message), '')
            ELSE '' END::text AS error_message,
@@ -37,8 +36,7 @@ CROSS JOIN LATERAL (
 LIMIT @max_entries::integer;
 
 -- name: ClaimUndecided :many
--- ClaimUndecided locks the given entries, except those that were decided or failed again since they
--- were read.
+-- ClaimUndecided locks the given entries, except entries that were decided or failed again since they were read.
 SELECT e.id FROM dlq.dead_letter_open e
 JOIN (SELECT unnest(@ids::uuid[]) AS id, unnest(@last_failed_ats::timestamptz[]) AS last_failed_at) j ON e.id = j.id
     AND e.last_failed_at = j.last_failed_at
@@ -46,10 +44,9 @@ WHERE e.status = 'dlq_pending' AND e.strategy IS NULL AND e.waiting_for IS DISTI
 FOR UPDATE OF e SKIP LOCKED;
 
 -- name: Unfiled :many
--- Unfiled describes unfiled entries that no other worker is filing, the earliest failure first,
--- after the id @after. The planner decides outside of transactions, so the locks of Unfiled end
--- with its own transaction, and ClaimUnfiled locks the entries again. The columns are those of
--- ClaimDue.
+-- Unfiled describes failures in the inbox after the id @after that no other worker is filing, the earliest first. The
+-- planner decides outside of transactions: the locks of Unfiled end with its own transaction, and ClaimUnfiled locks
+-- the rows again. The columns are those of ClaimDue.
 SELECT i.id, i.queue, i.kind, coalesce(i.source, '')::text AS source,
        coalesce(dlq.judged_message(f.error_message), '')::text AS error_message,
        coalesce(f.error_type, '')::text AS error_type, coalesce(f.error_code, '')::text AS error_code,
@@ -72,9 +69,9 @@ FOR KEY SHARE OF i SKIP LOCKED;
 SELECT dlq.has_unfiled(@after::uuid)::boolean AS has;
 
 -- name: RescuedTogether :many
--- RescuedTogether returns, for each entry, how many other jobs of the application River's rescuer
--- discarded in the run in which the entry's job failed last. All jobs that one run discards have the
--- same finalized_at. At most 1,000 jobs of a run are counted.
+-- RescuedTogether returns, for each entry, how many other jobs of the application River's rescuer discarded in the run
+-- that discarded the entry's job. All jobs that one run discards have the same finalized_at. At most 1,000 jobs of a
+-- run are counted.
 WITH entries AS MATERIALIZED (
     SELECT e.id, e.river_job_id, e.job_created_at, e.last_failed_at FROM dlq.dead_letter_queue e
     WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('inbox', 'open')
@@ -100,24 +97,22 @@ FROM entries e JOIN rescues l ON l.at = e.last_failed_at;
 SELECT i.id FROM dlq.dead_letter_inbox i WHERE i.id = ANY (@ids::uuid[]) ORDER BY i.id FOR UPDATE SKIP LOCKED;
 
 -- name: FileDecided :one
--- FileDecided files claimed entries of the inbox as the planner decided, and returns those that
--- were filed.
+-- FileDecided files claimed rows of the inbox with the planner's decisions, and returns the filed ones.
 SELECT dlq.file_as(@ids::uuid[], @actor::text, @config_version::text, @statuses::text[], @strategies::text[],
     @error_classes::text[], @rules::text[], @fingerprints::text[],
                    @next_retry_ats::timestamptz[], @waiting_fors::text[], @max_retries::integer[],
                    @priorities::smallint[], @tags::jsonb[], @assignees::text[], @reasons::text[])::uuid[] AS filed;
 
 -- name: FileRepeats :one
--- FileRepeats removes those claimed rows of the inbox that do not become entries: see
--- dlq.file_repeats.
+-- FileRepeats removes claimed rows that do not become entries from the inbox (see dlq.file_repeats).
 SELECT dlq.file_repeats(@ids::uuid[], false)::uuid[] AS ids;
 
 -- name: FileUndecided :one
 SELECT dlq.file(@ids::uuid[])::integer AS filed;
 
 -- name: SetMoves :one
--- SetMoves lets the next statement write the audit rows of these moves with one insert. It returns whether it does;
--- ClearMoves then comes after that statement.
+-- SetMoves makes the next statement write the audit rows of these moves with one insert. It returns false if that is
+-- not possible. If it returns true, the caller calls ClearMoves after that statement.
 SELECT dlq.set_moves(jsonb_build_object('actor', @actor::text, 'note', nullif(@note::text, ''), 'reasons',
     (SELECT jsonb_object_agg(r.id, r.reason)
      FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@reasons::text[]) AS reason) r)))::boolean AS set;
@@ -126,7 +121,7 @@ SELECT dlq.set_moves(jsonb_build_object('actor', @actor::text, 'note', nullif(@n
 SELECT dlq.set_moves(NULL);
 
 -- name: Decide :exec
--- Decide writes the planner's decisions for claimed entries: pending until they are due, or manual.
+-- Decide writes the planner's decisions for claimed entries: pending until a time, or manual.
 UPDATE dlq.dead_letter_open e SET
     status = d.status::dlq.dead_letter_status,
     strategy = d.strategy::dlq.strategy,
@@ -156,9 +151,9 @@ FROM (
 WHERE e.id = d.id AND e.status IN ('dlq_pending', 'dlq_manual');
 
 -- name: Postpone :exec
--- Postpone makes entries wait longer, or for something else. It sets a missing class or rule, because
--- waiting entries are grouped by both (WaitingGroups). An entry that an operator parked and unparked
--- before a worker decided it has the rule unparked and no class.
+-- Postpone makes entries wait until a later time or for something else. It sets a missing class or rule, because
+-- waiting entries are grouped by both (WaitingGroups). These are missing, for example, if an operator parked and
+-- unparked an entry before a worker decided it: the entry has the rule unparked and no class.
 UPDATE dlq.dead_letter_open e SET
     error_class = coalesce(e.error_class, 'unknown'),
     rule = coalesce(e.rule, 'none'),
@@ -217,8 +212,8 @@ SELECT e.id::uuid AS id
 FROM dlq.expire_stale(@ids::uuid[], @reasons::text[], @actor::text, @config_version::text) e (id);
 
 -- name: NextDue :one
--- NextDue returns when the next pending entry is due, observed ones aside; no row if there is none.
--- It takes one index probe for each priority.
+-- NextDue returns the earliest time at which a pending entry that is not observed is due. It returns no row if there is
+-- none. It takes one index probe for each priority.
 SELECT d.next_retry_at::timestamptz AS next_due
 FROM (VALUES (1), (2), (3), (4)) AS p (priority)
 CROSS JOIN LATERAL (
@@ -237,8 +232,8 @@ WHERE e.id = ANY (@ids::uuid[]) AND dlq.order_predecessor(e.queue, e.ordering_ke
     e.job_created_at) IS NOT NULL;
 
 -- name: HeldByRuns :many
--- HeldByRuns returns those of the given entries that a progressive replay run holds: the run has not
--- ended, and the entry failed in it or was not sent by it yet.
+-- HeldByRuns returns which of the given entries a progressive replay run holds: the run has not ended, and the entry
+-- failed again in it or has not been sent.
 SELECT h.entry_id::uuid AS entry_id, h.run_id::uuid AS run_id FROM dlq.held_by_runs(@ids::uuid[]) h;
 
 -- name: WaitingQueues :many
@@ -256,9 +251,9 @@ WITH RECURSIVE q AS (
 SELECT q.queue::text AS queue FROM q WHERE q.queue IS NOT NULL;
 
 -- name: WaitingGroups :many
--- WaitingGroups returns the kinds, classes and rules of a queue's entries that wait for a condition:
--- entries that are equal in all three have the same conditions. It probes the index
--- dead_letter_open_waiting once for each group.
+-- WaitingGroups returns the combinations of kind, class and rule of a queue's entries that wait for a condition.
+-- Entries with the same combination have the same conditions. It probes the index dead_letter_open_waiting once for
+-- each combination.
 WITH RECURSIVE g AS (
     (SELECT e.kind, e.error_class, e.rule FROM dlq.dead_letter_open e
      WHERE e.status = 'dlq_pending' AND e.waiting_for LIKE 'condition: %' AND e.queue = @queue::text
@@ -313,16 +308,14 @@ until = excluded.until;
 DELETE FROM dlq.gates WHERE name = @name::text;
 
 -- name: ProbeOutcomes :one
--- ProbeOutcomes counts which of the entries that a gate released as probes are still under way, and
--- which have succeeded.
+-- ProbeOutcomes counts the given probes of a gate: those still in progress, and those that have succeeded.
 SELECT count(*) FILTER (WHERE e.status = 'dlq_processing') AS under_way,
        count(*) FILTER (WHERE e.status IN ('dlq_resolved', 'dlq_returned')) AS succeeded
 FROM dlq.dead_letter_queue e WHERE e.id = ANY (@probes::uuid[]);
 
 -- name: DecidedEntries :many
--- DecidedEntries returns a page of the pending and manual entries that rules decided and that
--- neither an operator nor a worker has parked since: reclassify decides these again. The columns
--- are those of ClaimDue.
+-- DecidedEntries returns a page of the pending and manual entries that rules decided and that neither an operator nor a
+-- worker has parked. Reclassify decides these again. The columns are those of ClaimDue.
 SELECT e.id, e.queue, e.kind, coalesce(e.source, '')::text AS source,
        coalesce(dlq.judged_message(e.error_message), '')::text AS error_message,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
@@ -344,8 +337,8 @@ ORDER BY e.id
 LIMIT @max_entries::integer;
 
 -- name: ClaimDecided :many
--- ClaimDecided locks the given entries, except for those that DecidedEntries would no longer return and
--- those that have failed again since then. It returns further columns that a decision may change.
+-- ClaimDecided locks the given entries, except entries that DecidedEntries would no longer return and entries that have
+-- failed again since. It also returns other columns that a decision may change.
 SELECT e.id, e.priority, e.tags, coalesce(e.assigned_to, '')::text AS assigned_to, e.dlq_max_retries
 FROM dlq.dead_letter_open e
 JOIN (SELECT unnest(@ids::uuid[]) AS id, unnest(@last_failed_ats::timestamptz[]) AS last_failed_at) j ON e.id = j.id
@@ -371,25 +364,25 @@ WITH RECURSIVE g AS (
 SELECT g.queue::text AS queue, g.fingerprint::text AS fingerprint FROM g LIMIT @most::integer;
 
 -- name: GroupFailures :one
--- GroupFailures counts the entries of a failure group with the id @since or a later one, up to
--- 10,000. For a former group it also counts entries of the groups that its errors are in now.
+-- GroupFailures counts the entries of a failure group with an id of at least @since, up to 10,000. For a former group
+-- it also counts entries of the groups that have its errors now.
 SELECT count(*) FROM (
     SELECT FROM dlq.dead_letter_queue e
     WHERE e.queue = @queue::text AND e.fingerprint = ANY (dlq.group_names(@queue::text, @fingerprint::text))
         AND e.id >= @since::uuid LIMIT 10000) f;
 
 -- name: JobsCompleted :one
--- JobsCompleted counts the jobs of a queue that have completed since a time, up to @most. Jobs that
--- dlqd completed because another job had done their work are left out.
+-- JobsCompleted counts the jobs of a queue that have completed since a time, up to @most. It leaves out jobs that dlqd
+-- completed because another job had done their work.
 SELECT count(*) FROM (
     SELECT FROM river.river_job j
     WHERE j.state = 'completed' AND j.finalized_at >= @since::timestamptz AND j.queue = @queue::text
       AND NOT j.metadata ? 'dlq:done_by' LIMIT @most::integer) c;
 
 -- name: ClaimStuck :many
--- ClaimStuck locks the oldest manual or failed entries of a failure group after the id @after. It
--- leaves out entries that an operator or a worker parked (parked_by), those that failed at @before
--- or later, and those whose class is not in @classes.
+-- ClaimStuck locks the oldest manual or failed entries of a failure group after the id @after. It leaves out entries
+-- that an operator or a worker parked (parked_by), entries that failed at @before or later, and entries whose class is
+-- not in @classes.
 SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
        e.job_kind, e.captured_by, e.max_retries,
        dlq.rescues(e.metadata)::integer AS rescues
@@ -436,7 +429,7 @@ LIMIT @max_entries::integer
 FOR UPDATE SKIP LOCKED;
 
 -- name: EntryTraces :many
--- EntryTraces returns the traces that open entries were submitted in, for the spans of their filing.
--- It is called only if traces are exported.
+-- EntryTraces returns the traces in which open entries were submitted, for the spans of their filing. It is called only
+-- if traces are exported.
 SELECT e.id, (e.metadata ->> 'traceparent')::text AS parent, coalesce(e.metadata ->> 'tracestate', '')::text AS state
 FROM dlq.dead_letter_queue e WHERE e.id = ANY (@ids::uuid[]) AND e.stage = 'open' AND e.metadata ? 'traceparent';

@@ -25,8 +25,8 @@ type EndOldSessionsParams struct {
 	Instead []byte
 }
 
-// EndOldSessions deletes the oldest sessions of a user beyond @keep, and the session that the same
-// browser had before.
+// EndOldSessions deletes the oldest sessions of a user, so that @keep are left, and the session that the browser had
+// before the new one.
 func (q *Queries) EndOldSessions(ctx context.Context, arg EndOldSessionsParams) error {
 	_, err := q.db.Exec(ctx, EndOldSessions, arg.Name, arg.Keep, arg.Instead)
 	return err
@@ -44,7 +44,8 @@ type EndSessionsParams struct {
 	Name string
 }
 
-// EndSessions deletes one session, all sessions of a user, or one session of a user.
+// EndSessions deletes the session @id, or all sessions of the user @name, or, if both are given, the session @id if it
+// belongs to @name.
 func (q *Queries) EndSessions(ctx context.Context, arg EndSessionsParams) ([]string, error) {
 	rows, err := q.db.Query(ctx, EndSessions, arg.ID, arg.Name)
 	if err != nil {
@@ -295,9 +296,9 @@ type RotateSessionParams struct {
 	ArriveWithin time.Duration
 }
 
-// RotateSession gives a session the hash of a new cookie. Of concurrent requests, one succeeds. A
-// browser that never received the last new cookie still sends the previous one: RotateSession
-// accepts that once @arrive_within has passed.
+// RotateSession gives a session the hash of a new cookie. Of concurrent requests, one succeeds. If the browser never
+// received the last new cookie, it still sends the previous one: RotateSession accepts the previous cookie once
+// @arrive_within has passed.
 func (q *Queries) RotateSession(ctx context.Context, arg RotateSessionParams) (int64, error) {
 	result, err := q.db.Exec(ctx, RotateSession,
 		arg.NewHash,

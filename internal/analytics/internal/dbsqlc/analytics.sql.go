@@ -59,10 +59,10 @@ type MovesLastDayRow struct {
 	Replayed int64
 }
 
-// MovesLastDay counts the moves of the last 24 hours: those of the first, partial hour in the rollup by
-// minute, whose first minute may be missing, those of the hours after it in the rollup by hour, and those
-// that the rollup does not contain yet. If the caller has a scope, all moves come from the audit trail,
-// because the rollup has no kinds.
+// MovesLastDay counts the moves of the last 24 hours. It adds up three parts: the first, partial hour from the rollup
+// by minute, whose first minute may be missing; the hours after it from the rollup by hour; and moves that the rollup
+// does not contain yet. If the caller has a scope, all moves come from the audit trail, because the rollup has no
+// kinds.
 func (q *Queries) MovesLastDay(ctx context.Context) (MovesLastDayRow, error) {
 	row := q.db.QueryRow(ctx, MovesLastDay)
 	var i MovesLastDayRow

@@ -57,8 +57,8 @@ type ApprovalsRow struct {
 	EndedAt     *time.Time
 }
 
-// Approvals returns requests in the caller's scope, the latest first and at most @most: the one
-// with an id, those in a state, or all. What the policy masks is masked.
+// Approvals returns requests in the caller's scope, the latest first and at most @most: the request with an id, the
+// requests in a state, or all. Values that the policy masks are masked.
 func (q *Queries) Approvals(ctx context.Context, arg ApprovalsParams) ([]ApprovalsRow, error) {
 	rows, err := q.db.Query(ctx, Approvals, arg.ID, arg.State, arg.Most)
 	if err != nil {
@@ -152,7 +152,7 @@ const EndReservation = `-- name: EndReservation :exec
 UPDATE dlq.approvals SET taken_until = NULL WHERE id = $1 AND state = 'approved'
 `
 
-// EndReservation ends the reservation, so that another process, or the same one later, carries the request out.
+// EndReservation ends the reservation, so that another process, or this one later, can carry out the request.
 func (q *Queries) EndReservation(ctx context.Context, id uuid.UUID) error {
 	_, err := q.db.Exec(ctx, EndReservation, id)
 	return err
@@ -176,7 +176,7 @@ type ExtendReservationParams struct {
 	ID     uuid.UUID
 }
 
-// ExtendReservation extends the time for which a request is reserved for the process that carries it out.
+// ExtendReservation extends the time for which a request is reserved for this process.
 func (q *Queries) ExtendReservation(ctx context.Context, arg ExtendReservationParams) error {
 	_, err := q.db.Exec(ctx, ExtendReservation, arg.During, arg.ID)
 	return err
@@ -207,7 +207,7 @@ type MatchesRow struct {
 	Closed  json.RawMessage
 }
 
-// Matches counts what approving a request would change now.
+// Matches counts the entries that approving a request would change now.
 func (q *Queries) Matches(ctx context.Context, id uuid.UUID) (MatchesRow, error) {
 	row := q.db.QueryRow(ctx, Matches, id)
 	var i MatchesRow
@@ -250,8 +250,8 @@ type RequestApprovalRow struct {
 	Existing bool
 }
 
-// RequestApproval requests an operation. existing is whether an equal request waited already: the
-// statement's snapshot contains such a request, but not one that the statement itself creates.
+// RequestApproval requests an operation. existing is true if an equal request already waited: the snapshot of the
+// statement contains such a request, but not a request that the statement itself creates.
 func (q *Queries) RequestApproval(ctx context.Context, arg RequestApprovalParams) (RequestApprovalRow, error) {
 	row := q.db.QueryRow(ctx, RequestApproval,
 		arg.Operation,
@@ -275,8 +275,8 @@ type RequestsForRow struct {
 	EntryID    uuid.UUID
 }
 
-// RequestsFor returns which of the newest 50 requests that wait for a decision select one of the
-// entries, with the entries that each selects.
+// RequestsFor looks at the newest 50 requests that wait for a decision. It returns the requests that select one of the
+// entries, with these entries.
 func (q *Queries) RequestsFor(ctx context.Context, ids []uuid.UUID) ([]RequestsForRow, error) {
 	rows, err := q.db.Query(ctx, RequestsFor, ids)
 	if err != nil {
@@ -329,7 +329,8 @@ type TakeRow struct {
 	DecidedBy string
 }
 
-// Take takes the next approved request to carry out, if there is one.
+// Take reserves the next approved request for this process, which then carries it out. It returns no row if there is
+// none.
 func (q *Queries) Take(ctx context.Context, arg TakeParams) ([]TakeRow, error) {
 	rows, err := q.db.Query(ctx, Take, arg.During, arg.Operations)
 	if err != nil {
@@ -364,7 +365,8 @@ SELECT coalesce(sum(hashtextextended(a.id::text || a.state, 0)), 0)::text AS ver
 FROM dlq.approvals a WHERE a.state IN ('requested', 'approved')
 `
 
-// Version changes whenever a request is made, decided or ended. Each process runs it for its open pages.
+// Version returns a text that changes whenever a request is made, decided or ended. Each process with open pages runs
+// it.
 func (q *Queries) Version(ctx context.Context) (string, error) {
 	row := q.db.QueryRow(ctx, Version)
 	var version string

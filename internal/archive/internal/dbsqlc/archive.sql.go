@@ -117,9 +117,9 @@ type RecordedUnitsRow struct {
 	IsRemoved    bool
 }
 
-// RecordedUnits returns what an archive contains according to the audit trail: units, and dropped partitions, each
-// with the number of rows. The archive may have several units of one partition. A unit is removed if the owner
-// of the schema has recorded its removal (act removed), for example after the end of a legal period.
+// RecordedUnits returns the content of an archive according to the audit trail: units and dropped partitions, each with
+// its number of rows. The archive may have several units of one partition. A unit is missing from the archive if the
+// owner of the schema has recorded its removal (act removed), for example after the end of a legal period.
 func (q *Queries) RecordedUnits(ctx context.Context, spellings []string) ([]RecordedUnitsRow, error) {
 	rows, err := q.db.Query(ctx, RecordedUnits, spellings)
 	if err != nil {
@@ -155,8 +155,8 @@ type TakeDutyParams struct {
 	During time.Duration
 }
 
-// TakeDuty reserves retention and erasure from archives for one process for a time, or extends the
-// reservation. It returns false if another process has it.
+// TakeDuty reserves the work on archives (retention and erasure) for one process for a time, or extends the process's
+// reservation. It returns false if another process has reserved the work.
 func (q *Queries) TakeDuty(ctx context.Context, arg TakeDutyParams) (bool, error) {
 	row := q.db.QueryRow(ctx, TakeDuty, arg.Holder, arg.During)
 	var taken bool

@@ -72,8 +72,8 @@ type AutomaticStopRow struct {
 	ByPerson bool
 }
 
-// AutomaticStop returns the stop of all automatic redelivery, and since when; no row if there is
-// none. If an operator stopped it and the database was restored, it returns the restore.
+// AutomaticStop returns the stop of all automatic redelivery and its time, or no row. If an operator stopped automatic
+// redelivery and the database was also restored, it returns the stop of the restore.
 func (q *Queries) AutomaticStop(ctx context.Context) (AutomaticStopRow, error) {
 	row := q.db.QueryRow(ctx, AutomaticStop)
 	var i AutomaticStopRow
@@ -108,9 +108,9 @@ type AutomaticSwitchesRow struct {
 	Note     string
 }
 
-// AutomaticSwitches returns the switches that operators have set, and in each row whether River
-// belongs to an application. Without switches it returns one row with an empty scope. The condition
-// on scope is there for the index, because a worker's transaction disables sequential scans.
+// AutomaticSwitches returns the switches that operators have set. Each row also says whether River belongs to an
+// application. Without switches it returns one row with an empty scope. The condition on scope lets Postgres use the
+// index, because a worker's transaction disables sequential scans.
 func (q *Queries) AutomaticSwitches(ctx context.Context) ([]AutomaticSwitchesRow, error) {
 	rows, err := q.db.Query(ctx, AutomaticSwitches)
 	if err != nil {
@@ -180,9 +180,8 @@ type CountManualByRuleRow struct {
 	Entries       int64
 }
 
-// CountManualByRule counts entries that wait for an operator because of the rule backfilled or
-// single-attempt, not because of their class. captured_by and single_attempt say which jobs made
-// the rule apply.
+// CountManualByRule counts entries that are manual because of the rule backfilled or single-attempt, not because of
+// their class. captured_by and single_attempt say why the rule applies.
 func (q *Queries) CountManualByRule(ctx context.Context) ([]CountManualByRuleRow, error) {
 	rows, err := q.db.Query(ctx, CountManualByRule)
 	if err != nil {
@@ -230,8 +229,8 @@ type CountObservedRow struct {
 	Due        int64
 }
 
-// CountObserved counts observed entries by queue, kind of job, kind and class, and those of them
-// that would be sent at once.
+// CountObserved counts observed entries by queue, kind of job, kind and class. due counts the entries that would be
+// sent at once.
 func (q *Queries) CountObserved(ctx context.Context) ([]CountObservedRow, error) {
 	rows, err := q.db.Query(ctx, CountObserved)
 	if err != nil {
@@ -369,9 +368,9 @@ const TryLockAutomatic = `-- name: TryLockAutomatic :one
 SELECT pg_try_advisory_xact_lock_shared(hashtextextended('dlq.automatic', 0)) AS locked
 `
 
-// TryLockAutomatic takes the lock that every transaction that redelivers automatically holds, from
-// before it reads the switches until it commits. A change of a switch waits for this lock, a stop
-// at most 5 s. TryLockAutomatic returns false while a switch is being changed.
+// TryLockAutomatic takes a shared lock, which every transaction that redelivers automatically holds from before it
+// reads the switches until it commits. A change of a switch waits until no transaction holds the lock; a stop waits at
+// most 5 s. TryLockAutomatic returns false while a switch is being changed.
 func (q *Queries) TryLockAutomatic(ctx context.Context) (bool, error) {
 	row := q.db.QueryRow(ctx, TryLockAutomatic)
 	var locked bool

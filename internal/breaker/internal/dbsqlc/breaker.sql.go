@@ -203,11 +203,10 @@ type QueueOutcomesRow struct {
 	Running   int64
 }
 
-// QueueOutcomes counts completed jobs and failures of a River queue since @since, and running jobs
-// whose attempt began after @running_since. A failure is a job that was discarded or cancelled
-// (except by a request to cancel it), or a failed attempt that River will repeat. At most 10,000 of
-// each are counted. Jobs that dlqd completed because another job had done their work are not
-// counted: they say nothing about the queue.
+// QueueOutcomes counts completed jobs and failures of a River queue since @since, and running jobs whose attempt began
+// after @running_since, at most 10,000 each. A failure is a job that was discarded, a job that was cancelled without a
+// request to cancel it, or a failed attempt that River will repeat. Jobs that dlqd itself completed, because another
+// job had done their work, do not count: they say nothing about the queue.
 func (q *Queries) QueueOutcomes(ctx context.Context, arg QueueOutcomesParams) (QueueOutcomesRow, error) {
 	row := q.db.QueryRow(ctx, QueueOutcomes, arg.Since, arg.Queue, arg.RunningSince)
 	var i QueueOutcomesRow

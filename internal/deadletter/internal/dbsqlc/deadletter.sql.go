@@ -39,7 +39,7 @@ type ActWhereRow struct {
 	Operation uuid.UUID
 }
 
-// ActWhere applies an action to a batch of the entries that a filter selects.
+// ActWhere applies an action to the next batch of the entries that a filter selects.
 func (q *Queries) ActWhere(ctx context.Context, arg ActWhereParams) (ActWhereRow, error) {
 	row := q.db.QueryRow(ctx, ActWhere,
 		arg.Action,
@@ -103,11 +103,10 @@ type BacklogRow struct {
 	More       bool
 }
 
-// Backlog counts the open entries in the caller's scope by status, queue and class. Without a
-// scope, filed entries are counted from the index dead_letter_open_backlog alone or, if there are
-// more than 20,000, from the rollups, which are about a second old, ten at most, or older if there
-// were no moves since. Unfiled failures that become entries of their own are counted up to 10,000;
-// more is true if that limit was reached.
+// Backlog counts the open entries in the caller's scope by status, queue and class. Without a scope, up to 20,000 filed
+// entries are counted from the index dead_letter_open_backlog alone. If there are more, the counts come from the
+// rollups, which are about a second old and at most ten, or older if there were no moves since. Unfiled failures that
+// will become entries are counted up to 10,000; more is true if that limit was reached.
 func (q *Queries) Backlog(ctx context.Context) ([]BacklogRow, error) {
 	rows, err := q.db.Query(ctx, Backlog)
 	if err != nil {
@@ -179,8 +178,8 @@ type ClosedMonthsRow struct {
 	Ahead    bool
 }
 
-// ClosedMonths returns the months of closed entries, newest first. ahead: no entry has closed since the month began,
-// even if the clocks of machines differ.
+// ClosedMonths returns the months of closed entries, newest first. ahead is true for a month that begins in the future,
+// so that no entry has closed in it, even if the clocks of machines differ.
 func (q *Queries) ClosedMonths(ctx context.Context) ([]ClosedMonthsRow, error) {
 	rows, err := q.db.Query(ctx, ClosedMonths)
 	if err != nil {
@@ -229,8 +228,8 @@ type CountUpToParams struct {
 	Most       int32
 }
 
-// CountUpTo counts the entries that a filter selects, or those of them that a replay run takes, up
-// to @most.
+// CountUpTo counts the entries that a filter selects, up to @most. With @replayable, it counts only entries that a
+// replay run would take.
 func (q *Queries) CountUpTo(ctx context.Context, arg CountUpToParams) (int64, error) {
 	row := q.db.QueryRow(ctx, CountUpTo, arg.Replayable, arg.Filter, arg.Most)
 	var count int64
@@ -295,8 +294,8 @@ type EraseRowsRow struct {
 	Line string
 }
 
-// EraseRows returns, of the given rows of the archive, those that a filter selects, without the data that an
-// erasure removes.
+// EraseRows takes rows of the archive and returns the ones that a filter selects, without the data that an erasure
+// removes.
 func (q *Queries) EraseRows(ctx context.Context, arg EraseRowsParams) ([]EraseRowsRow, error) {
 	rows, err := q.db.Query(ctx, EraseRows, arg.Entries, arg.Filter)
 	if err != nil {
@@ -339,7 +338,7 @@ type EraseStepParams struct {
 	After   *uuid.UUID
 }
 
-// EraseStep erases a batch; it returns the nil UUID if none is left.
+// EraseStep erases the next batch. It returns the nil UUID if none is left.
 func (q *Queries) EraseStep(ctx context.Context, arg EraseStepParams) (uuid.UUID, error) {
 	row := q.db.QueryRow(ctx, EraseStep, arg.Erasure, arg.Filter, arg.After)
 	var last uuid.UUID
@@ -357,8 +356,7 @@ type FilterBoundsRow struct {
 	Below uuid.UUID
 }
 
-// FilterBounds returns the range of ids that a filter can select: from first on, and less than
-// below. The nil UUID means no bound.
+// FilterBounds returns the range of ids that a filter can select: first <= id < below. The nil UUID means no bound.
 func (q *Queries) FilterBounds(ctx context.Context, filter json.RawMessage) (FilterBoundsRow, error) {
 	row := q.db.QueryRow(ctx, FilterBounds, filter)
 	var i FilterBoundsRow
@@ -433,9 +431,9 @@ type FinishErasureRow struct {
 	FinishedAt *time.Time
 }
 
-// FinishErasure adds what was erased in archives to the record of an erasure. The erasure is not finished
-// if something was skipped (under_way): entries that were locked or being redelivered, or replay runs or
-// approvals that had not ended.
+// FinishErasure adds the results of the erasure in archives to the record of an erasure. If some data was skipped
+// (under_way: entries that were locked or being redelivered, and replay runs or approvals that had not ended),
+// finished_at stays null.
 func (q *Queries) FinishErasure(ctx context.Context, arg FinishErasureParams) (FinishErasureRow, error) {
 	row := q.db.QueryRow(ctx, FinishErasure,
 		arg.Archived,
@@ -493,8 +491,8 @@ type MoveParams struct {
 	Operation uuid.UUID
 }
 
-// Move makes an operator's move of one entry, as an operation: discard, expire, resolve, park, unpark or
-// reopen.
+// Move makes an operator's move of one entry (discard, expire, resolve, park, unpark or reopen), and records it as an
+// operation.
 func (q *Queries) Move(ctx context.Context, arg MoveParams) error {
 	_, err := q.db.Exec(ctx, Move,
 		arg.Verb,
@@ -510,8 +508,8 @@ const NewID = `-- name: NewID :one
 SELECT dlq.uuid_v7()::uuid AS id
 `
 
-// NewID returns an id of now. It is greater than the ids of entries that failed before, if the
-// clocks agree.
+// NewID returns an id with the current time. It is greater than the ids of entries that failed earlier, if the clocks
+// agree.
 func (q *Queries) NewID(ctx context.Context) (uuid.UUID, error) {
 	row := q.db.QueryRow(ctx, NewID)
 	var id uuid.UUID
@@ -697,8 +695,8 @@ type PublishPolicyParams struct {
 	Skips     string
 }
 
-// PublishPolicy publishes the version of the policy in force, which audit rows contain, and the
-// operations that need approval, which dlq.require_approval reads, and what replay runs skip by default.
+// PublishPolicy writes the version of the current policy, which audit rows contain, the operations that need approval,
+// which dlq.require_approval reads, and the work that replay runs skip by default.
 func (q *Queries) PublishPolicy(ctx context.Context, arg PublishPolicyParams) error {
 	_, err := q.db.Exec(ctx, PublishPolicy,
 		arg.Version,
@@ -713,8 +711,8 @@ const ReconcileAll = `-- name: ReconcileAll :one
 SELECT (r.done AND r.began_at >= $1::timestamptz)::boolean AS done FROM dlq.reconcile(p_whole => true) r
 `
 
-// ReconcileAll scans a batch of the jobs that River keeps, and returns whether the scan is done and began
-// at @since or later: then all earlier failures are filed.
+// ReconcileAll scans a batch of the jobs that River keeps. It returns true if the scan is done and began at @since or
+// later: all earlier failures are filed then.
 func (q *Queries) ReconcileAll(ctx context.Context, since time.Time) (bool, error) {
 	row := q.db.QueryRow(ctx, ReconcileAll, since)
 	var done bool
@@ -797,8 +795,7 @@ type RedeliverRow struct {
 	JobID   int64
 }
 
-// Redeliver makes jobs for entries that the transaction has claimed, or returns why an entry got
-// none.
+// Redeliver makes jobs for entries that the transaction has claimed. For an entry without a new job, verdict says why.
 func (q *Queries) Redeliver(ctx context.Context, arg RedeliverParams) ([]RedeliverRow, error) {
 	rows, err := q.db.Query(ctx, Redeliver,
 		arg.Ids,
@@ -919,7 +916,7 @@ type ReviewNextParams struct {
 	Actor string
 }
 
-// ReviewNext hands out one of these entries to an operator; it returns the nil UUID if none is left.
+// ReviewNext hands out one of these entries to an operator. It returns the nil UUID if none is free.
 func (q *Queries) ReviewNext(ctx context.Context, arg ReviewNextParams) (uuid.UUID, error) {
 	row := q.db.QueryRow(ctx, ReviewNext, arg.Ids, arg.Actor)
 	var id uuid.UUID
@@ -1002,7 +999,7 @@ type UndoRow struct {
 	LastID  int64
 }
 
-// Undo undoes a batch of an operation.
+// Undo undoes the next batch of an operation.
 func (q *Queries) Undo(ctx context.Context, arg UndoParams) (UndoRow, error) {
 	row := q.db.QueryRow(ctx, Undo,
 		arg.Operation,

@@ -35,8 +35,8 @@ type AttemptRunsParams struct {
 	Attempt   int32
 }
 
-// AttemptRuns returns whether an attempt at a job still runs, by River's table: another process may
-// have put the job back (dlq.rescue_messages).
+// AttemptRuns returns whether an attempt at a job still runs according to River's table. It does not if another process
+// has put the job back (dlq.rescue_messages).
 func (q *Queries) AttemptRuns(ctx context.Context, arg AttemptRunsParams) (bool, error) {
 	row := q.db.QueryRow(ctx, AttemptRuns, arg.Job, arg.CreatedAt, arg.Attempt)
 	var runs bool
@@ -206,7 +206,7 @@ type JobTrafficRow struct {
 	Jobs  int64
 }
 
-// JobTraffic counts jobs of a period that are not of a run, by kind and duration, in a sample.
+// JobTraffic counts jobs of a period by kind and duration, without jobs of the run. It reads a sample.
 func (q *Queries) JobTraffic(ctx context.Context, arg JobTrafficParams) ([]JobTrafficRow, error) {
 	rows, err := q.db.Query(ctx, JobTraffic, arg.Run, arg.FromTime, arg.Until)
 	if err != nil {
@@ -336,8 +336,8 @@ type LockAttemptsParams struct {
 	Attempts  []int32
 }
 
-// LockAttempts locks the given jobs that a client runs, and returns those that were created at the given time and are
-// at the given attempt. Attempt 0 matches any.
+// LockAttempts locks those of the given jobs that this client runs, and returns the jobs with the given created_at and
+// attempt. Attempt 0 matches any attempt.
 func (q *Queries) LockAttempts(ctx context.Context, arg LockAttemptsParams) ([]int64, error) {
 	rows, err := q.db.Query(ctx, LockAttempts,
 		arg.Jobs,
@@ -376,9 +376,9 @@ type LockJobRow struct {
 	HasOrder bool
 }
 
-// LockJob locks a job as River does to change it, unless another session has locked it. It returns
-// the job's state, whether the job has a dead letter (it redelivers one, or has failed), and
-// whether it is a message with an ordering key.
+// LockJob locks a job with the lock that River takes to change it. It returns no row if another session has locked the
+// job. has_entry: the job redelivers a dead letter, or has failed. has_order: the job is a message with an ordering
+// key.
 func (q *Queries) LockJob(ctx context.Context, id int64) (LockJobRow, error) {
 	row := q.db.QueryRow(ctx, LockJob, id)
 	var i LockJobRow
@@ -424,9 +424,9 @@ type PutBackFetchedParams struct {
 	FetchedBefore time.Time
 }
 
-// PutBackFetched puts back messages of a queue that a fetch of this River client has marked as running,
-// and whose answer was lost. The client delivers the jobs @delivering, and has fetched none of the others since
-// @fetched_before.
+// PutBackFetched puts back messages of a queue that this River client fetched, if the answer to the fetch was lost: the
+// jobs are marked as running, and the client does not know them. The client delivers the jobs @delivering, and has not
+// fetched any other job of the queue since @fetched_before.
 func (q *Queries) PutBackFetched(ctx context.Context, arg PutBackFetchedParams) (int32, error) {
 	row := q.db.QueryRow(ctx, PutBackFetched,
 		arg.Client,
@@ -456,7 +456,7 @@ type QueueFlowRow struct {
 	InsertedSince time.Time
 }
 
-// QueueFlow returns the flow of each queue. A time that is absent is the epoch.
+// QueueFlow returns the flow of each queue. A missing time is the epoch.
 func (q *Queries) QueueFlow(ctx context.Context, queues []string) ([]QueueFlowRow, error) {
 	rows, err := q.db.Query(ctx, QueueFlow, queues)
 	if err != nil {
@@ -517,7 +517,7 @@ type RecordOfJobRow struct {
 	HeaderValues      [][]byte
 }
 
-// RecordOfJob returns the record that a job redelivers. What is not known is empty or -1.
+// RecordOfJob returns the record that a job redelivers. An unknown value is empty or -1.
 func (q *Queries) RecordOfJob(ctx context.Context, arg RecordOfJobParams) (RecordOfJobRow, error) {
 	row := q.db.QueryRow(ctx, RecordOfJob, arg.Job, arg.CreatedAt)
 	var i RecordOfJobRow
@@ -603,7 +603,7 @@ type ShowJobsRow struct {
 	Args        json.RawMessage
 }
 
-// ShowJobs returns jobs. A time or an id that is absent is the epoch or the nil UUID.
+// ShowJobs returns jobs. A missing time is the epoch, and a missing id the nil UUID.
 func (q *Queries) ShowJobs(ctx context.Context, arg ShowJobsParams) ([]ShowJobsRow, error) {
 	rows, err := q.db.Query(ctx, ShowJobs, arg.Ids, arg.Everything)
 	if err != nil {
@@ -667,8 +667,8 @@ type TrafficOfRow struct {
 	During int64
 }
 
-// TrafficOf counts the deliveries of all processes to a destination that are not of a run, by duration: from @since and
-// before @began, and from @after and before @until.
+// TrafficOf counts the deliveries of all processes to a destination, without deliveries of the run, by duration: before
+// counts from @since until @began, and during from @after until @until.
 func (q *Queries) TrafficOf(ctx context.Context, arg TrafficOfParams) ([]TrafficOfRow, error) {
 	rows, err := q.db.Query(ctx, TrafficOf,
 		arg.Began,
@@ -712,7 +712,7 @@ type TrafficOfRunRow struct {
 	Deliveries []int32
 }
 
-// TrafficOfRun returns the deliveries of all processes of a run to a destination, in slots that begin at @since or
+// TrafficOfRun returns the deliveries of a run to a destination by all processes, in slots that begin at @since or
 // later.
 func (q *Queries) TrafficOfRun(ctx context.Context, arg TrafficOfRunParams) ([]TrafficOfRunRow, error) {
 	rows, err := q.db.Query(ctx, TrafficOfRun, arg.Destination, arg.Run, arg.Since)

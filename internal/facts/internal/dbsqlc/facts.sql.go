@@ -29,8 +29,8 @@ type ApplyRow struct {
 	Pages   int64
 }
 
-// Apply applies facts from @from_page on, and returns how many. pages is the size of the table, in
-// pages.
+// Apply applies facts, starting at page @from_page of the table, and returns how many. pages is the size of the table
+// in pages.
 func (q *Queries) Apply(ctx context.Context, arg ApplyParams) (ApplyRow, error) {
 	row := q.db.QueryRow(ctx, Apply,
 		arg.Most,

@@ -74,9 +74,8 @@ type FormerEntriesRow struct {
 	LastFailedAt    time.Time
 }
 
-// FormerEntries returns open entries of groups of an earlier grouping method, in the order of the
-// index dead_letter_open_by_former_method, with the columns that filing makes a fingerprint of
-// (ClaimDue in worker.sql).
+// FormerEntries returns open entries of groups of an earlier grouping method, in the order of the index
+// dead_letter_open_by_former_method. It has the columns from which filing makes a fingerprint (ClaimDue in worker.sql).
 func (q *Queries) FormerEntries(ctx context.Context, arg FormerEntriesParams) ([]FormerEntriesRow, error) {
 	rows, err := q.db.Query(ctx, FormerEntries, arg.AfterGroup, arg.AfterID, arg.Most)
 	if err != nil {
@@ -178,7 +177,8 @@ type GroupFixRow struct {
 	FixRequest      *uuid.UUID
 }
 
-// GroupFix returns in which version a group is fixed, and which version runs; no row without a version.
+// GroupFix returns the version in which a group is fixed and the version that runs. It returns no row if no fix is
+// recorded.
 func (q *Queries) GroupFix(ctx context.Context, arg GroupFixParams) ([]GroupFixRow, error) {
 	rows, err := q.db.Query(ctx, GroupFix, arg.Queue, arg.Fingerprint)
 	if err != nil {
@@ -342,8 +342,8 @@ type MarksRow struct {
 	Fixed       bool
 }
 
-// Marks returns what operators have set for some groups, each a queue and a fingerprint. A group
-// that has just inherited its marks may have no counts yet.
+// Marks returns the marks that operators have set for some groups, each given by a queue and a fingerprint. A group
+// that has just inherited marks may have no counts yet.
 func (q *Queries) Marks(ctx context.Context, arg MarksParams) ([]MarksRow, error) {
 	rows, err := q.db.Query(ctx, Marks, arg.Queues, arg.Fingerprints)
 	if err != nil {

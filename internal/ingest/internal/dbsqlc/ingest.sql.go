@@ -28,8 +28,8 @@ type CompareEntryRow struct {
 	Same       bool
 }
 
-// CompareEntry returns whether a dead letter's message equals the given one as jsonb: the
-// payload's formatting is ignored.
+// CompareEntry returns whether a dead letter's message equals the given one. Both are compared as jsonb, so the
+// formatting of the payload does not count.
 func (q *Queries) CompareEntry(ctx context.Context, arg CompareEntryParams) (CompareEntryRow, error) {
 	row := q.db.QueryRow(ctx, CompareEntry, arg.Args, arg.ID)
 	var i CompareEntryRow
@@ -55,8 +55,8 @@ type CompareJobsRow struct {
 	Same      bool
 }
 
-// CompareJobs returns the jobs of messages by River's unique keys, and whether the args of each
-// equal the given ones as jsonb: a payload's formatting is ignored.
+// CompareJobs finds the jobs of messages by River's unique keys, and returns whether the args of each equal the given
+// ones. Both are compared as jsonb, so the formatting of the payload does not count.
 func (q *Queries) CompareJobs(ctx context.Context, arg CompareJobsParams) ([]CompareJobsRow, error) {
 	rows, err := q.db.Query(ctx, CompareJobs, arg.UniqueKeys, arg.Args)
 	if err != nil {
@@ -124,7 +124,8 @@ func (q *Queries) InboxIsOld(ctx context.Context) (bool, error) {
 
 const InsertMessages = `-- name: InsertMessages :many
 WITH messages AS (
-    -- Of an array of large texts, pgx copies each text about five times; JSON has no character 30 (RFC 7464).
+    -- pgx copies each text of an array of large texts about five times. So the args come as one text, separated by
+    -- character 30, which JSON cannot contain (RFC 7464).
     SELECT unnest($1::text[]) AS event_id, unnest(string_to_array($2::text, chr(30))) AS args,
         unnest($3::smallint[]) AS max_attempts, unnest($4::text[]) AS metadata,
         unnest($5::smallint[]) AS priority, unnest($6::text[]) AS queue,
@@ -142,7 +143,7 @@ WITH messages AS (
         tags, unique_key, unique_states)
     SELECT m.args::jsonb, $12::timestamptz, $13::text, m.max_attempts, m.metadata::jsonb, m.priority, m.queue,
         m.scheduled_at, m.state::river.river_job_state, string_to_array(m.tags, ',')::varchar(255)[], m.unique_key,
-        -- The messageId is taken as long as River keeps the job, in any state.
+        -- A messageId stays in use as long as River keeps the job, in any state.
         B'11111111'
     FROM messages m WHERE m.event_id <> ALL (ARRAY (SELECT entries.event_id FROM entries))
     ON CONFLICT (unique_key) WHERE unique_key IS NOT NULL AND unique_states IS NOT NULL
@@ -183,16 +184,15 @@ type InsertMessagesRow struct {
 	EntryID   *uuid.UUID
 }
 
-// InsertMessages inserts the jobs of messages as River's client would. It returns the new jobs, and the
-// open dead letters of messages, whose jobs River may have deleted. A message with neither has a job
-// already. An event_id is empty if dlqd generated the messageId, which no entry can have. The job of an
-// entry in the inbox usually still exists, and its unique key shows the duplicate. The inbox, which has
-// no index for this query, is read only with with_inbox. Jobs are inserted in the order of the arrays, which
-// prevents deadlocks.
+// InsertMessages inserts the jobs of messages as River's client would. It returns the new jobs, and the open dead letters of
+// messages, whose jobs River may have deleted. A message with neither already has a job. event_id is empty if dlqd
+// generated the messageId, because no entry can have that id. The job of an entry in the inbox usually still exists,
+// and its unique key shows the duplicate. The inbox has no index for this query, so it is read only with with_inbox.
+// Jobs are inserted in the order of the arrays, which prevents deadlocks.
 //
-// It is one statement, so it takes one round trip, and outside of a transaction block it commits by itself.
-// DO NOTHING, unlike River's DO UPDATE, does not write to the jobs of duplicates.
-// The last rows notify River's workers of the queues, and stand for no message.
+// It is one statement, so it takes one round trip, and outside of a transaction block it commits by itself. DO NOTHING,
+// unlike River's DO UPDATE, does not write to the jobs of duplicates.
+// The last rows notify River's workers of the queues. They belong to no message.
 func (q *Queries) InsertMessages(ctx context.Context, arg InsertMessagesParams) ([]InsertMessagesRow, error) {
 	rows, err := q.db.Query(ctx, InsertMessages,
 		arg.EventIds,

@@ -20,7 +20,7 @@ type AgesRow struct {
 	Rollups time.Duration
 }
 
-// Ages returns how old the sample and the rollups are; 0 if there are none yet.
+// Ages returns the age of the sample and of the rollups, or 0 if they do not exist yet.
 func (q *Queries) Ages(ctx context.Context) (AgesRow, error) {
 	row := q.db.QueryRow(ctx, Ages)
 	var i AgesRow
@@ -114,7 +114,7 @@ type FeedsRow struct {
 	Paused       bool
 }
 
-// Feeds returns the figures of feeds. A time that is not known is the epoch.
+// Feeds returns the figures of feeds. An unknown time is the epoch.
 func (q *Queries) Feeds(ctx context.Context) ([]FeedsRow, error) {
 	rows, err := q.db.Query(ctx, Feeds)
 	if err != nil {
@@ -289,8 +289,8 @@ SELECT b.queue, b.error_class, b.pending, b.processing, b.manual FROM dlq.rollup
 WHERE (b.pending, b.processing, b.manual) <> (0, 0, 0) ORDER BY b.queue, b.error_class
 `
 
-// OpenEntries returns filed open entries from the rollup: exact as of its last refresh, at the same
-// cost for any backlog.
+// OpenEntries returns the numbers of filed open entries from the rollup. They are exact at its last refresh, and
+// reading them costs the same for any backlog.
 func (q *Queries) OpenEntries(ctx context.Context) ([]DlqRollupBacklog, error) {
 	rows, err := q.db.Query(ctx, OpenEntries)
 	if err != nil {
@@ -396,9 +396,9 @@ type ReadSampleRow struct {
 	Now      time.Time
 }
 
-// ReadSample is the only query of a scrape: it reads one row, however large the backlog is. If the
-// sample is the one of @known_at, which the process already has, counters and sample are null. They
-// are also null, and at is @known_at, if there is no sample, as before the first one or after a crash.
+// ReadSample is the only query of a scrape. It reads one row, however large the backlog is. If the sample has the time
+// @known_at, the process already has it, and counters and sample are null. If there is no sample, as before the first
+// one or after a crash, they are also null, and at is @known_at.
 func (q *Queries) ReadSample(ctx context.Context, knownAt time.Time) (ReadSampleRow, error) {
 	row := q.db.QueryRow(ctx, ReadSample, knownAt)
 	var i ReadSampleRow
@@ -505,8 +505,8 @@ type RiverJobsRow struct {
 	Jobs  int64
 }
 
-// RiverJobs counts River's jobs of some queues by state, each up to a limit, from the index that
-// River fetches by.
+// RiverJobs counts River's jobs of some queues by state, each up to a limit, from the index that River uses to fetch
+// jobs.
 func (q *Queries) RiverJobs(ctx context.Context, arg RiverJobsParams) ([]RiverJobsRow, error) {
 	rows, err := q.db.Query(ctx, RiverJobs, arg.Queues, arg.Most)
 	if err != nil {
@@ -576,8 +576,8 @@ type RiverOldestRow struct {
 	Since time.Time
 }
 
-// RiverOldest returns, for each queue, the scheduled_at of the available job that has waited longest.
-// It reads only the first job of each priority in River's index.
+// RiverOldest returns, for each queue, the scheduled_at of the available job that has waited longest. It reads only the
+// first job of each priority in River's index.
 func (q *Queries) RiverOldest(ctx context.Context, queues []string) ([]RiverOldestRow, error) {
 	rows, err := q.db.Query(ctx, RiverOldest, queues)
 	if err != nil {
@@ -666,10 +666,9 @@ type SampleDueRow struct {
 	Taken bool
 }
 
-// SampleDue returns whether a sample is due, how old the last one is (0 if there is none), and
-// whether this transaction takes the next. The lock and the statement timeout last until the
-// transaction ends. A sample with a future time, which remains after a clock was set back, makes
-// the next one due.
+// SampleDue returns whether a sample is due, the age of the last one (0 if there is none), and whether this transaction
+// takes the next one. The lock and the statement timeout last until the transaction ends. If a clock was set back, the
+// last sample has a future time; the next one is due then.
 func (q *Queries) SampleDue(ctx context.Context, arg SampleDueParams) (SampleDueRow, error) {
 	row := q.db.QueryRow(ctx, SampleDue, arg.Every, arg.Most, arg.Timeout)
 	var i SampleDueRow
@@ -700,7 +699,7 @@ type SourcesRow struct {
 	BehindSince time.Time
 }
 
-// Sources returns the figures of sources. A time that is not known is the epoch, a margin -1.
+// Sources returns the figures of sources. An unknown time is the epoch, and an unknown margin -1.
 func (q *Queries) Sources(ctx context.Context) ([]SourcesRow, error) {
 	rows, err := q.db.Query(ctx, Sources)
 	if err != nil {
@@ -785,8 +784,8 @@ type WriteSampleParams struct {
 	Unchanged time.Duration
 }
 
-// WriteSample skips the write if nothing has changed since a recent sample. It keeps unchanged
-// counters as they are, so that Postgres does not write their out-of-line value again.
+// WriteSample does not write if nothing has changed since a recent sample. It leaves unchanged counters as they are, so
+// that Postgres does not write their out-of-line value again.
 func (q *Queries) WriteSample(ctx context.Context, arg WriteSampleParams) error {
 	_, err := q.db.Exec(ctx, WriteSample,
 		arg.Took,

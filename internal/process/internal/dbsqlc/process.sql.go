@@ -32,9 +32,9 @@ type RecordHeartbeatParams struct {
 	ForgetAfter time.Duration
 }
 
-// RecordHeartbeat records that a process is alive. Each process that serves calls it every few seconds,
-// also while it stops, because its jobs may still run. It returns the database's time, and deletes
-// the rows of processes that have been gone for long.
+// RecordHeartbeat records that a process is alive. Each serving process calls it every few seconds, also while the
+// process stops, because its jobs may still run. It returns the database's time, and deletes the rows of processes
+// whose last heartbeat is older than @forget_after.
 func (q *Queries) RecordHeartbeat(ctx context.Context, arg RecordHeartbeatParams) (time.Time, error) {
 	row := q.db.QueryRow(ctx, RecordHeartbeat,
 		arg.ID,
@@ -125,8 +125,8 @@ type WorkedQueuesRow struct {
 	Live  bool
 }
 
-// WorkedQueues returns each queue whose messages a dlqd process delivers or has recently delivered,
-// and whether one does now.
+// WorkedQueues returns each queue whose messages a dlqd process delivers or has recently delivered. live is true if a
+// process delivers them now.
 func (q *Queries) WorkedQueues(ctx context.Context, arg WorkedQueuesParams) ([]WorkedQueuesRow, error) {
 	rows, err := q.db.Query(ctx, WorkedQueues, arg.LiveFor, arg.AwayFor)
 	if err != nil {

@@ -23,8 +23,8 @@ SELECT jsonb_strip_nulls(jsonb_build_object('mode', c.mode::text, 'limit', c.tim
 FROM dlq.capture_status() c
 `
 
-// CaptureStatus returns the status of capture as reconcile.Capture reads it, without values that
-// were not available.
+// CaptureStatus returns the status of capture in the form that reconcile.Capture reads. It omits values that were not
+// available.
 func (q *Queries) CaptureStatus(ctx context.Context) (json.RawMessage, error) {
 	row := q.db.QueryRow(ctx, CaptureStatus)
 	var status json.RawMessage

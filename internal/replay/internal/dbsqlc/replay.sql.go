@@ -17,7 +17,7 @@ const ActiveReplays = `-- name: ActiveReplays :many
 SELECT id FROM dlq.replay_runs WHERE status = 'running' AND NOT (SELECT dlq.is_restored()) ORDER BY id
 `
 
-// ActiveReplays returns the runs that have something to do; none if the database was restored.
+// ActiveReplays returns the running runs. It returns none if the database was restored.
 func (q *Queries) ActiveReplays(ctx context.Context) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, ActiveReplays)
 	if err != nil {
@@ -42,7 +42,7 @@ const ApprovedForecast = `-- name: ApprovedForecast :one
 SELECT coalesce(dlq.approved_forecast(), 'null')::jsonb AS forecast
 `
 
-// ApprovedForecast returns the preview of the request that this transaction carries out; null if there is none.
+// ApprovedForecast returns the forecast of the request that this transaction carries out, or null.
 func (q *Queries) ApprovedForecast(ctx context.Context) (json.RawMessage, error) {
 	row := q.db.QueryRow(ctx, ApprovedForecast)
 	var forecast json.RawMessage
@@ -80,8 +80,8 @@ type BeforeReplayRow struct {
 	InReview   string
 }
 
-// BeforeReplay returns what is known of entries before a replay. seconds is -1 if it is not known how long the last
-// attempt ran.
+// BeforeReplay returns facts about entries that matter before a replay. seconds is the duration of the last attempt, or
+// -1 if it is unknown.
 func (q *Queries) BeforeReplay(ctx context.Context, ids []uuid.UUID) ([]BeforeReplayRow, error) {
 	rows, err := q.db.Query(ctx, BeforeReplay, ids)
 	if err != nil {
@@ -284,7 +284,8 @@ type CountNotKnownParams struct {
 	Ids []uuid.UUID
 }
 
-// CountNotKnown counts sent entries of which it is not known whether later work has superseded them.
+// CountNotKnown counts the given entries that were sent although it is not known whether later work has superseded
+// them.
 func (q *Queries) CountNotKnown(ctx context.Context, arg CountNotKnownParams) error {
 	_, err := q.db.Exec(ctx, CountNotKnown, arg.ID, arg.Ids)
 	return err
@@ -303,7 +304,7 @@ type CountSentParams struct {
 	Ids []uuid.UUID
 }
 
-// CountSent adds to the groups of a progressive run those of the given entries that were just sent.
+// CountSent adds the given entries, which were just sent, to the counts of their groups.
 func (q *Queries) CountSent(ctx context.Context, arg CountSentParams) error {
 	_, err := q.db.Exec(ctx, CountSent, arg.ID, arg.Ids)
 	return err
@@ -327,8 +328,7 @@ type DiffRunsRow struct {
 	Entries int64
 }
 
-// DiffRuns counts the entries of two runs by failure group at the start, and by what became of them in
-// each.
+// DiffRuns counts the entries that are in both runs by their failure group at the start and their closure in each run.
 func (q *Queries) DiffRuns(ctx context.Context, arg DiffRunsParams) ([]DiffRunsRow, error) {
 	rows, err := q.db.Query(ctx, DiffRuns, arg.A, arg.B, arg.Most)
 	if err != nil {
@@ -402,7 +402,7 @@ type EventsRow struct {
 	Resumes bool
 }
 
-// Events returns what redeliveries of entries would carry, in the order of the ids.
+// Events returns the events that redeliveries of entries would carry, in the order of the ids.
 func (q *Queries) Events(ctx context.Context, ids []uuid.UUID) ([]EventsRow, error) {
 	rows, err := q.db.Query(ctx, Events, ids)
 	if err != nil {
@@ -566,8 +566,8 @@ type FixEntriesRow struct {
 	InReview    string
 }
 
-// FixEntries returns what decides whether a run that the policy starts may send an entry. in_review is the operator who
-// has it in review.
+// FixEntries returns the columns that decide whether a run started by the policy may send an entry. in_review is the
+// operator who reviews the entry.
 func (q *Queries) FixEntries(ctx context.Context, ids []uuid.UUID) ([]FixEntriesRow, error) {
 	rows, err := q.db.Query(ctx, FixEntries, ids)
 	if err != nil {
@@ -631,7 +631,7 @@ type FixedGroupsRow struct {
 	FixDeployedAt time.Time
 }
 
-// FixedGroups returns groups whose fix runs, for which the policy has started no replay run yet.
+// FixedGroups returns groups whose fix is deployed and for which the policy has not started a replay run yet.
 func (q *Queries) FixedGroups(ctx context.Context, arg FixedGroupsParams) ([]FixedGroupsRow, error) {
 	rows, err := q.db.Query(ctx, FixedGroups, arg.Queues, arg.After, arg.Most)
 	if err != nil {
@@ -694,7 +694,7 @@ type GroupOutcomesRow struct {
 	Version         string
 }
 
-// GroupOutcomes returns what became of the last redeliveries of failure groups in replay runs.
+// GroupOutcomes counts the outcomes of the last redeliveries of failure groups in replay runs.
 func (q *Queries) GroupOutcomes(ctx context.Context, arg GroupOutcomesParams) ([]GroupOutcomesRow, error) {
 	rows, err := q.db.Query(ctx, GroupOutcomes, arg.Queues, arg.Fingerprints)
 	if err != nil {
@@ -746,8 +746,8 @@ type HowFarRow struct {
 	Entries int64
 }
 
-// HowFar counts entries by how far their last attempts came: the stage that a worker reported, and whether
-// the receiver of a message answered. An attempt that reached no receiver counts as neither.
+// HowFar counts entries by how far their last attempts got: the stage that a worker reported, and whether the receiver
+// of a message answered. An attempt that reached no receiver counts as neither answered nor unanswered.
 func (q *Queries) HowFar(ctx context.Context, ids []uuid.UUID) ([]HowFarRow, error) {
 	rows, err := q.db.Query(ctx, HowFar, ids)
 	if err != nil {
@@ -794,7 +794,7 @@ type KindsToSendParams struct {
 	Number int32
 }
 
-// KindsToSend returns the kinds of the jobs of applications among the next 100 entries of a group.
+// KindsToSend returns the kinds of application jobs among the next 100 entries of a group.
 func (q *Queries) KindsToSend(ctx context.Context, arg KindsToSendParams) ([]string, error) {
 	rows, err := q.db.Query(ctx, KindsToSend, arg.ID, arg.Number)
 	if err != nil {
@@ -887,8 +887,7 @@ type LockProgressiveRow struct {
 	Paces        json.RawMessage
 }
 
-// LockProgressive lets one process at a time decide about the groups of a run; other processes skip
-// the run.
+// LockProgressive locks a run, so that one process at a time decides about its groups; other processes skip the run.
 func (q *Queries) LockProgressive(ctx context.Context, id uuid.UUID) (LockProgressiveRow, error) {
 	row := q.db.QueryRow(ctx, LockProgressive, id)
 	var i LockProgressiveRow
@@ -945,8 +944,8 @@ type LockReplayRow struct {
 	Failed         int64
 }
 
-// LockReplay lets one process at a time take a run's next batch; other processes skip the run.
-// ended and failed count the outcomes of the run's last redeliveries.
+// LockReplay locks a run, so that one process at a time takes its next batch; other processes skip the run. ended and
+// failed count the outcomes of the run's last redeliveries.
 func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, error) {
 	row := q.db.QueryRow(ctx, LockReplay, id)
 	var i LockReplayRow
@@ -997,8 +996,7 @@ type MaskSampleRow struct {
 	Details json.RawMessage
 }
 
-// MaskSample masks what a redelivery would carry, and what an edit changes in it. Without an edit,
-// patched is JSON null.
+// MaskSample masks the event of a redelivery and the changes of an edit. Without an edit, patched is JSON null.
 func (q *Queries) MaskSample(ctx context.Context, arg MaskSampleParams) (MaskSampleRow, error) {
 	row := q.db.QueryRow(ctx, MaskSample,
 		arg.Event,
@@ -1075,7 +1073,7 @@ type NeedsApprovalParams struct {
 	Queue      string
 }
 
-// NeedsApproval returns why a run needs a second person; empty if it does not.
+// NeedsApproval returns why a run needs a second person, or ”.
 func (q *Queries) NeedsApproval(ctx context.Context, arg NeedsApprovalParams) (string, error) {
 	row := q.db.QueryRow(ctx, NeedsApproval, arg.Operations, arg.Filter, arg.Queue)
 	var why string
@@ -1113,9 +1111,9 @@ type NextOfGroupsParams struct {
 	OtherThan   []string
 }
 
-// NextOfGroups returns the next entries of a progressive run: of each group that is going, as many as
-// its step still allows. @only, if not null, and @other_than are queues of groups; ” is the group of all
-// others.
+// NextOfGroups returns the next entries of a progressive run: from each group that is going, as many as its step still
+// allows. @only (if not null) and @other_than are queues of groups; ” stands for the group of all other failure
+// groups.
 func (q *Queries) NextOfGroups(ctx context.Context, arg NextOfGroupsParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, NextOfGroups,
 		arg.Most,
@@ -1166,9 +1164,9 @@ type NextRescuedParams struct {
 	Most int32
 }
 
-// NextRescued returns, for each queue, the first of a run's entries that wait because their jobs were
-// rescued twice or more: such entries are sent one at a time. In a progressive run their group must
-// be going; as many go as its step has places left.
+// NextRescued returns, for each queue, the first entry of a run that waits because its job was rescued twice or more:
+// such entries are sent one at a time. In a progressive run, the group of the entry must be going, and a group sends no
+// more than its step has places left.
 func (q *Queries) NextRescued(ctx context.Context, arg NextRescuedParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, NextRescued, arg.ID, arg.Most)
 	if err != nil {
@@ -1234,7 +1232,8 @@ type RecordOriginsRow struct {
 	ConsumerGroup string
 }
 
-// RecordOrigins returns where the records of a filter's entries failed, up to 1,000 places. What is not known is empty.
+// RecordOrigins returns the places where the records of a filter's entries failed, up to 1,000. An unknown value is
+// empty.
 func (q *Queries) RecordOrigins(ctx context.Context, filter json.RawMessage) ([]RecordOriginsRow, error) {
 	rows, err := q.db.Query(ctx, RecordOrigins, filter)
 	if err != nil {
@@ -1288,9 +1287,9 @@ type ReleaseFailedParams struct {
 	Actor       string
 }
 
-// ReleaseFailed makes entries due that failed in a run, or in a group of it (0: in any), or that it did
-// not send, and that wait for its end. Those that are locked come due later by themselves. It returns the
-// last entry that it looked at; no row if there is none after @after.
+// ReleaseFailed makes entries due that wait for the end of a run or group (0 stands for any group): entries that failed
+// again, and entries that the run did not send. It skips locked entries, which come due later by themselves. It returns
+// the last entry that it looked at, or no row if there is none after @after.
 func (q *Queries) ReleaseFailed(ctx context.Context, arg ReleaseFailedParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, ReleaseFailed,
 		arg.ID,
@@ -1407,8 +1406,8 @@ type ReplayEntriesRow struct {
 	Fingerprint string
 }
 
-// ReplayEntries returns a page of a run's entries, the last captured first, with the outcome of
-// each. to_go means that the redelivery is under way, or the entry's turn has not come.
+// ReplayEntries returns a page of a run's entries with the outcome of each, the last captured first. to_go means that
+// the redelivery is in progress, or that the entry has not been sent.
 func (q *Queries) ReplayEntries(ctx context.Context, arg ReplayEntriesParams) ([]ReplayEntriesRow, error) {
 	rows, err := q.db.Query(ctx, ReplayEntries,
 		arg.ID,
@@ -1470,8 +1469,8 @@ type ReplayNextParams struct {
 	Most        int32
 }
 
-// ReplayNext returns the next entries of a run after its cursor. An entry that waited for another
-// one of its ordering key may be before the cursor.
+// ReplayNext returns the next entries of a run after its cursor. An entry that waited for its predecessor of the
+// ordering key may be before the cursor.
 func (q *Queries) ReplayNext(ctx context.Context, arg ReplayNextParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, ReplayNext,
 		arg.NewestFirst,
@@ -1534,8 +1533,7 @@ type ReplayStepParams struct {
 	Reasons []string
 }
 
-// ReplayStep redelivers a batch of a run; the entries in @skipped are skipped, each for its own
-// reason.
+// ReplayStep redelivers a batch of a run. It skips the entries in @skipped, each with its own reason.
 func (q *Queries) ReplayStep(ctx context.Context, arg ReplayStepParams) error {
 	_, err := q.db.Exec(ctx, ReplayStep,
 		arg.ID,
@@ -1569,8 +1567,8 @@ SELECT (EXISTS (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = $1 AND e.o
          AND e.error_class IS NULL))::boolean AS unfinished
 `
 
-// ReplayUnfinished returns whether redeliveries of a run are under way, entries are left to send, or
-// failures are not judged yet.
+// ReplayUnfinished returns whether a run has redeliveries in progress, entries left to send, or failures that are not
+// judged yet.
 func (q *Queries) ReplayUnfinished(ctx context.Context, id uuid.UUID) (bool, error) {
 	row := q.db.QueryRow(ctx, ReplayUnfinished, id)
 	var unfinished bool
@@ -1629,7 +1627,7 @@ type RunDecisionsRow struct {
 	Reason string
 }
 
-// RunDecisions returns the last decisions about groups of a run, and about its rate to a destination (group 0), the
+// RunDecisions returns the last decisions about groups of a run and about its rate to a destination (group 0), the
 // newest first.
 func (q *Queries) RunDecisions(ctx context.Context, arg RunDecisionsParams) ([]RunDecisionsRow, error) {
 	rows, err := q.db.Query(ctx, RunDecisions, arg.ID, arg.Most)
@@ -1690,7 +1688,7 @@ type RunGroupsRow struct {
 	Quiet         float64
 }
 
-// RunGroups returns the groups of a progressive run. quiet is the number of seconds without an outcome.
+// RunGroups returns the groups of a progressive run. quiet is the number of seconds since the last outcome.
 func (q *Queries) RunGroups(ctx context.Context, id uuid.UUID) ([]RunGroupsRow, error) {
 	rows, err := q.db.Query(ctx, RunGroups, id)
 	if err != nil {
@@ -1763,8 +1761,8 @@ type RunReportRow struct {
 	Worked    float64
 }
 
-// RunReport counts the entries of a run by failure group at the start and by what became of them, after
-// the totals for all groups. since is 1970 if no redelivery is under way.
+// RunReport counts the entries of a run by closure: first in all, then by failure group at the start. since is 1970 if
+// no redelivery is in progress.
 func (q *Queries) RunReport(ctx context.Context, arg RunReportParams) ([]RunReportRow, error) {
 	rows, err := q.db.Query(ctx, RunReport, arg.ID, arg.Most)
 	if err != nil {
@@ -1863,8 +1861,8 @@ type RunsByIDRow struct {
 	Failed         int64
 }
 
-// RunsByID returns runs, the newest first. For runs in @known, of which the caller knows the final
-// outcomes, it counts none: succeeded and failed are -1.
+// RunsByID returns runs, the newest first. The caller knows the final outcomes of the runs in @known: for these,
+// succeeded and failed are not counted and are -1.
 func (q *Queries) RunsByID(ctx context.Context, arg RunsByIDParams) ([]RunsByIDRow, error) {
 	rows, err := q.db.Query(ctx, RunsByID, arg.Known, arg.Ids)
 	if err != nil {
@@ -1923,8 +1921,8 @@ const SaveBeforeLookup = `-- name: SaveBeforeLookup :exec
 SAVEPOINT lookup
 `
 
-// SaveBeforeLookup and BackBeforeLookup enclose the search for later work: a statement that Postgres
-// cancels does not end the transaction.
+// SaveBeforeLookup and BackBeforeLookup enclose the search for later work, so that the transaction continues if
+// Postgres cancels the search.
 func (q *Queries) SaveBeforeLookup(ctx context.Context) error {
 	_, err := q.db.Exec(ctx, SaveBeforeLookup)
 	return err
@@ -2068,8 +2066,8 @@ type SkipDefaultsParams struct {
 	Kinds      []string
 }
 
-// SkipDefaults returns what a run skips by the policy: only the choices that its request leaves open, and for a caller
-// with a scope only those that apply to the given queues and kinds.
+// SkipDefaults returns the work that a run skips because of the policy. It has only the choices that the request leaves
+// open. For a caller with a scope, it has only choices that apply to the given queues and kinds.
 func (q *Queries) SkipDefaults(ctx context.Context, arg SkipDefaultsParams) (json.RawMessage, error) {
 	row := q.db.QueryRow(ctx, SkipDefaults,
 		arg.Stale,
@@ -2112,8 +2110,8 @@ type SkipEndedParams struct {
 	ID   uuid.UUID
 }
 
-// SkipEnded skips entries of groups that an operator ended. Those behind an entry of another group
-// follow once that one has ended. It returns how many it skipped.
+// SkipEnded skips entries of groups that an operator ended, and returns how many. An entry that waits for a predecessor
+// in another group is skipped once the predecessor has ended.
 func (q *Queries) SkipEnded(ctx context.Context, arg SkipEndedParams) (int64, error) {
 	row := q.db.QueryRow(ctx, SkipEnded, arg.Most, arg.ID)
 	var count int64
@@ -2221,7 +2219,7 @@ type SupersededRow struct {
 	Same    string
 }
 
-// Superseded returns the entries that later work has superseded, and those of which that is not known.
+// Superseded returns the entries whose work a later job has done, and the entries for which this is not known.
 func (q *Queries) Superseded(ctx context.Context, ids []uuid.UUID) ([]SupersededRow, error) {
 	rows, err := q.db.Query(ctx, Superseded, ids)
 	if err != nil {
@@ -2298,8 +2296,7 @@ type TakeOutcomesRow struct {
 	ErrorClass  string
 }
 
-// TakeOutcomes marks outcomes of a progressive run as counted, in the order in which they came, and
-// returns them.
+// TakeOutcomes marks outcomes of a progressive run as counted, the earliest first, and returns them.
 func (q *Queries) TakeOutcomes(ctx context.Context, arg TakeOutcomesParams) ([]TakeOutcomesRow, error) {
 	rows, err := q.db.Query(ctx, TakeOutcomes, arg.ID, arg.Most)
 	if err != nil {
@@ -2339,9 +2336,9 @@ type UndoEditsParams struct {
 	Run     uuid.UUID
 }
 
-// UndoEdits restores the payload of entries that a run edited but did not send, so that no other
-// redelivery carries the run's patch. It also does so if the run follows the entry's own job, which
-// has the original payload. An empty text in @befores means that the entry was not edited before.
+// UndoEdits restores the payload of entries that a run edited but did not send, so that no other redelivery carries the
+// run's patch. It also restores the payload of an entry whose own job the run follows, because that job has the
+// original payload. An empty text in @befores means that the entry had no edited payload before.
 func (q *Queries) UndoEdits(ctx context.Context, arg UndoEditsParams) error {
 	_, err := q.db.Exec(ctx, UndoEdits, arg.Ids, arg.Befores, arg.Run)
 	return err
@@ -2390,9 +2387,9 @@ type UnjudgedFailuresRow struct {
 	Message         json.RawMessage
 }
 
-// UnjudgedFailures returns failed redeliveries of a run that are not judged yet. has_failure tells
-// whether the entry still has the failure of this redelivery; otherwise the other columns are empty.
-// The columns are those of the worker's ClaimDue.
+// UnjudgedFailures returns failed redeliveries of a run that have not been judged. has_failure says whether the entry
+// still has the failure of this redelivery; if not, the other columns are empty. The columns are those of the worker's
+// ClaimDue.
 func (q *Queries) UnjudgedFailures(ctx context.Context, arg UnjudgedFailuresParams) ([]UnjudgedFailuresRow, error) {
 	rows, err := q.db.Query(ctx, UnjudgedFailures, arg.ReadMessages, arg.ID, arg.Most)
 	if err != nil {
@@ -2440,8 +2437,8 @@ SELECT (r.unsettled AND (r.status IN ('running', 'paused', 'stopped')
 FROM dlq.replay_runs r WHERE r.id = $1
 `
 
-// Unsettled returns whether outcomes of a run may still come, or are not judged yet. Those of a run that was
-// settled, or is of an earlier version, are not.
+// Unsettled returns whether a run still waits for outcomes or has failures that are not judged yet. It is false for a
+// run that was settled before or that an earlier version of dlqd started.
 func (q *Queries) Unsettled(ctx context.Context, id uuid.UUID) (bool, error) {
 	row := q.db.QueryRow(ctx, Unsettled, id)
 	var unsettled bool
@@ -2466,8 +2463,8 @@ type UnsettledReplaysRow struct {
 	ToSteer     bool
 }
 
-// UnsettledReplays returns the runs of which outcomes are to be judged; none if the database was
-// restored. to_steer tells whether a progressive run has anything to count or to decide.
+// UnsettledReplays returns the runs with outcomes that may still have to be judged. It returns none if the database was
+// restored. to_steer says whether a progressive run has outcomes to count or groups to decide about.
 func (q *Queries) UnsettledReplays(ctx context.Context) ([]UnsettledReplaysRow, error) {
 	rows, err := q.db.Query(ctx, UnsettledReplays)
 	if err != nil {

@@ -47,8 +47,8 @@ type NeededRow struct {
 	Masking  string
 }
 
-// Needed returns what a standby must have replayed to answer some actors: the position of their last change, in bytes
-// (0 if there is none), on the primary's timeline, and what Masking returns.
+// Needed returns the state that a standby must have reached to answer some actors: the position of their last change in
+// bytes (0 if there is none), the primary's timeline, and the value that Masking returns.
 func (q *Queries) Needed(ctx context.Context, actors []string) (NeededRow, error) {
 	row := q.db.QueryRow(ctx, Needed, actors)
 	var i NeededRow
@@ -63,7 +63,8 @@ ORDER BY a.actor
 ON CONFLICT (actor) DO UPDATE SET position = greatest(last_acts.position, excluded.position), at = excluded.at
 `
 
-// RecordLastAct runs after a change of some actors has committed. It locks rows in the order of their names.
+// RecordLastAct records the position of a committed change of some actors. It locks their rows in the order of the
+// names.
 func (q *Queries) RecordLastAct(ctx context.Context, actors []string) error {
 	_, err := q.db.Exec(ctx, RecordLastAct, actors)
 	return err

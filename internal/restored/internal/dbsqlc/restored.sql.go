@@ -21,9 +21,8 @@ type MaySendParams struct {
 	Mark    int64
 }
 
-// MaySend returns whether a process may send automatically. Every transaction that sends
-// automatically calls it before it reads what to send. MaySend takes a lock until the transaction
-// ends (dlq.may_send).
+// MaySend returns whether a process may send automatically. Every transaction that sends automatically calls it before
+// it reads the entries to send. MaySend takes a lock until the transaction ends (dlq.may_send).
 func (q *Queries) MaySend(ctx context.Context, arg MaySendParams) (string, error) {
 	row := q.db.QueryRow(ctx, MaySend, arg.Process, arg.Mark)
 	var verdict string
@@ -43,7 +42,7 @@ type RestoredRow struct {
 	Detail string
 }
 
-// Restored returns work that may be done a second time.
+// Restored counts work that may be done twice because of the restore.
 func (q *Queries) Restored(ctx context.Context) ([]RestoredRow, error) {
 	rows, err := q.db.Query(ctx, Restored)
 	if err != nil {
@@ -108,8 +107,8 @@ type WatchServerRow struct {
 	Note     string
 }
 
-// WatchServer compares the server with what the database and the process have recorded of it. Each
-// process calls it every few seconds and on each new connection.
+// WatchServer compares the server with the records that the database and the process have of it, to find a restore.
+// Each process calls it every few seconds and on each new connection.
 func (q *Queries) WatchServer(ctx context.Context, arg WatchServerParams) (WatchServerRow, error) {
 	row := q.db.QueryRow(ctx, WatchServer,
 		arg.Process,

@@ -57,7 +57,7 @@ type DropEmptyMonthParams struct {
 	Now     time.Time
 }
 
-// DropEmptyMonth returns the name of the dropped partition, or ” if there was none to drop.
+// DropEmptyMonth returns the name of the dropped partition, or ” if it dropped none.
 func (q *Queries) DropEmptyMonth(ctx context.Context, arg DropEmptyMonthParams) (string, error) {
 	row := q.db.QueryRow(ctx, DropEmptyMonth, arg.Periods, arg.Now)
 	var name string

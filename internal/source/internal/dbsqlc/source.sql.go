@@ -73,7 +73,7 @@ type AppendRow struct {
 	Skipped  int32
 }
 
-// Append stores a batch. Next is -1 if there is no position.
+// Append stores a batch. next is -1 if there is no position.
 func (q *Queries) Append(ctx context.Context, arg AppendParams) (AppendRow, error) {
 	row := q.db.QueryRow(ctx, Append,
 		arg.Source,
@@ -203,7 +203,7 @@ const FeedTopics = `-- name: FeedTopics :many
 SELECT t.topic::text AS topic FROM dlq.feed_topics($1::text) t WHERE NOT dlq.is_feed_paused($1::text)
 `
 
-// FeedTopics returns no topic of a paused feed.
+// FeedTopics returns the topics with records to publish. For a paused feed it returns none.
 func (q *Queries) FeedTopics(ctx context.Context, feed string) ([]string, error) {
 	rows, err := q.db.Query(ctx, FeedTopics, feed)
 	if err != nil {
@@ -248,7 +248,7 @@ type ListFeedsRow struct {
 	PausedBy     string
 }
 
-// ListFeeds returns nothing to a caller who does not see all queues. A time that is not known is the epoch.
+// ListFeeds returns no row if the caller's scope does not have all queues. An unknown time is the epoch.
 func (q *Queries) ListFeeds(ctx context.Context) ([]ListFeedsRow, error) {
 	rows, err := q.db.Query(ctx, ListFeeds)
 	if err != nil {
@@ -322,8 +322,9 @@ type ListPartitionsRow struct {
 	Lost        int64
 }
 
-// ListPartitions returns the partitions of sources in the caller's scope: what their readers reported, and the ledger.
-// A source that has reported nothing has one row without a topic. An offset that is not known is -1, a time the epoch.
+// ListPartitions returns the partitions of sources in the caller's scope, with the reports of their readers and their
+// positions. A source without a report has one row without a topic. An unknown offset is -1, and an unknown time the
+// epoch.
 func (q *Queries) ListPartitions(ctx context.Context, source string) ([]ListPartitionsRow, error) {
 	rows, err := q.db.Query(ctx, ListPartitions, source)
 	if err != nil {
@@ -393,7 +394,7 @@ type ListSourcesRow struct {
 	Running    bool
 }
 
-// ListSources returns the sources in the caller's scope. A time that is not known is the epoch.
+// ListSources returns the sources in the caller's scope. An unknown time is the epoch.
 func (q *Queries) ListSources(ctx context.Context) ([]ListSourcesRow, error) {
 	rows, err := q.db.Query(ctx, ListSources)
 	if err != nil {
@@ -593,7 +594,8 @@ type PublishedToRow struct {
 	Failure        string
 }
 
-// PublishedTo returns where feeds published an entry. Until the broker has acknowledged a record, its offset is -1.
+// PublishedTo returns the records that feeds publish for an entry. Until the broker has acknowledged a record, its
+// offset is -1.
 func (q *Queries) PublishedTo(ctx context.Context, entry uuid.UUID) ([]PublishedToRow, error) {
 	rows, err := q.db.Query(ctx, PublishedTo, entry)
 	if err != nil {
@@ -841,7 +843,8 @@ type TakeDutyParams struct {
 	During time.Duration
 }
 
-// TakeDuty reserves the look at consumer groups, or the feeds, for one process for a time, or extends the reservation.
+// TakeDuty reserves one of two tasks (the check of consumer groups, or the feeds) for one process for a time, or
+// extends the process's reservation.
 func (q *Queries) TakeDuty(ctx context.Context, arg TakeDutyParams) (bool, error) {
 	row := q.db.QueryRow(ctx, TakeDuty, arg.Name, arg.Holder, arg.During)
 	var taken bool

@@ -62,8 +62,8 @@ type ClaimDecidedRow struct {
 	DlqMaxRetries int32
 }
 
-// ClaimDecided locks the given entries, except for those that DecidedEntries would no longer return and
-// those that have failed again since then. It returns further columns that a decision may change.
+// ClaimDecided locks the given entries, except entries that DecidedEntries would no longer return and entries that have
+// failed again since. It also returns other columns that a decision may change.
 func (q *Queries) ClaimDecided(ctx context.Context, arg ClaimDecidedParams) ([]ClaimDecidedRow, error) {
 	rows, err := q.db.Query(ctx, ClaimDecided, arg.Ids, arg.LastFailedAts)
 	if err != nil {
@@ -154,15 +154,14 @@ type ClaimDueRow struct {
 	Message         json.RawMessage
 }
 
-// ClaimDue locks due entries that no other session has locked: by priority, then those that have
-// been due longest. It reads one range of the index dead_letter_open_due for each priority: a
-// single scan over all priorities would pass every urgent entry that is not due yet. Large columns
-// that only a decision needs (the error's message, stack trace and context and, if rules read it,
-// the message) are read only for undecided entries.
+// ClaimDue locks due entries that no other session has locked, ordered by priority and then by the time since they are
+// due. It reads one range of the index dead_letter_open_due for each priority: a single scan over all priorities would
+// pass every urgent entry that is not due yet. Large columns that only a decision needs (the error's message, stack
+// trace and context and, if rules read it, the message) are read only for undecided entries.
 //
-// Unfiled and DecidedEntries have the same columns, so that Go converts their rows. They share no view:
-// a view would read the error of each entry (it has no parameters), and FOR UPDATE does not lock rows
-// that come from a function.
+// Unfiled and DecidedEntries have the same columns, so that Go can convert their rows. They do not share a view,
+// because a view has no parameters and would read the error of each entry. They do not share a function, because FOR
+// UPDATE does not lock rows that come from a function.
 func (q *Queries) ClaimDue(ctx context.Context, arg ClaimDueParams) ([]ClaimDueRow, error) {
 	rows, err := q.db.Query(ctx, ClaimDue, arg.ReadMessages, arg.Now, arg.MaxEntries)
 	if err != nil {
@@ -304,9 +303,9 @@ type ClaimStuckRow struct {
 	Rescues    int32
 }
 
-// ClaimStuck locks the oldest manual or failed entries of a failure group after the id @after. It
-// leaves out entries that an operator or a worker parked (parked_by), those that failed at @before
-// or later, and those whose class is not in @classes.
+// ClaimStuck locks the oldest manual or failed entries of a failure group after the id @after. It leaves out entries
+// that an operator or a worker parked (parked_by), entries that failed at @before or later, and entries whose class is
+// not in @classes.
 func (q *Queries) ClaimStuck(ctx context.Context, arg ClaimStuckParams) ([]ClaimStuckRow, error) {
 	rows, err := q.db.Query(ctx, ClaimStuck,
 		arg.Queue,
@@ -357,8 +356,7 @@ type ClaimUndecidedParams struct {
 	LastFailedAts []time.Time
 }
 
-// ClaimUndecided locks the given entries, except those that were decided or failed again since they
-// were read.
+// ClaimUndecided locks the given entries, except entries that were decided or failed again since they were read.
 func (q *Queries) ClaimUndecided(ctx context.Context, arg ClaimUndecidedParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, ClaimUndecided, arg.Ids, arg.LastFailedAts)
 	if err != nil {
@@ -539,7 +537,7 @@ type DecideParams struct {
 	Reasons       []string
 }
 
-// Decide writes the planner's decisions for claimed entries: pending until they are due, or manual.
+// Decide writes the planner's decisions for claimed entries: pending until a time, or manual.
 func (q *Queries) Decide(ctx context.Context, arg DecideParams) error {
 	_, err := q.db.Exec(ctx, Decide,
 		arg.ConfigVersion,
@@ -618,9 +616,8 @@ type DecidedEntriesRow struct {
 	Message         json.RawMessage
 }
 
-// DecidedEntries returns a page of the pending and manual entries that rules decided and that
-// neither an operator nor a worker has parked since: reclassify decides these again. The columns
-// are those of ClaimDue.
+// DecidedEntries returns a page of the pending and manual entries that rules decided and that neither an operator nor a
+// worker has parked. Reclassify decides these again. The columns are those of ClaimDue.
 func (q *Queries) DecidedEntries(ctx context.Context, arg DecidedEntriesParams) ([]DecidedEntriesRow, error) {
 	rows, err := q.db.Query(ctx, DecidedEntries, arg.ReadMessages, arg.After, arg.MaxEntries)
 	if err != nil {
@@ -727,8 +724,8 @@ type EntryTracesRow struct {
 	State  string
 }
 
-// EntryTraces returns the traces that open entries were submitted in, for the spans of their filing.
-// It is called only if traces are exported.
+// EntryTraces returns the traces in which open entries were submitted, for the spans of their filing. It is called only
+// if traces are exported.
 func (q *Queries) EntryTraces(ctx context.Context, ids []uuid.UUID) ([]EntryTracesRow, error) {
 	rows, err := q.db.Query(ctx, EntryTraces, ids)
 	if err != nil {
@@ -811,8 +808,7 @@ type FileDecidedParams struct {
 	Reasons       []string
 }
 
-// FileDecided files claimed entries of the inbox as the planner decided, and returns those that
-// were filed.
+// FileDecided files claimed rows of the inbox with the planner's decisions, and returns the filed ones.
 func (q *Queries) FileDecided(ctx context.Context, arg FileDecidedParams) ([]uuid.UUID, error) {
 	row := q.db.QueryRow(ctx, FileDecided,
 		arg.Ids,
@@ -840,8 +836,7 @@ const FileRepeats = `-- name: FileRepeats :one
 SELECT dlq.file_repeats($1::uuid[], false)::uuid[] AS ids
 `
 
-// FileRepeats removes those claimed rows of the inbox that do not become entries: see
-// dlq.file_repeats.
+// FileRepeats removes claimed rows that do not become entries from the inbox (see dlq.file_repeats).
 func (q *Queries) FileRepeats(ctx context.Context, ids []uuid.UUID) ([]uuid.UUID, error) {
 	row := q.db.QueryRow(ctx, FileRepeats, ids)
 	var ids_2 []uuid.UUID
@@ -896,8 +891,8 @@ type GroupFailuresParams struct {
 	Since       uuid.UUID
 }
 
-// GroupFailures counts the entries of a failure group with the id @since or a later one, up to
-// 10,000. For a former group it also counts entries of the groups that its errors are in now.
+// GroupFailures counts the entries of a failure group with an id of at least @since, up to 10,000. For a former group
+// it also counts entries of the groups that have its errors now.
 func (q *Queries) GroupFailures(ctx context.Context, arg GroupFailuresParams) (int64, error) {
 	row := q.db.QueryRow(ctx, GroupFailures, arg.Queue, arg.Fingerprint, arg.Since)
 	var count int64
@@ -925,8 +920,8 @@ type HeldByRunsRow struct {
 	RunID   uuid.UUID
 }
 
-// HeldByRuns returns those of the given entries that a progressive replay run holds: the run has not
-// ended, and the entry failed in it or was not sent by it yet.
+// HeldByRuns returns which of the given entries a progressive replay run holds: the run has not ended, and the entry
+// failed again in it or has not been sent.
 func (q *Queries) HeldByRuns(ctx context.Context, ids []uuid.UUID) ([]HeldByRunsRow, error) {
 	rows, err := q.db.Query(ctx, HeldByRuns, ids)
 	if err != nil {
@@ -960,8 +955,8 @@ type JobsCompletedParams struct {
 	Most  int32
 }
 
-// JobsCompleted counts the jobs of a queue that have completed since a time, up to @most. Jobs that
-// dlqd completed because another job had done their work are left out.
+// JobsCompleted counts the jobs of a queue that have completed since a time, up to @most. It leaves out jobs that dlqd
+// completed because another job had done their work.
 func (q *Queries) JobsCompleted(ctx context.Context, arg JobsCompletedParams) (int64, error) {
 	row := q.db.QueryRow(ctx, JobsCompleted, arg.Since, arg.Queue, arg.Most)
 	var count int64
@@ -994,8 +989,8 @@ ORDER BY d.next_retry_at
 LIMIT 1
 `
 
-// NextDue returns when the next pending entry is due, observed ones aside; no row if there is none.
-// It takes one index probe for each priority.
+// NextDue returns the earliest time at which a pending entry that is not observed is due. It returns no row if there is
+// none. It takes one index probe for each priority.
 func (q *Queries) NextDue(ctx context.Context) (time.Time, error) {
 	row := q.db.QueryRow(ctx, NextDue)
 	var next_due time.Time
@@ -1247,9 +1242,9 @@ type PostponeParams struct {
 	Reasons       []string
 }
 
-// Postpone makes entries wait longer, or for something else. It sets a missing class or rule, because
-// waiting entries are grouped by both (WaitingGroups). An entry that an operator parked and unparked
-// before a worker decided it has the rule unparked and no class.
+// Postpone makes entries wait until a later time or for something else. It sets a missing class or rule, because
+// waiting entries are grouped by both (WaitingGroups). These are missing, for example, if an operator parked and
+// unparked an entry before a worker decided it: the entry has the rule unparked and no class.
 func (q *Queries) Postpone(ctx context.Context, arg PostponeParams) error {
 	_, err := q.db.Exec(ctx, Postpone,
 		arg.ConfigVersion,
@@ -1273,8 +1268,7 @@ type ProbeOutcomesRow struct {
 	Succeeded int64
 }
 
-// ProbeOutcomes counts which of the entries that a gate released as probes are still under way, and
-// which have succeeded.
+// ProbeOutcomes counts the given probes of a gate: those still in progress, and those that have succeeded.
 func (q *Queries) ProbeOutcomes(ctx context.Context, probes []uuid.UUID) (ProbeOutcomesRow, error) {
 	row := q.db.QueryRow(ctx, ProbeOutcomes, probes)
 	var i ProbeOutcomesRow
@@ -1310,9 +1304,9 @@ type RescuedTogetherRow struct {
 	Others int32
 }
 
-// RescuedTogether returns, for each entry, how many other jobs of the application River's rescuer
-// discarded in the run in which the entry's job failed last. All jobs that one run discards have the
-// same finalized_at. At most 1,000 jobs of a run are counted.
+// RescuedTogether returns, for each entry, how many other jobs of the application River's rescuer discarded in the run
+// that discarded the entry's job. All jobs that one run discards have the same finalized_at. At most 1,000 jobs of a
+// run are counted.
 func (q *Queries) RescuedTogether(ctx context.Context, ids []uuid.UUID) ([]RescuedTogetherRow, error) {
 	rows, err := q.db.Query(ctx, RescuedTogether, ids)
 	if err != nil {
@@ -1372,8 +1366,8 @@ type SetMovesParams struct {
 	Reasons []string
 }
 
-// SetMoves lets the next statement write the audit rows of these moves with one insert. It returns whether it does;
-// ClearMoves then comes after that statement.
+// SetMoves makes the next statement write the audit rows of these moves with one insert. It returns false if that is
+// not possible. If it returns true, the caller calls ClearMoves after that statement.
 func (q *Queries) SetMoves(ctx context.Context, arg SetMovesParams) (bool, error) {
 	row := q.db.QueryRow(ctx, SetMoves,
 		arg.Actor,
@@ -1509,10 +1503,9 @@ type UnfiledRow struct {
 	Message         json.RawMessage
 }
 
-// Unfiled describes unfiled entries that no other worker is filing, the earliest failure first,
-// after the id @after. The planner decides outside of transactions, so the locks of Unfiled end
-// with its own transaction, and ClaimUnfiled locks the entries again. The columns are those of
-// ClaimDue.
+// Unfiled describes failures in the inbox after the id @after that no other worker is filing, the earliest first. The
+// planner decides outside of transactions: the locks of Unfiled end with its own transaction, and ClaimUnfiled locks
+// the rows again. The columns are those of ClaimDue.
 func (q *Queries) Unfiled(ctx context.Context, arg UnfiledParams) ([]UnfiledRow, error) {
 	rows, err := q.db.Query(ctx, Unfiled,
 		arg.ReadMessages,
@@ -1591,9 +1584,9 @@ type WaitingGroupsRow struct {
 	Rule       string
 }
 
-// WaitingGroups returns the kinds, classes and rules of a queue's entries that wait for a condition:
-// entries that are equal in all three have the same conditions. It probes the index
-// dead_letter_open_waiting once for each group.
+// WaitingGroups returns the combinations of kind, class and rule of a queue's entries that wait for a condition.
+// Entries with the same combination have the same conditions. It probes the index dead_letter_open_waiting once for
+// each combination.
 func (q *Queries) WaitingGroups(ctx context.Context, arg WaitingGroupsParams) ([]WaitingGroupsRow, error) {
 	rows, err := q.db.Query(ctx, WaitingGroups, arg.Most, arg.Queue)
 	if err != nil {
