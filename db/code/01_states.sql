@@ -12,7 +12,7 @@ RETURN CASE p_from
     WHEN 'dlq_processing'::dlq.dead_letter_status
         THEN ARRAY['dlq_resolved', 'dlq_returned', 'dlq_pending', 'dlq_failed',
             'dlq_manual']::dlq.dead_letter_status[]
-    -- Its consumer group is past the record, it came back, or an operator replays it.
+    -- The consumer group has read past the record, the record came back, or an operator replays the entry.
     WHEN 'dlq_returned'::dlq.dead_letter_status
         THEN ARRAY['dlq_resolved', 'dlq_pending', 'dlq_manual', 'dlq_failed', 'dlq_processing',
             'dlq_archived']::dlq.dead_letter_status[]
@@ -44,8 +44,8 @@ RETURN CASE p_status
 END;
 COMMENT ON FUNCTION dlq.stage_of IS 'The partition (stage) of a filed dead letter with this status.';
 
--- PL/pgSQL keeps its plan within a session. Postgres cannot inline this function, so it would plan
--- an SQL function again in every statement (measured: 22 µs of the 45 µs of an insert).
+-- PL/pgSQL keeps the plan of this function for the session. Postgres cannot inline it, so it would plan an SQL function
+-- again in every statement (measured: 22 µs of the 45 µs of an insert).
 CREATE OR REPLACE FUNCTION dlq.uuid_v7() RETURNS uuid
 LANGUAGE plpgsql VOLATILE PARALLEL SAFE AS $$
 DECLARE
@@ -66,7 +66,7 @@ COMMENT ON FUNCTION dlq.caller IS
     'The role of the session: the one chosen by SET ROLE, or else session_user. Also correct inside '
     'functions that run as the schema''s owner.';
 
--- PL/pgSQL, like dlq.origin: each move calls both, and Postgres would plan an SQL function again in every statement
+-- In PL/pgSQL, as dlq.origin is: each move calls both, and Postgres would plan SQL functions again in every statement
 -- (measured: 115 µs of the 280 µs of a replay).
 CREATE OR REPLACE FUNCTION dlq.is_owner() RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -118,9 +118,9 @@ COMMENT ON FUNCTION dlq.origin IS
     'program of the database session, with the claimed name if it differs from the actor. Null for '
     'moves that dlqd makes itself.';
 
--- For the schema's owner the scope is the setting dlq.scope, which dlqd sets for one transaction. For
--- other users the roles of session_user count, so SET ROLE does not widen the scope. Only a user who
--- is a member of the owner gets the scope of the role chosen by SET ROLE.
+-- For the schema's owner the scope is the setting dlq.scope, which dlqd sets for one transaction. For other users it
+-- comes from the roles of session_user, so SET ROLE does not widen it. Exception: for a member of the owner, it comes
+-- from the role that SET ROLE has chosen.
 CREATE OR REPLACE FUNCTION dlq.scope() RETURNS jsonb
 LANGUAGE plpgsql STABLE PARALLEL RESTRICTED SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -154,8 +154,7 @@ COMMENT ON FUNCTION dlq.like_patterns IS
 CREATE OR REPLACE FUNCTION dlq.scope_patterns(p_scope jsonb) RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN p_scope IS NOT NULL THEN ARRAY(
-        -- A pattern '%' comes from '*'. It gets no colon, so that it also matches a missing queue
-        -- or kind.
+        -- '*' becomes the pattern '%'. It gets no colon, so that it also matches a missing queue or kind.
         SELECT coalesce(':' || replace(nullif(q, '%'), E'\x01', E'\x02'), '%') || E'\x01'
             || coalesce(':' || replace(nullif(k, '%'), E'\x01', E'\x02'), '%')
         FROM jsonb_array_elements(p_scope) g
@@ -226,8 +225,8 @@ COMMENT ON FUNCTION dlq.act_in_scope IS
     '(dlq.acts.subject): a queue, its circuit breaker, a failure group of the queue, a replay run, '
     'a request for approval, or a source of records.';
 
--- For the caller, an entry outside the scope looks the same as one that does not exist. Call this
--- function before a query, not in one: the planner would call it for each partition and index.
+-- For the caller, an entry outside the scope looks the same as one that does not exist. Call this function before a
+-- query, not within the query: there the planner would call it for each partition and index.
 CREATE OR REPLACE FUNCTION dlq.ids_in_scope(p_ids uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_custom_plan AS $$
@@ -294,9 +293,9 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.record_act IS 'Writes an audit row for an act on an object that is not an entry.';
 
--- Each process publishes the policy that it loads, at startup and whenever its files change. An
--- audit row says that the policy came into force, but only if another version was published before.
--- A process of an earlier version passes no skips, and leaves those that were published.
+-- Each process publishes the policy that it loads, at startup and whenever its files change. An audit row is written
+-- only if another version was published before. A process of an earlier version passes no skips, and does not change
+-- the published ones.
 CREATE OR REPLACE FUNCTION dlq.publish_policy(p_version text, p_approvals text, p_actor text, p_skips text DEFAULT NULL)
     RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -317,10 +316,10 @@ COMMENT ON FUNCTION dlq.publish_policy IS
     'Publishes the version of the policy in force, the operations that need a second person, and what replay runs '
     'skip by default (dlq.skip_defaults). A changed version leaves an audit row (dlq.policy_changes).';
 
--- on_move checks a move and writes its audit row. It is a BEFORE trigger because AFTER UPDATE
--- triggers do not fire on a row that changes its partition, as every closing entry does. An entry
--- that is still in the inbox is filed first. The trigger's WHEN skips the redeliveries of dlq.redeliver_now: these rows
--- are as this function would leave them, and dlq.on_moves writes their audit rows.
+-- on_move checks a move and writes its audit row. It is a BEFORE trigger, because AFTER UPDATE triggers do not fire for
+-- a row that changes its partition, as every closing entry does. It files an entry that is still in the inbox first.
+-- The WHEN of the trigger skips the redeliveries of dlq.redeliver_now: that function sets the same columns, and
+-- dlq.on_moves writes the audit rows.
 CREATE OR REPLACE FUNCTION dlq.on_move() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -384,9 +383,9 @@ BEGIN
             IF NOT dlq.is_person(NEW.move ->> 'actor') THEN
                 PERFORM dlq.order_done(NEW.queue, NEW.ordering_key, NEW.river_job_id, NEW.job_created_at);
             ELSE
-                -- For an operator's move only a fact is written, and a DLQ worker moves the ordering on
-                -- when it applies the fact. An operator's transaction may stay open, and River's
-                -- scheduler would wait for the jobs that it locks.
+                -- For an operator's move, only a fact is written. A DLQ worker wakes the next message of the key when
+                -- it applies the fact. The operator's transaction may stay open, and River's scheduler would wait for
+                -- the jobs that it locks.
                 INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id)
                 VALUES (NEW.river_job_id, NEW.job_created_at, 'closed', NEW.id);
             END IF;
@@ -424,8 +423,8 @@ BEGIN
              NEW.strategy, NEW.rule, NEW.next_retry_at, coalesce(NEW.redelivery_job_id, OLD.redelivery_job_id,
                  NEW.river_job_id),
              NEW.queue, NEW.kind, NEW.error_class, nullif(NEW.move -> 'detail', 'null'),
-             -- The audit row of an operator's move has the version of the policy in force now, not of the
-             -- one by which dlqd last decided the entry.
+             -- The audit row of an operator's move has the version of the current policy, not the version by which dlqd
+             -- last decided the entry.
              CASE WHEN v_origin IS NULL THEN NEW.config_version
                  ELSE coalesce(dlq.policy_version(), NEW.config_version) END,
              OLD.error_class,
@@ -445,10 +444,10 @@ COMMENT ON FUNCTION dlq.on_move IS
     'Trigger: refuses a move that dlq.allowed_moves() does not list (SQLSTATE DLQ01), sets the '
     'columns that follow from the status, and writes the audit row, unless dlq.on_moves does.';
 
--- A function that moves many entries with one statement sets dlq.moves for this statement (dlq.set_moves): dlq.on_moves
--- then writes the audit rows of all of them with one insert. The setting counts only for the schema's owner, who may
--- also set the column move: an operator could set it before calling a function. The owner, its members and superusers
--- have every privilege on the table, with the right to grant it.
+-- A function that moves many entries with one statement sets dlq.moves for this statement (dlq.set_moves). dlq.on_moves
+-- then writes all audit rows of the statement with one insert. The setting counts only for the schema's owner, its
+-- members and superusers, because an operator could set it before calling a function. These roles, and no others, have
+-- every privilege on the table with the grant option, and may also set the column move themselves.
 CREATE OR REPLACE FUNCTION dlq.moves_in_batch() RETURNS boolean
 LANGUAGE sql STABLE
 RETURN coalesce(current_setting('dlq.moves', true), '') <> ''
@@ -458,7 +457,7 @@ COMMENT ON FUNCTION dlq.moves_in_batch IS
     'Whether dlq.on_moves writes the audit rows of the current statement, and not dlq.on_move. The condition of the '
     'trigger dead_letter_move contains the same expression.';
 
--- The triggers are missing for a moment while dlqd is upgraded: it replaces functions before triggers.
+-- The triggers may be missing for a moment during an upgrade of dlqd, which replaces functions before triggers.
 CREATE OR REPLACE FUNCTION dlq.set_moves(p_move jsonb) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -480,7 +479,7 @@ COMMENT ON FUNCTION dlq.set_moves IS
     'the reason of each id under "reasons". Null after the statement. Returns whether dlq.on_moves writes the audit '
     'rows now; otherwise the statement has to set that column.';
 
--- Without enable_nestloop = off, a plan that was made for one row could compare each of 5,000 rows with each other.
+-- With nested loops, a plan that was made for one row could compare each of 5,000 rows with every other row.
 CREATE OR REPLACE FUNCTION dlq.on_moves() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_nestloop = off SET jit = off AS $$
 DECLARE
@@ -526,8 +525,8 @@ COMMENT ON FUNCTION dlq.on_moves IS
     'Trigger: writes the audit rows of a statement that moves open entries, if dlq.moves is set. dlq.on_move checks '
     'each move.';
 
--- on_enter distinguishes a row that changes its partition from a new one, which must be pending.
--- The inbox has no such trigger, because capture would pay for it.
+-- on_enter distinguishes a row that changes its partition from a new row. A new row must be pending. The inbox has no
+-- such trigger, because it would slow down capture.
 CREATE OR REPLACE FUNCTION dlq.on_enter() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -541,9 +540,9 @@ END
 $$;
 COMMENT ON FUNCTION dlq.on_enter IS 'Trigger: refuses a new entry that is not dlq_pending.';
 
--- A statement trigger fires for an INSERT statement, not for the insert that Postgres makes when a
--- row changes its partition. on_insert accepts entries that dlqd restores from the archive, because
--- the same transaction has written an audit row about each of them.
+-- This statement trigger fires for an INSERT statement, and not for the insert that Postgres makes when a row changes
+-- its partition. on_insert accepts entries that dlqd restores from the archive: the same transaction has written an
+-- audit row for each of them.
 CREATE OR REPLACE FUNCTION dlq.on_insert() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -603,8 +602,8 @@ COMMENT ON FUNCTION dlq.guard_partition IS
     'Puts triggers on a partition of the audit trail, or of closed entries, that refuse what the '
     'parent table refuses.';
 
--- A statement trigger fires for a DELETE statement, not for the delete that Postgres makes when a
--- row changes its partition.
+-- This statement trigger fires for a DELETE statement, and not for the delete that Postgres makes when a row changes
+-- its partition.
 CREATE OR REPLACE FUNCTION dlq.on_delete() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -671,8 +670,8 @@ COMMENT ON FUNCTION dlq.on_operation IS
     'Trigger: refuses changes of operations, except for their progress (dlq.record_operation), data that '
     'dlq.erase removes, and the deletion of old ones (dlq.forget_old).';
 
--- The trigger's WHEN skips statements that set move or the status: dlq.on_move writes their audit row.
--- dlq.recording is set by functions that write the audit row after the change, dlq.erasing by dlq.erase.
+-- The WHEN of the trigger skips statements that set move or the status, because dlq.on_move writes their audit rows.
+-- Functions that write the audit row after the change set dlq.recording, and dlq.erase sets dlq.erasing.
 CREATE OR REPLACE FUNCTION dlq.on_content() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -206,10 +206,10 @@ DO $install$
 DECLARE
     -- v_failure is dlq.is_failure as an expression on NEW and OLD.
     --
-    -- v_read reads the failure, unless the job is too large, and v_entry appends it: capture checks the
-    -- time only between jobs, and copying one large job could exceed the limit. It copies at most 10 MB,
-    -- which takes 100 ms, and at most 50 bytes for each microsecond left. Compressed errors and metadata
-    -- count a hundred times, because copying unpacks them; args are copied as stored.
+    -- v_read reads the failure, unless the job is too large, and v_entry appends it. Capture checks the time only
+    -- between jobs, and copying one large job could exceed the limit. So a job is too large if it has more than 10 MB,
+    -- which take 100 ms to copy, or more than 50 bytes for each microsecond left. Compressed errors and metadata count
+    -- a hundred times, because copying unpacks them; args are copied as stored.
     v_failure constant text := $sql$CASE WHEN NEW.state = 'discarded'
         THEN NOT (NEW.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
             AND OLD.state IN ('scheduled', 'retryable'))
@@ -259,17 +259,17 @@ DECLARE
                        v_subscriber, v_source, v_ordering_key,
                        v_priority, v_tags, v_args, v_error, v_errors, v_attempt, v_max_attempts, v_unique_key,
                        v_unique_states, v_metadata, now(), v_failed_at, v_failed_at$sql$;
-    -- v_marked is whether dlqd may have made or may follow this job, or whether the job may have been
-    -- retried a moment ago. It only decides whether v_fact looks the job up: a marker (dlq:entry_id)
-    -- alone proves nothing, because applications copy metadata to other jobs.
+    -- v_marked is true if dlqd may have made or may follow this job, or if the job may have been retried just before.
+    -- It only decides whether v_fact looks the job up. A marker (dlq:entry_id) proves nothing, because applications
+    -- copy metadata to other jobs.
     v_marked constant text := $sql$NEW.metadata ? 'dlq:entry_id' OR cardinality(NEW.errors) > 1$sql$;
-    -- v_look looks the job up in entry_jobs and job_facts. If it is found, it is no new failure, and
+    -- v_look looks the job up in entry_jobs and job_facts. If they contain the job, it is not a new failure, and
     -- v_fact records its end, which v_end has read.
     --
-    -- Under SERIALIZABLE it does not read these tables: any other transaction that appends to a page
-    -- that was read would count as a conflict, and the application's transaction could fail. There
-    -- it trusts the marker, which dlq.apply_fact checks later. If the application copied the marker
-    -- from another job, the reconciler finds the failure.
+    -- Under SERIALIZABLE it does not read these tables. Otherwise any other transaction that appends to a page
+    -- that was read would count as a conflict, and the application's transaction could fail. It trusts the marker
+    -- instead, which dlq.apply_fact checks later. If the application copied the marker from another job, the
+    -- reconciler finds the failure.
     v_look constant text := $sql$IF current_setting('transaction_isolation') = 'serializable' THEN
                     v_known := v_marker;
                 ELSE

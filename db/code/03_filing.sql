@@ -1,6 +1,6 @@
--- Filing makes an entry of a failure in the inbox: it moves the row to the open partition, describes
--- the failure, and writes an audit row. DLQ workers file and decide (class, strategy, time) in one
--- step. An operation on an entry that is still in the inbox files it first, undecided.
+-- Filing makes an entry from a failure in the inbox: it moves the row to the open partition, describes the failure, and
+-- writes an audit row. DLQ workers file and decide (class, strategy, time) in one step. An operation on an entry that
+-- is still in the inbox first files it without a decision.
 
 -- describe_failure describes a failure from the errors and metadata of its job. An application may
 -- have left any JSON there, so the code is in one block that catches every error: a poorly
@@ -67,16 +67,15 @@ BEGIN
                 left(e ->> 'error', 4000)))
             INTO retry_history FROM jsonb_array_elements(v_errors) e;
         END IF;
-        -- Durations and system state come from the worker's report of each attempt (riverdlq).
-        -- Without a report, the last attempt's duration is finalized_at less the time at which
-        -- River says that it began. The rescuer's errors are excluded: their time is that of the
-        -- rescue.
+        -- Durations and system state come from the worker's report of each attempt (riverdlq). Without a report, the
+        -- duration of the last attempt is finalized_at minus the start that River recorded. Errors of the rescuer are
+        -- excluded, because their time is the time of the rescue.
         IF p_metadata ? 'dlq:attempts' THEN
             retry_history := dlq.with_attempts(retry_history, p_metadata -> 'dlq:attempts');
             v_last := retry_history -> -1;
         END IF;
-        -- An invalid time raises an error here, when everything else is already described.
-        -- dlq.to_timestamptz would cost a subtransaction.
+        -- An invalid time raises an error here, after everything else has been described. dlq.to_timestamptz would
+        -- avoid the error but cost a subtransaction.
         v_started := v_last ->> 'at';
         IF v_started LIKE '____-__-__T__:__:__%' AND NOT v_last ? 'processingDuration'
            AND v_last ->> 'error' NOT LIKE 'Stuck job rescued by %' THEN
@@ -115,9 +114,9 @@ COMMENT ON FUNCTION dlq.with_attempts IS
     'A retry history, completed by a worker''s report of its attempts (metadata key dlq:attempts, '
     'by attempt number): processingDuration in seconds, and systemState.';
 
--- The next four functions limit how much rules and fingerprints read of an entry. Queries inline them;
--- those that cast jsonb to text have to be STABLE for that. They compare pg_column_size first, which does
--- not decompress the column, so that only values within that limit are converted to text.
+-- The next four functions limit how much of an entry rules and fingerprints read. Postgres inlines them into queries;
+-- for that, the functions that cast jsonb to text have to be STABLE. They first compare pg_column_size, which does not
+-- decompress the column, so that only values within the limit are converted to text.
 CREATE OR REPLACE FUNCTION dlq.judged_message(p_message text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN left(p_message, 8192);
@@ -225,21 +224,20 @@ COMMENT ON FUNCTION dlq.failure_of IS
     'The id of a failure, from the end of a job in the form of dlq.job_facts.job, or as to_jsonb of '
     'the job''s row.';
 
--- known_failure alone decides whether dlqd already has a failure of a job. A failure has an id and
--- an attempt. The id is made of the job's id and its finalized_at (dlq.entry_id), and becomes the id
--- of the failure's entry.
---   - If finalized_at is a valid past time, the id alone identifies the failure: River's clients
---     write microseconds.
---   - If finalized_at is "infinity" or in the future, the job's next failure may have the same
---     finalized_at, so the attempt has to be the same, too.
+-- known_failure alone decides whether dlqd already has a failure of a job. A failure has an id and an attempt. The
+-- id is made from the job's id and its finalized_at (dlq.entry_id), and becomes the id of the failure's entry.
+--   - If finalized_at is a valid past time, the id alone identifies the failure: River's clients write
+--     microseconds.
+--   - If finalized_at is "infinity" or in the future, the job's next failure may have the same finalized_at, so the
+--     attempt has to be the same, too.
 --
--- If an entry has the failure's id, the failure is known. dlq.retired_jobs has the failures that no
--- entry's id identifies: those recorded in an entry with another id, those without a valid time
--- (dlq.take_failure), and those of deleted entries.
+-- If an entry has the failure's id, the failure is known. dlq.retired_jobs contains the failures that no entry's id
+-- identifies: failures recorded in an entry with another id, failures without a valid time (dlq.take_failure), and
+-- failures of deleted entries.
 --
--- The function has no SET clause and is one SELECT, so that Postgres inlines it in FROM. It has
--- subqueries that return one value, not UNION: Postgres then prunes, at run time, partitions that
--- closed before the failure, and skips the later subqueries once one has found the failure.
+-- The function has no SET clause and is one SELECT, so that Postgres inlines it in FROM. It uses subqueries that
+-- return one value instead of UNION: Postgres then prunes, at run time, partitions that closed before the failure,
+-- and skips the remaining subqueries once one has found the failure.
 CREATE OR REPLACE FUNCTION dlq.known_failure(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer,
     p_finalized_at timestamptz)
 RETURNS TABLE (known text)
@@ -274,8 +272,8 @@ BEGIN ATOMIC
            AND dlq.failure_of(p_job, f.job) = p_failure
            AND (p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day'
                OR f.job -> 'attempt' = to_jsonb(p_attempt)) LIMIT 1),
-        -- An entry in dlq_processing waits for the end of this job, and the job is the entry's own: the
-        -- sweep will apply the end. The cast of status makes the planner use the index by job.
+        -- An entry in dlq_processing waits for the end of this job, which is the entry's own job: the sweep will apply
+        -- the end. The cast of status makes the planner use the index by job.
         (SELECT 'waits' FROM dlq.dead_letter_queue e
          WHERE e.stage = 'open' AND e.river_job_id = p_job AND e.job_created_at = p_created_at
              AND e.redelivery_job_id = p_job AND e.status::text = 'dlq_processing')
@@ -287,15 +285,14 @@ COMMENT ON FUNCTION dlq.known_failure IS
     'in the inbox or a fact, or the sweep will find it). Null if it is unknown. p_failure is '
     'dlq.entry_id() of the job and p_finalized_at.';
 
--- As in dlq.to_be_filed, a generic plan is made once per session: a custom plan takes milliseconds
--- each time.
+-- As in dlq.to_be_filed, a generic plan is made once per session, because a custom plan takes milliseconds each time.
 CREATE OR REPLACE FUNCTION dlq.is_taken(p_job bigint, p_created_at timestamptz, p_failure uuid, p_attempt integer,
     p_failed_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
-    -- p_failure is made from finalized_at. If it does not match p_failed_at, finalized_at was not a
-    -- valid time, and p_failed_at is when the failure was captured.
+    -- p_failure is made from finalized_at. If it does not match p_failed_at, finalized_at was not a valid time, and
+    -- p_failed_at is the time at which capture recorded the failure.
     RETURN EXISTS (SELECT FROM dlq.known_failure(p_job, p_created_at, p_failure, p_attempt,
         CASE WHEN p_failure = dlq.entry_id(p_job, p_failed_at) THEN p_failed_at ELSE 'infinity' END) k
                    WHERE k.known = 'entry');
@@ -341,8 +338,8 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan
 BEGIN
     RETURN QUERY
         SELECT i.ctid FROM dlq.dead_letter_inbox i
-        -- The id is made from finalized_at. If it does not match last_failed_at, finalized_at was
-        -- not a valid time, and last_failed_at is when the failure was captured.
+        -- The id is made from finalized_at. If it does not match last_failed_at, finalized_at was not a valid time, and
+        -- last_failed_at is the time at which capture recorded the failure.
         CROSS JOIN LATERAL (SELECT CASE WHEN i.id = dlq.entry_id(i.river_job_id, i.last_failed_at)
             THEN i.last_failed_at ELSE 'infinity' END AS finalized_at) f
         WHERE i.id = ANY (p_ids)

@@ -15,12 +15,11 @@ COMMENT ON FUNCTION dlq.trigger_state IS
     'Whether dlqd''s triggers on river_job are enabled, disabled (ENABLE REPLICA included) or '
     'missing.';
 
--- Before schema version 9, dlq.retired_jobs did not list the failures that entries have. The
--- upgrade adds all of them, however long that takes: some ten seconds for a million jobs. A
--- statement of the earlier functions may still be running then, so for ten minutes each scan of the
--- reconciler adds what has changed since. Failures of deleted entries are in dlq.retired_jobs
--- already. Entries that closed before the oldest failure that River keeps are not read: no failure
--- that River keeps can be recorded in them.
+-- Before schema version 9, dlq.retired_jobs did not list the failures that entries have. The upgrade adds all of them,
+-- however long that takes: some ten seconds for a million jobs. Statements of the earlier functions may still be
+-- running at that time, so for the next ten minutes each scan of the reconciler adds failures that entries have got
+-- since. Failures of deleted entries are already in dlq.retired_jobs. Entries that closed before the oldest failure
+-- that River keeps are not read: they cannot contain a failure that River keeps.
 CREATE OR REPLACE FUNCTION dlq.remember_taken() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = on
 SET enable_bitmapscan = on SET jit = off AS $$
@@ -70,9 +69,8 @@ COMMENT ON FUNCTION dlq.remember_taken IS
     'After the upgrade to schema version 9: adds failures that were recorded in entries earlier to '
     'dlq.retired_jobs, as far as River still shows them.';
 
--- A plan of dlq.known_failure has all partitions: Postgres makes it once a session. It is in a subquery
--- that returns one value, not in EXISTS: with EXISTS, a plan that Postgres made while the tables were
--- small might join whole tables.
+-- The plan of dlq.known_failure has all partitions, so Postgres makes it once per session. The call is in a subquery
+-- that returns one value. With EXISTS, a plan that Postgres made while the tables were small might join whole tables.
 CREATE OR REPLACE FUNCTION dlq.unknown_failures(p_jobs bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off
 SET jit = off SET max_parallel_workers_per_gather = 0 SET enable_seqscan = off SET enable_bitmapscan = off
@@ -102,7 +100,8 @@ CREATE OR REPLACE FUNCTION dlq.look_for_failures(p_look text, p_captured_by text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off
 SET jit = off SET max_parallel_workers_per_gather = 0 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    -- The clocks of River's clients may be slow, and their updates late, by this much.
+    -- The times of failures may be this much too early, because clocks of River's clients are slow or updates commit
+    -- late.
     v_overlap        constant interval := '5 minutes';
     v_failed         constant text := $sql$
         CASE j.state WHEN 'discarded' THEN NOT j.metadata @> '{"unique_key_conflict": "scheduler_discarded"}'
@@ -160,13 +159,13 @@ BEGIN
     began_at := v_scan.began_at;
 
     LOOP
-        -- A first query reads a page of ended jobs. If the page has failures, a second one finds
-        -- those that dlqd does not know. One query for both would take several times as long to
-        -- plan, and most pages hold no failure.
+        -- The first query reads a page of ended jobs. If the page has failures, a second query finds the ones that
+        -- dlqd does not know. One query for both would take several times as long to plan, and most pages hold no
+        -- failure.
         --
-        -- River's index is by state and time, without the id. If many jobs have the time of the
-        -- cursor (one statement ended them with now()), they are read by id: read by time, they
-        -- would all be sorted again for each page.
+        -- River's index is by state and time, without the id. If one statement ended many jobs with now(), they all
+        -- have the time of the cursor. They are then read by id: read by time, all of them would be sorted again for
+        -- each page.
         EXECUTE format('SELECT count(*) FROM (SELECT FROM river.river_job j WHERE j.state = %L AND j.finalized_at = $1 LIMIT $2) j', v_scan.cursor_state)
         INTO v_at_cursor USING v_scan.cursor_at, v_most_at_cursor;
         EXECUTE format($sql$
@@ -255,7 +254,7 @@ BEGIN
             EXCEPTION WHEN lock_not_available THEN
                 RAISE;
             WHEN OTHERS THEN
-                -- One job that cannot be filed must not keep the others from being filed.
+                -- If one job cannot be filed, file the others one by one.
                 v_error := SQLERRM;
                 FOREACH v_job IN ARRAY v_locked LOOP
                     BEGIN
@@ -319,10 +318,9 @@ $$;
 COMMENT ON FUNCTION dlq.look_for_failures IS
     'Advances a scan of the reconciler by one batch. dlq.reconcile and dlq.backfill call it.';
 
--- find_successes finds the success of a retry that was made while capture was off or skipped it:
--- such a retry is not followed, and no fact records its success. River must still have the job. An
--- entry stays open if an operator has reopened it after this success had resolved it or another entry
--- of the job.
+-- find_successes finds the success of a retry that was made while capture was off or skipped it: dlqd does not follow
+-- such a retry, and has no fact about its success. River must still have the job. If this success resolved the entry,
+-- or another entry of the job, and an operator has reopened the entry since, it stays open.
 CREATE OR REPLACE FUNCTION dlq.find_successes(p_limit integer DEFAULT 10000) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET max_parallel_workers_per_gather = 0 SET row_security = off AS $$
@@ -401,8 +399,8 @@ COMMENT ON FUNCTION dlq.backfill IS
     'Files jobs that failed before dlqd was attached and that River still keeps, up to p_limit in a '
     'call. Returns how many; call it until it returns 0.';
 
--- retire records failures that the reconciler must not file again. Call it before entries are
--- deleted, in the same transaction.
+-- retire records failures that the reconciler must not file again. A function that deletes entries calls it first, in
+-- the same transaction.
 CREATE OR REPLACE FUNCTION dlq.retire(p_ids uuid[], p_partition regclass DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 DECLARE
@@ -411,11 +409,11 @@ DECLARE
             ELSE 'SELECT * FROM ' || p_partition END;
     v_fact record;
 BEGIN
-    -- A TRUNCATE, as in a restore, leaves the table empty for a statement with an older snapshot,
-    -- even one that waited for its lock. So take the lock in a statement of its own.
+    -- After a TRUNCATE, as in a restore, a statement with an older snapshot sees an empty table, even if it waited for
+    -- the lock. So take the lock in a statement of its own.
     LOCK TABLE river.river_job IN ACCESS SHARE MODE;
-    -- A failure that is still a fact takes its payload from the entry if River has deleted the job.
-    -- So it goes to the inbox now, before the entry is deleted.
+    -- A failure may exist only as a fact. If River has deleted its job, the payload comes from the entry. So append the
+    -- failure to the inbox now, before the entry is deleted.
     FOR v_fact IN EXECUTE format($sql$
         SELECT f.ctid AS tid, e.id AS entry, jsonb_build_object('id', f.job_id, 'created_at', f.job_created_at, 'state',
             f.fact, 'finalized_at', f.at) || coalesce(f.job, '{}') AS job
@@ -453,7 +451,7 @@ COMMENT ON FUNCTION dlq.retire IS
 CREATE OR REPLACE FUNCTION dlq.forget_jobs() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 BEGIN
-    -- Rows stay for a day, because a restore of River's table may be under way.
+    -- Keep rows for at least a day, because a restore of River's table may be in progress.
     DELETE FROM dlq.retired_jobs r
     WHERE r.at < now() - interval '1 day' AND NOT EXISTS (SELECT FROM river.river_job j WHERE j.id = r.job_id
         AND j.created_at = r.job_created_at)
@@ -463,11 +461,11 @@ BEGIN
       AND NOT EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = k.job_id AND f.job_created_at = k.job_created_at)
       AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = k.entry_id
           AND (e.closed_at IS NULL OR e.closed_at > now() - interval '1 day'));
-    -- After this time, a record that comes back becomes a new entry.
+    -- If a record comes back later than this, it becomes a new entry.
     DELETE FROM dlq.source_deliveries d WHERE d.id = ANY (ARRAY(
         SELECT o.id FROM dlq.source_deliveries o WHERE o.at < now() - interval '90 days'
             AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = o.entry_id) ORDER BY o.at LIMIT 10000));
-    -- Whether or not the entry exists: a look-up for each row would take as long as the table is large.
+    -- Delete them even if the entry still exists: looking up each entry would take longer the larger the table is.
     DELETE FROM dlq.feed_records f WHERE f.place = ANY (ARRAY(
         SELECT o.place FROM dlq.feed_records o WHERE o.at < now() - interval '400 days'
             AND (o.acknowledged_at IS NOT NULL OR o.failure IS NOT NULL) ORDER BY o.at LIMIT 100000));

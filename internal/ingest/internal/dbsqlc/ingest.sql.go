@@ -184,11 +184,11 @@ type InsertMessagesRow struct {
 	EntryID   *uuid.UUID
 }
 
-// InsertMessages inserts the jobs of messages as River's client would. It returns the new jobs, and the open dead letters of
-// messages, whose jobs River may have deleted. A message with neither already has a job. event_id is empty if dlqd
-// generated the messageId, because no entry can have that id. The job of an entry in the inbox usually still exists,
-// and its unique key shows the duplicate. The inbox has no index for this query, so it is read only with with_inbox.
-// Jobs are inserted in the order of the arrays, which prevents deadlocks.
+// InsertMessages inserts the jobs of messages as River's client would. It returns the new jobs, and the open dead
+// letters of messages, whose jobs River may have deleted. A message with neither already has a job. event_id is empty
+// if dlqd generated the messageId, because no entry can have that id. The job of an entry in the inbox usually still
+// exists, and its unique key shows the duplicate. The inbox has no index for this query, so it is read only with
+// with_inbox. Jobs are inserted in the order of the arrays, which prevents deadlocks.
 //
 // It is one statement, so it takes one round trip, and outside of a transaction block it commits by itself. DO NOTHING,
 // unlike River's DO UPDATE, does not write to the jobs of duplicates.
