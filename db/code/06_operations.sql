@@ -17,8 +17,8 @@ COMMENT ON FUNCTION dlq.has_checkpoint IS
     'Whether a job with this metadata resumes: River skips the steps that an earlier attempt '
     'completed.';
 
--- Any client of River can write metadata. The value's size comes first: of a text of 1 MB, Postgres makes 4 MB for a
--- pattern. deadletter.IsVersion and deadletter.StageOf have the same patterns.
+-- Any client of River can write metadata. Check the size of the value first: for matching a text of 1 MB with a
+-- pattern, Postgres allocates 4 MB. deadletter.IsVersion and deadletter.StageOf have the same patterns.
 CREATE OR REPLACE FUNCTION dlq.reported_name(p_value jsonb, p_pattern text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN pg_column_size(p_value) > 200 OR jsonb_typeof(p_value) IS DISTINCT FROM 'string' THEN NULL
@@ -47,9 +47,9 @@ COMMENT ON FUNCTION dlq.seconds_worked IS
     'How long the last attempt of a job that has ended ran; null if its times, which any client can write, are not in '
     'order, or infinite: Postgres cannot subtract those.';
 
--- carried_metadata keeps what the application wrote into a job's metadata, and drops what describes
--- the old job. River needs an object: metadata of another type becomes {}. Postgres inlines this expression, and that
--- of dlq.is_superseded, because no part of it is STABLE, as a cast of an expression to text[] and to_jsonb are
+-- carried_metadata keeps the metadata that the application wrote and drops the metadata that describes the old job.
+-- River needs an object: metadata of another type becomes {}. Postgres inlines this expression and that of
+-- dlq.is_superseded, because no part of them is STABLE; a cast of an expression to text[] and to_jsonb would be
 -- (measured: 5 of the 110 µs of a redelivery).
 CREATE OR REPLACE FUNCTION dlq.carried_metadata(p_metadata jsonb, p_checkpoint text DEFAULT NULL) RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -62,13 +62,12 @@ COMMENT ON FUNCTION dlq.carried_metadata IS
     'The metadata of a job that repeats the work of another. p_checkpoint: discard, to run all '
     'steps of a resumable job again.';
 
--- River keeps rescue counts and checkpoints for each job, and a redelivery is a separate job. So an
--- entry keeps the checkpoint of the job that failed last, and one rescue count each for its own job
--- and for every redelivery. It keeps the last stage that any of them reported, and the version of the
--- job that failed last.
+-- River keeps rescue counts and checkpoints for each job, and a redelivery is a separate job. So an entry keeps the
+-- checkpoint of the job that failed last, and one rescue count each for its own job and for every redelivery. It
+-- keeps the last stage that any of these jobs reported, and the version of the job that failed last.
 --
--- jsonb_build_object is STABLE, so an IMMUTABLE function that calls it is not inlined: each statement would parse and
--- plan it again.
+-- jsonb_build_object is STABLE, so Postgres would not inline an IMMUTABLE function that calls it: each statement
+-- would parse and plan the function again.
 CREATE OR REPLACE FUNCTION dlq.metadata_after(p_metadata jsonb, p_own boolean, p_job bigint, p_of_job jsonb)
     RETURNS jsonb
 LANGUAGE sql STABLE PARALLEL SAFE
@@ -109,8 +108,8 @@ COMMENT ON FUNCTION dlq.rescues IS
     'How often River''s rescuer ended attempts of an entry, by the entry''s metadata: attempts of '
     'its own job and of its redeliveries.';
 
--- A job that was rescued twice or more may crash its process, and with it all other jobs there. So
--- a queue gets one such job at a time, unless an operator replays a single entry (dlq.replay).
+-- A job that was rescued twice or more may crash its process, and with it all other jobs of the process. So each queue
+-- gets only one such job at a time, unless an operator replays a single entry (dlq.replay).
 CREATE OR REPLACE FUNCTION dlq.may_go_alone(p_id uuid, p_entry_queue text, p_queue text, p_ids uuid[]) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$
@@ -118,8 +117,7 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(hashtextextended('dlq.may_go_alone ' || coalesce(p_queue, p_entry_queue), 0)) THEN
         RETURN false;
     END IF;
-    -- This is a separate statement, so that its snapshot includes what the last holder of the lock
-    -- committed.
+    -- This is a separate statement, so that its snapshot includes the changes of the session that held the lock before.
     RETURN NOT EXISTS (SELECT FROM dlq.dead_letter_queue e
                         WHERE e.id = ANY (p_ids) AND e.id < p_id AND e.stage IN ('open', 'failed')
                             AND e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')
@@ -137,10 +135,10 @@ COMMENT ON FUNCTION dlq.may_go_alone IS
     'such entry in p_ids has a lower id. Until this transaction ends, any other gets false for that '
     'queue.';
 
--- redeliver_now is the only function that inserts redeliveries. It inserts the jobs and moves their
--- entries in one statement, so that an entry in dlq_processing always has a job. It does no work
--- twice: unless p_force, an entry gets no job if its own job runs again or has done the work, or if
--- a job other than its own and its failed redeliveries holds its unique key.
+-- redeliver_now is the only function that inserts redeliveries. It inserts the jobs and moves their entries in one
+-- statement, so that an entry in dlq_processing always has a job. It does no work twice: unless p_force is set, an
+-- entry gets no job if its own job runs again or has done the work, or if another job than its own and its failed
+-- redeliveries holds its unique key.
 --
 -- Its plans have all partitions, so Postgres makes them once a session, and not five times more for values. p_failed is
 -- failed, or null if no entry in p_ids is: then the statement leaves the partitions of failed entries out.
@@ -157,7 +155,7 @@ DECLARE
     v_move  constant jsonb := jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', p_reason,
         'note', p_note, 'detail', p_detail);
     v_moving boolean;
-    -- The trace of the operator's request, to which the redelivery is linked.
+    -- The trace of the operator's request. The redelivery is linked to it.
     v_trace constant jsonb := CASE WHEN coalesce(current_setting('dlq.trace', true), '') = '' THEN '{}'
         ELSE jsonb_build_object('dlq:trace', current_setting('dlq.trace', true)) END;
 BEGIN
@@ -202,9 +200,9 @@ BEGIN
                 ORDER BY e.stage, e.id -- the order of dlq.lock_entries
                 FOR UPDATE
             ) e
-            -- The entry's own job, if it has ended. It is locked so that it is not retried
-            -- meanwhile. It is not locked if it runs or waits to run: then it belongs to the
-            -- application and River. If dlqd itself completed it (done), it has not done the work.
+            -- The entry's own job, if it has ended. It is locked so that it is not retried meanwhile. A job that runs
+            -- or waits to run belongs to the application and River, so it is not locked. done means that dlqd itself
+            -- completed the job, which therefore has not done the work.
             LEFT JOIN LATERAL (
                 SELECT j.state, dlq.is_superseded(j.state::text, j.attempt, j.metadata) AS done FROM river.river_job j
                 WHERE j.id = e.river_job_id AND j.created_at = e.job_created_at
@@ -244,8 +242,8 @@ BEGIN
             SELECT count(pg_notify('river.river_insert', json_build_object('queue', q.queue)::text)) AS n
             FROM (SELECT DISTINCT jobs.queue FROM jobs) q
         ), moved AS (
-            -- Most entries are open: update their partition directly, instead of probing all
-            -- partitions for each.
+            -- Most entries are open, so update their partition directly instead of probing all partitions for each
+            -- entry.
             UPDATE dlq.dead_letter_open e SET
                 status = 'dlq_processing',
                 redelivery_job_id = jobs.id,
@@ -254,7 +252,7 @@ BEGIN
                 locked_at = now(),
                 notes = coalesce(p_note, e.notes),
                 config_version = coalesce(p_config_version, e.config_version),
-                -- What dlq.on_move would set: the trigger then skips the row.
+                -- These are the columns that dlq.on_move would set. The trigger skips the row.
                 next_retry_at = NULL,
                 waiting_for = NULL,
                 parked_by = NULL,
@@ -291,7 +289,7 @@ BEGIN
            OR ((SELECT count(*) FROM candidates a WHERE a.verdict = 'sent') > (SELECT count(*) FROM jobs)
                AND NOT EXISTS (SELECT FROM jobs WHERE jobs.entry_id = l.id))
     LOOP
-        IF v_moving THEN -- the statement has ended: Postgres runs one that writes to its end before the first row
+        IF v_moving THEN -- the statement has ended: one that writes runs to its end before it returns a row
             v_moving := dlq.set_moves(NULL);
         END IF;
         entry_id := v_row.entry_id;
@@ -324,10 +322,9 @@ END
 $$;
 COMMENT ON FUNCTION dlq.redeliver_now IS 'Does the work of dlq.redeliver, for filed entries.';
 
--- The insert of a unique key waits for an open transaction of the application that inserts the same
--- key. dlqd stops waiting long before Postgres looks for a deadlock (deadlock_timeout): two
--- transactions that take the same keys in different orders deadlock, and Postgres might cancel the
--- application's.
+-- The insert of a unique key waits for an open transaction of the application that inserts the same key. dlqd stops
+-- waiting long before Postgres looks for a deadlock (deadlock_timeout): if both transactions take the same keys in
+-- different orders, they deadlock, and Postgres might cancel the application's.
 CREATE OR REPLACE FUNCTION dlq.redeliver(p_ids uuid[], p_actor text, p_reason text,
     p_note text DEFAULT NULL, p_force boolean DEFAULT false, p_detail jsonb DEFAULT NULL, p_queue text DEFAULT NULL,
     p_destination text DEFAULT NULL, p_run uuid DEFAULT NULL, p_config_version text DEFAULT NULL,
@@ -373,8 +370,8 @@ BEGIN
     EXCEPTION WHEN lock_not_available THEN
         NULL;
     END;
-    -- Redeliver the entries one by one, for 500 ms at most, because other sessions that insert an
-    -- equal job wait meanwhile.
+    -- Redeliver the entries one by one, for at most 500 ms in all, because other sessions that insert an equal job wait
+    -- meanwhile.
     v_deadline := clock_timestamp() + interval '500 ms';
     FOR v_entry IN
         SELECT e.id, e.river_job_id FROM dlq.dead_letter_queue e
@@ -487,7 +484,8 @@ BEGIN
             || jsonb_strip_nulls(jsonb_build_object('checkpoint', p_checkpoint))
             || CASE WHEN p_payload IS NOT NULL THEN jsonb_build_object('patch',
                 jsonb_build_array(jsonb_build_object('op', 'replace', 'path', '', 'value', p_payload))) ELSE '{}' END);
-    -- Only an operator's replay of the entry alone publishes its record again, so dlq.redeliver knows no returned ones.
+    -- Only an operator's replay of a single entry may publish the record of a returned entry again, so dlq.redeliver
+    -- does not accept returned entries. Reopen the entry first.
     UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = dlq.actor(p_actor),
         move = jsonb_build_object('actor', dlq.actor(p_actor), 'claimed', p_actor, 'reason', 'reopened')
     WHERE e.id = p_id AND e.stage = 'returned' AND e.original_event <> '{"erased": true}';
@@ -495,7 +493,7 @@ BEGIN
         UPDATE dlq.dead_letter_queue SET
             edited_event = CASE WHEN job_kind <> 'dlqd_message' THEN p_payload
                 ELSE original_event || jsonb_build_object('payload', p_payload)
-                     -- If a message is delivered byte for byte, its edit is, too.
+                     -- If the message is delivered byte for byte, so is its edited payload.
                      || CASE WHEN original_event ? 'payloadText' THEN jsonb_build_object('payloadText',
                          coalesce(p_payload_text, p_payload::text)) ELSE '{}' END END
         WHERE id = p_id AND status IN ('dlq_pending', 'dlq_manual', 'dlq_failed');
@@ -595,11 +593,10 @@ END
 $$;
 COMMENT ON FUNCTION dlq.reopen IS 'Reopens a closed entry: it becomes dlq_manual.';
 
--- The sweep looks at the jobs of entries in dlq_processing:
---   - If the job waits or runs, the sweep writes nothing, however long that takes.
---   - If the job has ended and no trigger saw it, the sweep applies the end.
---   - If the job is gone, the entry becomes pending again, or manual if the job was retried outside
---     dlqd.
+-- The sweep checks the jobs of entries in dlq_processing:
+--   - If the job waits or runs, the sweep writes nothing, however long the job takes.
+--   - If the job has ended and no trigger recorded it, the sweep applies the end.
+--   - If the job is gone, the entry becomes pending again, or manual if the job was retried outside dlqd.
 CREATE OR REPLACE FUNCTION dlq.sweep_redeliveries(p_limit integer DEFAULT 1000,
     p_after uuid DEFAULT '00000000-0000-0000-0000-000000000000')
 RETURNS TABLE (looked integer, last uuid, settled integer, requeued integer)
@@ -626,7 +623,7 @@ BEGIN
     LOOP
         looked := looked + 1;
         last := v_entry.id;
-        -- dlq.apply_facts applies ends that are facts. Locked entries are left for the next sweep.
+        -- If a fact records the end, dlq.apply_facts applies it. Locked entries are left for the next sweep.
         CONTINUE WHEN NOT v_entry.gone AND v_entry.state NOT IN ('completed', 'discarded', 'cancelled');
         CONTINUE WHEN EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = v_entry.job_id AND f.fact <> 'following');
         PERFORM FROM dlq.dead_letter_open e WHERE e.id = v_entry.id AND e.status = 'dlq_processing'

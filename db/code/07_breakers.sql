@@ -1,7 +1,6 @@
--- Circuit breakers. Each process decides from its own counts whether the closed breaker of a
--- destination opens; the breaker of a River queue opens by the outcomes of the queue's jobs. An
--- open or half-open breaker is a row that all processes share, so that probes are counted across
--- processes. p_now lets a test set the time.
+-- Circuit breakers. Each process decides from its own counts whether the closed breaker of a destination opens. The
+-- breaker of a River queue opens because of the outcomes of the queue's jobs. An open or half-open breaker is a row
+-- that all processes share, so that probes are counted across processes. p_now lets a test set the time.
 
 CREATE OR REPLACE FUNCTION dlq.on_breaker_change() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -99,11 +98,11 @@ $$;
 COMMENT ON FUNCTION dlq.reset_breaker IS 'Closes a breaker. Returns false if it was closed already.';
 
 -- A half-open breaker has p_probes places for probes:
---   - A probe takes a place when it starts. If its process dies or loses the database, the place
---     becomes free p_timeout and 10 seconds later.
+--   - A probe takes a place when it starts. If its process dies or loses the database, the place becomes free
+--     again after p_timeout and 10 seconds.
 --   - Once the probe has reported its outcome, the place stays taken.
--- There is always one place for running probes, even if the policy has lowered the number of probes:
--- without a further probe, the breaker would stay half-open.
+-- There is always at least one place for a running probe, even if the policy has lowered p_probes: without a further
+-- probe, the breaker would stay half-open.
 CREATE OR REPLACE FUNCTION dlq.take_probe(p_name text, p_probes integer, p_open_for interval, p_actor text,
     p_now timestamptz DEFAULT now(), p_timeout interval DEFAULT '30 seconds') RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -136,8 +135,8 @@ COMMENT ON FUNCTION dlq.take_probe IS
     'loses its place. Returns the epoch to pass to dlq.report_probe; null if no probe may start. '
     'p_open_for is ignored: processes from before migration 00015 pass it.';
 
--- An outcome that comes after its place became free still counts, even if another probe has taken the
--- place, as long as the half-open period (epoch) of its probe lasts.
+-- An outcome that is reported after its place became free still counts, even if another probe has taken the place, as
+-- long as the half-open period (epoch) in which the probe started lasts.
 CREATE OR REPLACE FUNCTION dlq.report_probe(p_name text, p_epoch bigint, p_ok boolean, p_probes integer,
     p_success_rate float8,
     p_open_for interval, p_actor text, p_now timestamptz DEFAULT now(), p_until timestamptz DEFAULT NULL)

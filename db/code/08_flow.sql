@@ -1,9 +1,8 @@
 -- The flow of redeliveries and messages: pacing, held messages and ordering.
 
--- reserve_pace reserves the next p_count places in a stream of p_rate redeliveries per second,
--- which all processes share. The first place is at first_at. With p_within it reserves only the
--- places before p_now + p_within. A place may be in the future, so that a rate below one per poll is
--- met, too.
+-- reserve_pace reserves the next p_count places in a stream of p_rate redeliveries per second, which all processes
+-- share. The first place is at first_at. With p_within it reserves only places before p_now + p_within. A place may be
+-- in the future, so a rate below one redelivery per poll also works.
 CREATE OR REPLACE FUNCTION dlq.reserve_pace(p_name text, p_rate float8, p_count integer, p_now timestamptz,
     p_within interval DEFAULT NULL,
     OUT first_at timestamptz, OUT granted integer)
@@ -23,9 +22,9 @@ COMMENT ON FUNCTION dlq.reserve_pace IS
     'Reserves the next p_count places in a stream of p_rate redeliveries per second: the first at first_at, the '
     'others behind it. With p_within, only the places (granted) that come within that time.';
 
--- A held message is a River job with the metadata key dlq:held that is scheduled for a few minutes
--- later. p_horizon bounds the scan, because a queue may hold any number of jobs that applications
--- scheduled. A caller releases each second what may go in that second, so the messages are spread over it.
+-- A held message is a River job with the metadata key dlq:held, scheduled for a few minutes later. p_horizon limits the
+-- scan, because a queue may have any number of jobs that applications scheduled. A caller releases, each second, the
+-- messages that may go in that second, so they are spread over it.
 CREATE OR REPLACE FUNCTION dlq.release_held(p_queues text[], p_limit integer, p_horizon interval,
     p_held text DEFAULT 'breaker') RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -35,7 +34,7 @@ DECLARE
 BEGIN
     WITH held AS MATERIALIZED (
         SELECT h.id
-        -- In random order, so that many messages of one queue do not hold up the others.
+        -- The order is random, so that many messages of one queue do not delay the others.
         FROM (SELECT u.queue FROM unnest(p_queues) u (queue) ORDER BY random()) q
         CROSS JOIN (VALUES (1), (2), (3), (4)) AS p (priority)
         CROSS JOIN LATERAL (
@@ -67,12 +66,12 @@ COMMENT ON FUNCTION dlq.release_held IS
     'Makes up to p_limit held messages available, spread over the next second: those held for p_held, by default '
     'because of an open breaker. Returns how many.';
 
--- put_back puts back messages that are running in River clients which do not deliver them. River's
--- rescuer does the same minutes later, because it waits for the longest timeout of all queues.
--- Three differences:
+-- put_back puts back messages that are marked as running in River clients that do not deliver them. River's
+-- rescuer does the same, but minutes later, because it waits for the longest timeout of all queues. put_back
+-- differs in three ways:
 --   - The next attempt is due at once, because the process failed and not the destination.
 --   - The job's timeout is ignored, because no process delivers the message.
---   - river:rescue_count does not change. It counts jobs that may have killed their worker, and a
+--   - river:rescue_count does not change. It counts rescues of jobs that may have killed their worker, and a
 --     message runs no code of its own.
 CREATE OR REPLACE FUNCTION dlq.put_back(p_clients text[], p_queue text, p_except bigint[], p_why text, p_limit integer,
     p_fetched_before timestamptz DEFAULT NULL, OUT retried integer, OUT ended integer)
@@ -139,9 +138,9 @@ COMMENT ON FUNCTION dlq.rescue_messages IS
     'p_seen_before, as River''s rescuer would. Returns how many run again (retried), and how many were cancelled '
     'or had no attempts left (ended).';
 
--- Ordering. In an ordered queue a message with an orderingKey has a row in ordered_jobs from its
--- submission on. Job and entry decide whether the work is done; the row is only an index to them.
--- Readers delete rows of finished work.
+-- Ordering. In an ordered queue, a message with an orderingKey has a row in ordered_jobs from its submission on. The
+-- job and the entry decide whether the work is done; the row is only an index of them. Functions that read the row and
+-- find the work done delete it.
 CREATE OR REPLACE FUNCTION dlq.is_undone(p_job bigint, p_created_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$
@@ -157,7 +156,7 @@ BEGIN
     FROM river.river_job j WHERE j.id = p_job AND j.created_at = p_created_at;
     RETURN coalesce(v_runs, false)
         OR EXISTS (SELECT FROM dlq.dead_letter_open e WHERE e.river_job_id = p_job AND e.job_created_at = p_created_at)
-        -- A record has no job: p_created_at is when it failed.
+        -- A record has no job: p_created_at is the time of its failure.
         OR (v_ended IS NOT NULL OR p_job < 0) AND EXISTS (SELECT FROM dlq.dead_letter_inbox e
             WHERE e.id = dlq.entry_id(p_job, coalesce(v_ended, p_created_at)))
         -- A failure that no entry holds yet: it is in the inbox, or capture skipped it and the
@@ -202,7 +201,7 @@ DECLARE
     v_place bigint;
 BEGIN
     SELECT o.place INTO v_place FROM dlq.ordered_jobs o WHERE o.job_id = p_job AND o.job_created_at = p_created_at;
-    IF NOT FOUND THEN -- a redelivery has the place of its message
+    IF NOT FOUND THEN -- a redelivery uses the place of its message
         SELECT o.place INTO v_place
         FROM dlq.entry_jobs m
         JOIN dlq.dead_letter_open e ON e.id = m.entry_id
@@ -225,9 +224,9 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET 
 $$;
 COMMENT ON FUNCTION dlq.leave_order IS 'Deletes a job''s place in the order of its key.';
 
--- forget_place is for readers, which see work that is done but hold no lock on its entry: an operator may reopen it at
--- the same time. dlq.order_again and forget_place lock the place. The lock is taken in one statement, and the work is
--- checked in the next one, whose snapshot has what the lock's last holder committed.
+-- forget_place is for functions that have seen that the work is done but hold no lock on its entry, which an operator
+-- may reopen at the same time. dlq.order_again and forget_place both lock the place. forget_place locks it in one
+-- statement and checks the work in the next one, whose snapshot includes the changes of the lock's last holder.
 CREATE OR REPLACE FUNCTION dlq.forget_place(p_job bigint, p_created_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$
@@ -340,9 +339,9 @@ COMMENT ON FUNCTION dlq.order_done IS
     'Ends the work of a job (or of the message that it redelivers), and makes the next job of its ordering key, '
     'or that job''s redelivery, available.';
 
--- complete_ordered completes the job and removes its place in one transaction. If the place were
--- removed first and the process then died, later messages would be delivered, and the rescued job
--- would deliver its message again after them. River's completer leaves a completed job as it is.
+-- complete_ordered completes the job and removes its place in one transaction. If the place were removed first and the
+-- process then died, later messages would be delivered, and the rescued job would deliver its message after them.
+-- River's completer does not change a job that is already completed.
 CREATE OR REPLACE FUNCTION dlq.complete_ordered(p_queue text, p_key text, p_job bigint, p_created_at timestamptz,
     p_attempt integer) RETURNS boolean
 LANGUAGE plpgsql
@@ -381,10 +380,10 @@ COMMENT ON FUNCTION dlq.forget_ordered IS
     'Deletes up to p_limit rows of ordered_jobs whose work is done and that no reader has deleted. Returns how '
     'many.';
 
--- dlqd must not put messages into an application's queue: the application's River client fetches
--- every job of its queues, and fails those with a kind that it does not know. A queue counts as
--- shared if it has jobs of other kinds than dlqd's. A queue without such jobs counts as shared if
--- River lists it and no dlqd has worked it. The function reads at most 100 jobs per queue and state.
+-- dlqd must not put messages into an application's queue: the application's River client fetches every job of its
+-- queues, and fails jobs of a kind that it does not know. A queue counts as shared if it has jobs of other kinds than
+-- dlqd's, or if it has no such jobs but River lists it and no dlqd has worked it. The function reads at most 100 jobs
+-- per queue and state.
 CREATE OR REPLACE FUNCTION dlq.shared_queues(p_queues text[]) RETURNS text[]
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$

@@ -56,8 +56,7 @@ COMMENT ON FUNCTION dlq.filter_path IS
     'The JSON path (lax) to a value in payloads, made from its keys, the outermost first. Where a value is an '
     'array, the path matches its elements.';
 
--- filter_groups returns what dlq.group_names returns, for all groups whose fingerprints begin with
--- one of the texts.
+-- filter_groups returns the results of dlq.group_names for all groups whose fingerprints begin with one of the texts.
 CREATE OR REPLACE FUNCTION dlq.filter_groups(p_fingerprints text[], p_queues text[]) RETURNS text[]
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET jit = off AS $$
     SELECT ARRAY(
@@ -84,7 +83,7 @@ DECLARE
     v_where  text := 'true';
     v_words  text[];
     v_equals text; -- the condition that a column has one of the values
-    v_like   text; -- the same, but the values may be patterns
+    v_like   text; -- the same condition, but the values may be patterns
     v_names  text[]; -- further fingerprints
     v_before text;
     v_mask   constant jsonb := dlq.mask();
@@ -133,7 +132,7 @@ BEGIN
                 FROM unnest(v_words) WITH ORDINALITY u (w, i)) END
             WHEN 'rule'          THEN 'e.rule' || v_equals
             WHEN 'strategy'      THEN 'e.strategy = ANY (dlq.filter_words($1, ''strategy'')::dlq.strategy[])'
-            -- Conditions follow a colon. The forms for one value are those of partial indexes.
+            -- A condition is stored after "condition:". For a single value, use the expressions of the partial indexes.
             WHEN 'waitingFor'    THEN 'e.status = ''dlq_pending'' AND ' || CASE
                 WHEN v_words = '{condition}' THEN 'e.waiting_for LIKE ''condition: %'''
                 WHEN 'condition' = ANY (v_words) THEN 'split_part(e.waiting_for, '':'', 1)' || v_equals
@@ -186,7 +185,7 @@ BEGIN
                      'waitingFor') THEN
             v_where := v_where || ' AND e.stage <> ''inbox''';
         END IF;
-        -- A caller who may not see a field must not find its value with a filter, either.
+        -- If a caller may not see a field, the caller must not find its value with a filter, either.
         IF v_key IN ('payload', 'payloadAt', 'subscriberId', 'orderingKey', 'tags') AND dlq.is_reader()
             AND (CASE v_key WHEN 'payload' THEN 'original_event' WHEN 'payloadAt' THEN 'original_event'
                 WHEN 'subscriberId' THEN 'subscriber_id' WHEN 'orderingKey' THEN 'ordering_key'
@@ -322,7 +321,7 @@ $$;
 COMMENT ON FUNCTION dlq.find_ids IS
     'Ids of entries that match a filter, in order of capture, after p_after and below p_below.';
 
--- only_in_states keeps unknown states, which filter_where rejects.
+-- only_in_states keeps unknown states in the filter, so that filter_where rejects them.
 CREATE OR REPLACE FUNCTION dlq.only_in_states(p_filter jsonb, p_states text[]) RETURNS jsonb
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT p_filter || jsonb_build_object('status', CASE WHEN p_filter ? 'status'
@@ -355,7 +354,8 @@ BEGIN
             WHEN 'status' THEN NOT f.value @> to_jsonb(enum_range(NULL::dlq.dead_letter_status))
             WHEN 'minRetryCount' THEN t.text::numeric > 0
             WHEN 'maxRetryCount' THEN t.text::numeric < 1000000
-            -- No id is from before 1970, and none from the future (except for clock differences).
+            -- No id is earlier than 1970 or in the future (except for clock differences), so such a bound selects all
+            -- entries.
             WHEN 'after' THEN t.text::timestamptz > '1970-01-01Z'
             WHEN 'before' THEN t.text::timestamptz <= now()
             WHEN 'maxAge' THEN now() - t.text::interval > '1970-01-01Z'
@@ -368,18 +368,19 @@ $$;
 COMMENT ON FUNCTION dlq.chooses_all IS
     'Whether a filter matches every entry: it is empty, or none of its fields excludes one.';
 
--- Each matching entry gets a random place from 0 to 1, and the sample are those with the smallest ones. Only
--- candidates are collected:
---   - If dead_letter_open_groups has all columns of the filter, those with a place below the share that gives four
---     samples of all entries. If they are too few, because the filter selects few entries, a second pass samples.
---   - Otherwise one pass has to do. Entry number n of it is a candidate only if its place is below about
---     2 * p_sample / n: later entries have smaller places with the same probability. Numbering a million entries takes
---     as long as the rest of the pass.
+-- Each matching entry gets a random place from 0 to 1. The sample consists of the entries with the smallest places.
+-- To use little memory, only candidates are collected:
+--   - If the index dead_letter_open_groups has all columns of the filter, candidates are the entries whose place is
+--     below a share that is expected to give four times the sample. If there are too few, because the filter selects
+--     few entries, a second pass samples again.
+--   - Otherwise there is only one pass. Its n-th entry is a candidate only if its place is below about
+--     2 * p_sample / n: the more entries there are, the smaller are the smallest places. Numbering a million entries
+--     takes as long as the rest of the pass.
 --
--- Without a filter on another column the pass reads that index alone; ages are those of ids for that reason. Bitmap
--- scans would read the rows, and a sort would write a temporary file. A filter with another field may need them, to
--- combine indexes. With the default work_mem, a million entries would be aggregated through temporary files, because
--- the planner expects a tenth of them as groups.
+-- Without a filter on another column, the pass reads only that index; this is why ages come from ids. Bitmap scans
+-- would read the rows, and a sort would write a temporary file, so both are off. A filter on another field may need
+-- bitmap scans, to combine indexes. The memory is raised, because with the default work_mem the aggregation of a
+-- million entries would use temporary files: the planner expects a tenth of the entries as groups.
 CREATE OR REPLACE FUNCTION dlq.count_groups(p_filter jsonb, p_sample integer DEFAULT 0)
 RETURNS TABLE (queue text, fingerprint text, error_type text, age text, entries bigint, sample uuid[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off
@@ -520,7 +521,7 @@ END
 $$;
 COMMENT ON FUNCTION dlq.check_rate IS 'Raises an error if a replay run cannot have this rate.';
 
--- An approved run keeps the choices that the policy made when the run was requested.
+-- An approved run uses the policy's choices from the time of its request.
 CREATE OR REPLACE FUNCTION dlq.skip_defaults(p_skip_stale boolean, p_skip_superseded boolean) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -539,7 +540,7 @@ COMMENT ON FUNCTION dlq.skip_defaults IS
     'What a replay run skips because the policy says so (skipStale and skipSuperseded of queues and kinds), where its '
     'request says nothing (null); null for nothing.';
 
--- Runs and requests are shown to callers with a scope as they are stored, so they name no other queue.
+-- Callers with a scope see these choices as stored in runs and requests, so no other queue may be named in them.
 CREATE OR REPLACE FUNCTION dlq.applying_skips(p_skips jsonb, p_queues text[], p_kinds text[]) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 RETURN CASE WHEN dlq.scope() IS NULL THEN p_skips ELSE (
@@ -592,7 +593,7 @@ DECLARE
     v_unworked text[];
     v_where    text;
     v_groups   jsonb;
-    v_number   text := 'NULL::integer'; -- an expression: the group of an entry e
+    v_number   text := 'NULL::integer'; -- an expression for the group number of an entry e
     v_join     text := '';
     v_skips    constant jsonb := dlq.skip_defaults(p_skip_stale, p_skip_superseded);
     v_total    bigint;
@@ -649,9 +650,9 @@ BEGIN
                 || CASE WHEN p_patch IS NOT NULL THEN jsonb_build_object('patch', p_patch) ELSE '{}' END
             || CASE WHEN p_merge_patch IS NOT NULL THEN jsonb_build_object('mergePatch', p_merge_patch) ELSE '{}' END
             || CASE WHEN p_all THEN '{"all": true}' ELSE '{}' END::jsonb);
-    -- The entries are chosen once, now. Later entries that match the filter are not added; an entry
-    -- that no longer matches stays in the report. Entries with the same ordering key run one after
-    -- the other, in the order of their messages, not in the order in which they failed.
+    -- The entries are selected once, at the start. Entries that match the filter later are not added; an entry that no
+    -- longer matches stays in the report. Entries with the same ordering key run one after the other, in the order of
+    -- their messages, not in the order of their failures.
     v_where := dlq.filter_where(v_filter)
         || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))';
     IF p_progressive THEN
@@ -702,9 +703,9 @@ COMMENT ON FUNCTION dlq.replay_start IS
     'null for what the policy says. '
     'Returns the run''s id in dlq.replay_runs.';
 
--- After a success, or if the entry has been closed, the next entry of the ordering key may go. Otherwise all
--- those behind it get the reason why the run skips them when their turn comes. (An entry that is behind
--- itself waits to go alone.)
+-- If a redelivery succeeded, or its entry was closed, the next entry of the ordering key may go. Otherwise all entries
+-- behind it get the reason with which the run will skip them. (An entry whose "behind" is itself waits because it must
+-- be sent alone.)
 CREATE OR REPLACE FUNCTION dlq.on_replay_ended() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
@@ -766,7 +767,7 @@ BEGIN
         RAISE EXCEPTION 'replay run %: cannot move from % to % (allowed from: %)', p_run, v_status, p_to,
             array_to_string(p_from, ', ') USING ERRCODE = 'DLQ01';
     END IF;
-    IF p_to = 'cancelled' THEN -- a group whose entries are all sent is still done once they have ended
+    IF p_to = 'cancelled' THEN -- a group whose entries were all sent still becomes done once they have ended
         UPDATE dlq.replay_run_groups g SET state = 'ended', reason = p_reason
         WHERE g.run_id = p_run AND (g.state IN ('held', 'stopped') OR g.state = 'going'
             AND g.sent + g.skipped < g.entries);
@@ -776,8 +777,9 @@ END
 $$;
 COMMENT ON FUNCTION dlq.replay_move IS 'Moves a replay run to another state, if its current state is one of p_from.';
 
--- The statements look each entry up by the primary key (OFFSET 0) and update it by its place. Otherwise a plan
--- made before Postgres knows the table would read, for each batch, all entries of the run that are left.
+-- The statements look each entry up by the primary key (OFFSET 0 forces this) and update it by its ctid. Otherwise a
+-- plan that Postgres made before it knew the size of the table would read all remaining entries of the run for each
+-- batch.
 CREATE OR REPLACE FUNCTION dlq.replay_step(p_run uuid, p_ids uuid[], p_skipped uuid[] DEFAULT '{}',
     p_why text[] DEFAULT '{}', p_reasons text[] DEFAULT '{}') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -787,10 +789,10 @@ DECLARE
     v_verdicts text[];
     v_jobs     bigint[];
     v_replayed bigint;
-    v_alone    bigint := 0; -- entries that wait until no other rescued job is under way
+    v_alone    bigint := 0; -- entries that must wait until no other rescued job is in progress
 BEGIN
     SELECT * INTO STRICT v_run FROM dlq.replay_runs r WHERE r.id = p_run;
-    -- Entries behind one of their ordering key that did not succeed: see dlq.on_replay_ended.
+    -- Also skip entries behind an entry of their ordering key that did not succeed (see dlq.on_replay_ended).
     SELECT p_skipped || coalesce(array_agg(r.entry_id), '{}'), p_why || coalesce(array_agg(r.detail), '{}'),
         p_reasons || coalesce(array_agg('ordering_key'::text), '{}')
     INTO p_skipped, p_why, p_reasons
@@ -904,7 +906,8 @@ BEGIN
         RAISE EXCEPTION 'replay run %: approved for % a second; a greater rate needs a new request', p_run, v_approved
             USING ERRCODE = 'DLQ01', HINT = 'Cancel the run, and request a run of the rest with the greater rate.';
     END IF;
-    -- A rate that was lowered begins anew, without what destinations answered before.
+    -- After a change of the rate, lowered rates to destinations are reset, and earlier answers of destinations do not
+    -- count.
     UPDATE dlq.replay_runs r SET rate = p_rate, updated_at = now(), paces = (
         SELECT jsonb_object_agg(p.key, jsonb_build_object('from', clock_timestamp())) FROM jsonb_each(r.paces) p)
     WHERE r.id = p_run
@@ -921,9 +924,9 @@ COMMENT ON FUNCTION dlq.replay_set_rate IS
     'Sets how many entries a second a replay run sends; null for no limit. Refuses a greater rate than a second person '
     'has approved.';
 
--- closed_since returns the earliest time at which any of the entries can have closed: an entry closes
--- after its job failed. Statements use it to exclude, and so not lock, the months before. The day
--- allows for clock differences.
+-- closed_since returns the earliest time at which any of the entries can have closed, because an entry closes after its
+-- job failed. Statements use it to exclude earlier months, and therefore not to lock them. One day is subtracted
+-- because clocks may differ.
 CREATE OR REPLACE FUNCTION dlq.closed_since(p_ids uuid[]) RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT least(dlq.captured_at((SELECT i.id FROM unnest(p_ids) i (id) ORDER BY i.id LIMIT 1)),
@@ -931,9 +934,9 @@ LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.closed_since IS 'A time before which none of these entries can have closed.';
 
--- note_on writes audit rows for changes that do not move entries. For an operation that can be
--- undone, callers run it before the change: it records the old values of the columns p_was, and
--- which of p_tags are new.
+-- note_on writes audit rows for changes that do not move entries. For an operation that can be undone, callers run it
+-- before the change: it records the old values of the columns p_was, and the tags in p_tags that the entry does not
+-- have yet.
 CREATE OR REPLACE FUNCTION dlq.note_on(p_ids uuid[], p_actor text, p_reason text, p_note text,
     p_stages dlq.dead_letter_stage[] DEFAULT '{open,resolved,failed,archived,returned}',
     p_operation uuid DEFAULT NULL, p_was text[] DEFAULT NULL, p_tags text[] DEFAULT NULL,
@@ -984,9 +987,9 @@ COMMENT ON FUNCTION dlq.lock_open IS
 -- in the stages of the states p_from. If an entry moves to another partition while the statement
 -- waits for its lock, Postgres ends the statement (40001), and the loop repeats it.
 --
--- A statement locks the partition of each month that it may read, with all indexes of the partition.
--- Most entries close within two months after their job failed, so the search for a single entry
--- begins with those months. With since and until, statements of the caller lock few months, too.
+-- A statement locks the partition of each month that it may read, with all indexes of the partition. Most entries
+-- close within two months after their job failed, so the search for a single entry begins with these months. The
+-- results since and until let the caller's statements lock few months, too.
 CREATE OR REPLACE FUNCTION dlq.lock_filed(p_ids uuid[], p_from dlq.dead_letter_status[],
     OUT ids uuid[], OUT stages dlq.dead_letter_stage[], OUT since timestamptz, OUT until timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -1109,8 +1112,8 @@ BEGIN
     IF p_action IN ('discard', 'expire', 'resolve') AND cardinality(v_ids) > 1 THEN
         v_moving := dlq.set_moves(v_move);
     END IF;
-    -- Stages and bounds are in the conditions so that the plans exclude partitions that cannot hold
-    -- these entries.
+    -- The conditions contain stages and time bounds, so that the plans exclude partitions that cannot hold these
+    -- entries.
     CASE p_action
     WHEN 'discard', 'expire' THEN
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_archived',
@@ -1142,10 +1145,9 @@ BEGIN
                 || CASE WHEN p_note IS NOT NULL THEN jsonb_build_object('notes', e.notes) ELSE '{}' END))
         WHERE e.id = ANY (v_ids) AND e.status = 'dlq_pending' AND e.stage = 'open';
     WHEN 'unpark' THEN
-        -- The entry is due at once, with the immediate strategy: an operator has decided, so its
-        -- class does not matter this time. The rule becomes unparked, because entries with the rule
-        -- single-attempt or backfilled stay manual unless a switch of automatic redelivery includes
-        -- them.
+        -- The entry is due at once, with the immediate strategy: an operator has decided, so the class does not matter
+        -- this time. The rule becomes unparked, because an entry with the rule single-attempt or backfilled stays
+        -- manual unless a switch of automatic redelivery includes that rule.
         UPDATE dlq.dead_letter_queue e SET status = 'dlq_pending', strategy = 'immediate', rule = 'unparked',
             next_retry_at = now(), notes = coalesce(p_note, e.notes),
             move = jsonb_build_object('actor', v_actor, 'claimed', p_actor, 'reason', 'returned to the automatic path',

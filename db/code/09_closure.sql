@@ -1,4 +1,4 @@
--- The report of a replay run: what became of each entry.
+-- The report of a replay run: the closure of each entry.
 
 CREATE OR REPLACE FUNCTION dlq.closure_of(p_outcome text, p_job bigint, p_was text, p_fingerprint text,
     p_taken_by text, p_cancelled boolean) RETURNS text
@@ -147,8 +147,8 @@ COMMENT ON FUNCTION dlq.replay_calibration IS
     'The forecasts of the last 1,000 ended replay runs beside what happened, by failure group. judged: each entry has '
     'recovered or failed. held: the number that recovered is in the 80 % interval.';
 
--- Entries of a run have changed since its start, but not the attempts before its redeliveries. As the preview does,
--- ran_before looks at 1,000 entries at random.
+-- The entries of a run have changed since its start, but the attempts before its redeliveries have not. Like the
+-- preview, ran_before reads 1,000 random entries.
 CREATE OR REPLACE FUNCTION dlq.ran_before(p_run uuid)
 RETURNS TABLE (sampled bigint, ran_long bigint, ran_not_known bigint, repeated bigint)
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -178,8 +178,8 @@ COMMENT ON FUNCTION dlq.ran_before IS
     'Of at most 1,000 entries of a run, at random, how many had run for more than 5 s in the attempt before, how many '
     'of which that is not known, and how many had been attempted more than once.';
 
--- What a figure of the forecast counts is an identifier, as in the report. A figure without a measurement has no row:
--- what a run does not skip, it does not count.
+-- The identifiers of figures are those in the forecast. A figure that cannot be measured has no row: for example, a run
+-- does not count stale entries unless it skips them.
 CREATE OR REPLACE FUNCTION dlq.replay_figures(p_run uuid) RETURNS jsonb
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     WITH run AS MATERIALIZED (
@@ -214,7 +214,7 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan =
         FROM run r CROSS JOIN counts c LEFT JOIN ran b ON true
         CROSS JOIN LATERAL jsonb_to_recordset(r.estimates) e (what text, entries bigint, low bigint, high bigint)
         UNION ALL
-        -- A run that waited for an operator took the time that the operator took.
+        -- If a run waited for an operator, its duration includes that wait.
         SELECT 'ends',
                round(((r.forecast #>> '{ends,earliest}')::numeric + (r.forecast #>> '{ends,latest}')::numeric) / 2),
                floor((r.forecast #>> '{ends,earliest}')::numeric), ceil((r.forecast #>> '{ends,latest}')::numeric),

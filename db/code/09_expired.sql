@@ -1,5 +1,5 @@
--- Work that is out of date. The policy says after which age it is, and whether dlqd expires it
--- (staleAfter and expireStale of dlq-routing.yaml).
+-- Work that is out of date. The policy says from which age work is out of date, and whether dlqd expires it (staleAfter
+-- and expireStale of dlq-routing.yaml).
 
 CREATE OR REPLACE FUNCTION dlq.expiries(p_ids uuid[])
 RETURNS TABLE (id uuid, queue text, kind text, due_at timestamptz, expires_at text)
@@ -19,8 +19,8 @@ COMMENT ON FUNCTION dlq.expiries IS
     'dlqd:expires_at of an application''s job; empty if there is none. due_at is when the job was inserted, or of a '
     'message when it was to be delivered, if that is later; it lies between 1970 and now.';
 
--- The lock on the job makes a retry outside dlqd wait: the retry's fact is then later than the entry's end,
--- and reopens the entry. No lock is waited for, so the caller may have locked entries before.
+-- The lock on the job makes a retry outside dlqd wait. The fact of the retry is then later than the end of the entry,
+-- and reopens it. This function waits for no lock (SKIP LOCKED), so the caller may already hold locks on entries.
 CREATE OR REPLACE FUNCTION dlq.expire_stale(p_ids uuid[], p_reasons text[], p_actor text, p_version text)
 RETURNS SETOF uuid
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -37,7 +37,7 @@ BEGIN
     v_ids := ARRAY(
         SELECT e.id FROM dlq.dead_letter_open e
         WHERE e.id = ANY (p_ids) AND e.status IN ('dlq_pending', 'dlq_manual')
-            -- An operator wants these.
+            -- Leave entries out that an operator works on or wants to be sent.
             AND e.rule IS DISTINCT FROM 'unparked' AND (e.parked_by IS NULL OR NOT dlq.is_person(e.parked_by))
             AND NOT EXISTS (
                 SELECT FROM dlq.replay_runs r JOIN dlq.replay_run_entries x ON x.run_id = r.id AND x.entry_id = e.id
@@ -48,8 +48,8 @@ BEGIN
                 SELECT FROM dlq.entry_jobs m
                 JOIN river.river_job j ON j.id = m.job_id AND j.created_at = m.job_created_at
                 WHERE m.entry_id = e.id AND j.state::text NOT IN ('discarded', 'cancelled'))
-            -- A fact that is not applied yet may be a retry or a success. One condition for all jobs would read every
-            -- fact for each entry.
+            -- A fact that is not applied yet may be a retry or a success. The conditions are separate, because one
+            -- condition for all jobs would read every fact for each entry.
             AND (SELECT f.fact FROM dlq.job_facts f
                  WHERE f.job_id = e.river_job_id AND f.job_created_at = e.job_created_at LIMIT 1) IS NULL
             AND (SELECT f.fact FROM dlq.entry_jobs m

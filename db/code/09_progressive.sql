@@ -9,8 +9,8 @@ COMMENT ON FUNCTION dlq.replay_quota IS
     'How many of a group''s entries a progressive run has sent at the end of a step: a canary of 5 (step 0), then '
     '10, 50 and 100 % of all (steps 1 to 3).';
 
--- The groups are counted before the entries are inserted. An entry that is captured in between, of a
--- failure group that is not among the largest, goes into the group of all others.
+-- The groups are counted before the entries are inserted. If an entry is captured in between and its failure group is
+-- not among the largest, it goes into the group of all other failure groups.
 CREATE OR REPLACE FUNCTION dlq.replay_largest(p_where text, p_filter jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -47,17 +47,17 @@ COMMENT ON FUNCTION dlq.replay_plan IS
     'Writes the groups (dlq.replay_largest) of a progressive run, whose entries have been inserted.';
 
 -- replay_group_move is for dlqd (next, hold, stop, done) and for operators (go_on, back, end):
---   next   begins the next step that is larger than what was sent.
---   go_on  continues a held or stopped group with the rest of its step or, if nothing is left of that,
---          with the next step. It sends at least ten entries, which the test needs if one of them
---          fails. The test begins again, and failures that have occurred no longer count as new.
---   back   as go_on, but the next step is as large as the previous one.
+--   - next begins the next step that has more entries than were sent.
+--   - go_on continues a held or stopped group with the rest of its step or, if nothing is left of the step, with the
+--     next one. It sends at least ten entries, which the test needs if one of them fails. The test begins again, and
+--     failures that have occurred no longer count as new.
+--   - back is like go_on, but the next step is as large as the previous one.
 CREATE OR REPLACE FUNCTION dlq.replay_group_move(p_run uuid, p_number integer, p_move text, p_actor text,
     p_reason text DEFAULT NULL, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_group  dlq.replay_run_groups;
-    v_most   bigint; -- entries that can be sent, including those that were
+    v_most   bigint; -- entries that can be sent, including entries that were sent
     v_step   integer;
     v_quota  bigint;
     v_seen   text[];
@@ -190,8 +190,8 @@ COMMENT ON FUNCTION dlq.held_by_runs IS
     'Of the given entries, those that failed in a progressive run that has not ended, or that it has not sent yet: '
     'dlqd does not redeliver them automatically.';
 
--- job_traffic reads a sample: at most 100 jobs, of any kind, of each sixtieth of the period, by River's index on state
--- and finalized_at. A job that dlqd itself set to completed has not run.
+-- job_traffic reads a sample: for each sixtieth of the period at most 100 jobs of any kind, by River's index on state
+-- and finalized_at. It leaves out jobs that dlqd itself completed, because these have not run.
 CREATE OR REPLACE FUNCTION dlq.job_traffic(p_run uuid, p_from timestamptz, p_until timestamptz)
     RETURNS TABLE (kind text, level integer, jobs bigint)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -230,7 +230,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.is_progressive IS 'Whether a replay run is progressive and has not ended.';
 
--- Of two processes that delete the same rows, one waits for no lock.
+-- If two processes delete the same rows, the second one skips locked rows instead of waiting.
 CREATE OR REPLACE FUNCTION dlq.add_traffic(p_counts jsonb) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     DELETE FROM dlq.destination_traffic t USING (
@@ -240,7 +240,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET 
     INSERT INTO dlq.destination_traffic AS t (destination, at, run_id, deliveries)
     SELECT c.destination, c.at, c.run, c.deliveries
     FROM jsonb_to_recordset(p_counts) c (destination text, at timestamptz, run uuid, deliveries integer[])
-    ORDER BY 1, 2, 3 -- so that processes that write the same rows do not wait for each other in a circle
+    ORDER BY 1, 2, 3 -- a fixed order, so that processes that write the same rows do not deadlock
     ON CONFLICT (destination, at, run_id) DO UPDATE SET deliveries = ARRAY(
         SELECT coalesce(u.was, 0) + coalesce(u.more, 0)
         FROM unnest(t.deliveries, excluded.deliveries) WITH ORDINALITY u (was, more, place) ORDER BY u.place);

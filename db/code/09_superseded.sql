@@ -1,4 +1,4 @@
--- Work that a replay run need not repeat: later work has done it, or another run will.
+-- Work that a replay run need not repeat, because a later job has done it or another run will do it.
 
 CREATE OR REPLACE FUNCTION dlq.has_job_index(p_column text, p_method text) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
@@ -12,8 +12,8 @@ RETURN EXISTS (
 COMMENT ON FUNCTION dlq.has_job_index IS
     'Whether river_job has a valid index of a method (btree, gin) that begins with a column.';
 
--- Metadata may be rewritten, so the mark of a redelivery may be missing. run_again marks a job that it copies
--- with dlq:copied: true, or "copy" if that job is itself a copy.
+-- Metadata may be rewritten, so the marker of a redelivery may be missing. run_again marks the copy of a job with
+-- dlq:copied: true, or "copy" if the copied job is itself a copy.
 CREATE OR REPLACE FUNCTION dlq.repeats_work(p_job bigint, p_created_at timestamptz, p_metadata jsonb, p_entry uuid)
     RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
@@ -26,14 +26,13 @@ COMMENT ON FUNCTION dlq.repeats_work IS
     'Whether a completed job has not done later work than an entry: it redelivers an entry, is a copy that '
     'dlq.run_again made, is a job of the entry itself, or has an open entry again.';
 
--- superseded looks for a job that was inserted later and has completed: with the entry's unique key,
--- with its ordering key, or of its kind with equal args (of a message: payload). Redeliveries and copies do
--- not count (dlq.repeats_work); the original of a resolved entry does.
+-- superseded looks for a job that was inserted later and has completed, and that has the entry's unique key, its
+-- ordering key, or its kind and equal args (for a message: an equal payload). Redeliveries and copies do not count
+-- (dlq.repeats_work); the original job of a resolved entry does.
 --
--- No lookup reads the whole table. Equal args are found by River's GIN index on args. Args without any
--- value would read all of that index, so the jobs of the kind are compared if there are at most 1000. A
--- caller limits the statement: the lookup that exceeds statement_timeout, and those after it, have no
--- answer.
+-- No lookup reads the whole table. Equal args are found by River's GIN index on args. Args without any value would
+-- read all of that index; in this case the jobs of the kind are compared, if there are at most 1000. The caller sets
+-- statement_timeout: the lookup that exceeds it, and the lookups after it, have no result (known is false).
 CREATE OR REPLACE FUNCTION dlq.superseded(p_ids uuid[])
 RETURNS TABLE (entry_id uuid, known boolean, job_id bigint, same text)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -43,13 +42,13 @@ DECLARE
     v_entry   record;
     v_gin     constant boolean := dlq.has_job_index('args', 'gin');
     v_btree   constant boolean := dlq.has_job_index('kind', 'btree');
-    v_late    boolean := false; -- whether the statement has used up its time
+    v_late    boolean := false; -- whether statement_timeout has been used up
     v_known   boolean;
     v_job     bigint;
     v_by      text;
     v_message boolean;
-    v_work    jsonb;  -- what an equal job has, too
-    v_jobs    bigint; -- of the kind
+    v_work    jsonb;  -- args or payload that an equal job must have
+    v_jobs    bigint; -- number of jobs of the kind
 BEGIN
     FOR v_entry IN
         SELECT e.id, e.river_job_id, e.job_created_at, e.job_kind, e.kind, e.queue, e.ordering_key, e.unique_key,
@@ -58,7 +57,7 @@ BEGIN
         WHERE e.id = ANY (p_ids) AND e.stage IN ('inbox', 'open', 'failed')
             AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(p_ids))
     LOOP
-        v_known := NOT v_late AND v_entry.river_job_id > 0; -- later work of a record is done outside dlqd
+        v_known := NOT v_late AND v_entry.river_job_id > 0; -- later work on a record is done outside dlqd
         v_job := NULL;
         BEGIN
             IF v_known AND v_entry.unique_key IS NOT NULL THEN
@@ -87,7 +86,7 @@ BEGIN
                 v_by := CASE WHEN v_message THEN 'payload' ELSE 'args' END;
                 v_work := CASE WHEN v_message THEN v_entry.args -> 'payload' ELSE v_entry.args END;
                 IF v_work IS NULL THEN
-                    v_known := false; -- it is too large
+                    v_known := false; -- the payload is too large to compare
                 ELSIF jsonb_path_exists(v_work, '$.** ? (@.type() != "object" && @.type() != "array")') THEN
                     v_known := v_gin;
                     IF v_gin THEN
