@@ -1,7 +1,7 @@
--- A fact says what happened to a job that has an entry: capture appends it in the application's
--- transaction (02_capture.sql), and dlqd appends some itself. The functions of this file apply facts
--- to the entries, in transactions of dlqd's own. These do not wait for an application: entries and
--- jobs that another session has locked are left for the next call.
+-- A fact says what happened to a job that has an entry. Capture appends facts in the application's transaction
+-- (02_capture.sql), and dlqd appends some itself. The functions of this file apply facts to the entries, in
+-- transactions of dlqd. They do not wait for an application: entries and jobs that another session has locked are left
+-- for the next call.
 
 CREATE OR REPLACE FUNCTION dlq.is_superseded(p_state text, p_attempt integer, p_metadata jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -18,9 +18,9 @@ COMMENT ON FUNCTION dlq.is_superseded IS
 --   - Redeliveries that did not do the work and are neither running nor completed are deleted. If
 --     dlqd has no right to delete and a job did the work, they become completed instead.
 --
--- An operator's transaction may stay open, and River's scheduler would wait for the jobs that it
--- locks. So for an operator, supersede locks only jobs that have ended. For the others it appends
--- the fact "closed", which a transaction of dlqd applies.
+-- An operator's transaction may stay open, and River's scheduler would wait for the jobs that it locks. So in an
+-- operator's transaction, supersede locks only jobs that have ended. For other jobs it appends the fact "closed", which
+-- a transaction of dlqd applies.
 CREATE OR REPLACE FUNCTION dlq.supersede_jobs(p_ids uuid[], p_jobs bigint[], p_states text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$
@@ -66,8 +66,8 @@ BEGIN
     BEGIN
         PERFORM dlq.supersede_jobs(p_ids, p_jobs, v_states);
     EXCEPTION WHEN OTHERS THEN
-        -- A missing right, or a constraint or trigger of the application, must not keep entries
-        -- open. One bad entry must not keep the jobs of the others in the list.
+        -- A missing right, or a constraint or trigger of the application, must not keep entries open. If one job cannot
+        -- be changed, change the others one by one.
         FOR i IN 1 .. cardinality(p_ids) LOOP
             BEGIN
                 PERFORM dlq.supersede_jobs(p_ids[i:i], p_jobs[i:i], v_states);
@@ -118,8 +118,8 @@ COMMENT ON FUNCTION dlq.drop_redelivery IS
     'Deletes a redelivery that is no longer needed, unless it is running or completed. Without the '
     'right to delete, sets it to completed if another job (p_done_by) has done its work.';
 
--- redirected runs for each entry of a batch. Its callers have the settings for planning; to set them again took longer
--- than the lookup.
+-- redirected runs for each entry of a batch. It has no SET clauses for planning, because its callers have them, and
+-- setting them again took longer than the lookup.
 CREATE OR REPLACE FUNCTION dlq.redirected(p_entry uuid, p_job bigint) RETURNS jsonb
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -164,8 +164,8 @@ BEGIN
             jsonb_object_agg(e.id, 'job ' || d.job || ' completed'))
         FROM unnest(p_ids, p_jobs) d (id, job) JOIN dlq.dead_letter_open e ON e.id = d.id
         WHERE cardinality(p_ids) > 1 HAVING bool_and(d.job IS NOT DISTINCT FROM e.redelivery_job_id)));
-    -- Most entries are open. A statement on the partitions of failed ones, too, would look each entry up in all of
-    -- them.
+    -- Most entries are open, so the first statement names only their partition. A statement that also named the
+    -- partitions of failed entries would look each entry up in all of them.
     UPDATE dlq.dead_letter_queue e SET
         status = (CASE WHEN e.river_job_id < 0 AND dlq.is_published(e.id, d.job) THEN 'dlq_returned'
             ELSE 'dlq_resolved' END)::dlq.dead_letter_status,
@@ -281,8 +281,8 @@ BEGIN
     FROM dlq.entry_jobs m
     WHERE m.job_id = v_job AND m.entry_id = p_entry AND m.run_id IS NOT NULL AND r.run_id = m.run_id
         AND r.entry_id = p_entry AND r.job_id = v_job;
-    -- Another entry, which is closed, already has this failure. Whether p_entry can be closed as well
-    -- is for an operator to decide: park it.
+    -- Another entry, which is closed, already has this failure. Park the entry: an operator decides whether to close
+    -- it, too.
     v_other := CASE WHEN v_own_job
         THEN coalesce(nullif(dlq.taken_by(v_job, v_entry.job_created_at, v_failure), p_entry),
                       (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.stage <> 'inbox' AND e.id = v_failure
@@ -294,8 +294,8 @@ BEGIN
         WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing';
         RETURN true;
     END IF;
-    -- The entry already has this failure: the reconciler filed it before the retry was noticed, or
-    -- a restore undid a retry. The entry stops waiting and keeps its last failure.
+    -- The entry already has this failure, because the reconciler filed it before dlqd noticed the retry, or because a
+    -- restore undid a retry. The entry stops waiting and keeps its last failure.
     IF v_entry.ended OR v_own_job AND dlq.has_failure(p_entry, p_job) THEN
         UPDATE dlq.dead_letter_queue SET
             status = CASE WHEN v_used_up THEN 'dlq_failed' ELSE 'dlq_pending' END::dlq.dead_letter_status,
@@ -308,8 +308,8 @@ BEGIN
         WHERE id = p_entry AND stage = 'open' AND status = 'dlq_processing';
         RETURN true;
     END IF;
-    -- Write to dlq.retired_jobs that the entry has this failure: if the job is the entry's own, or if
-    -- the failure is in the inbox, where capture writes it if a redelivery has lost its marker.
+    -- Record in dlq.retired_jobs that the entry has this failure, in two cases: the job is the entry's own, or the
+    -- failure is also in the inbox, because the redelivery has lost its marker.
     IF v_own_job OR EXISTS (SELECT FROM dlq.dead_letter_inbox i WHERE i.id = v_failure) THEN
         PERFORM dlq.take_failure(v_job, v_created_at, v_failure, (p_job ->> 'attempt')::integer, p_entry);
     END IF;
@@ -377,7 +377,8 @@ BEGIN
     IF v_moving THEN
         PERFORM dlq.set_moves(NULL);
     END IF;
-    -- Most entries are open. An UPDATE of the partitions of failed ones, too, would prepare for each of them.
+    -- Most entries are open. An UPDATE that also named the partitions of failed entries would have to prepare for each
+    -- of them.
     IF v_moved < cardinality(p_entries) THEN
         UPDATE dlq.dead_letter_queue e SET
             status = 'dlq_processing',
@@ -411,9 +412,9 @@ END
 $$;
 COMMENT ON FUNCTION dlq.follow_job IS 'dlq.follow_jobs for one entry.';
 
--- With the marker dlq:entry_id in a job's metadata, capture records the job's success at once. The
--- marker is written only while the job waits to run: a worker's transaction in REPEATABLE READ
--- could not end the job after a write by dlqd.
+-- If a job's metadata has the marker dlq:entry_id, capture records the job's success at once. dlqd writes the marker
+-- only while the job waits to run. If dlqd wrote to a running job, a worker's transaction in REPEATABLE READ could not
+-- end the job.
 CREATE OR REPLACE FUNCTION dlq.watch_jobs(p_entries uuid[], p_jobs bigint[], p_created_at timestamptz[])
     RETURNS integer[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -446,8 +447,8 @@ BEGIN
         SELECT array_agg(l.n) INTO v_left
         FROM (SELECT g.n FROM generate_series(1, cardinality(p_jobs)) g (n) EXCEPT SELECT m.n::integer FROM marked m) l;
     EXCEPTION WHEN OTHERS THEN
-        -- A right is missing, or a constraint or trigger of the application refuses a change. One such job
-        -- must not keep dlqd from marking the others.
+        -- A right is missing, or a constraint or trigger of the application refuses a change. Mark the jobs one by one,
+        -- so that one such job does not keep the others from being marked.
         IF cardinality(p_jobs) > 1 THEN
             RETURN ARRAY(SELECT i FROM generate_series(1, cardinality(p_jobs)) i
                          WHERE dlq.watch_jobs(p_entries[i:i], p_jobs[i:i], p_created_at[i:i]) <> '{}');
@@ -487,7 +488,7 @@ BEGIN
             WHERE m.job_id = v_job.id AND m.job_created_at = p_created_at[v_job.n] AND m.entry_id = v_job.entry
                 AND r.run_id = m.run_id AND r.entry_id = v_job.entry AND r.job_id = v_job.id AND r.outcome IS NULL;
         ELSIF NOT v_job.ended THEN
-            -- The job runs. A redelivery has its marker from the start; another job gets it later.
+            -- The job runs. A redelivery has the marker from the start; another job gets it after this attempt.
             IF NOT v_job.marked THEN
                 v_running := v_running || v_job.n;
             END IF;
@@ -547,17 +548,16 @@ COMMENT ON FUNCTION dlq.assign_ends IS
     'Assigns the recorded failures of retried jobs to the entries of the retries. Such a failure may '
     'be applied after River has deleted the job; it then takes the payload from its entry.';
 
--- file_end files a failure of which there is only a fact, because its entry is closed or deleted. A
--- fact has the error but not the payload, which comes from the first of these:
---   1. River's job, even if it runs again by now. If dlq.supersede has completed the job, it may have
---      lost its unique key; the new entry then gets the key of the closed one.
+-- file_end files a failure for which only a fact exists, because its entry is closed or deleted. A fact has the error
+-- but not the payload, which comes from the first of these that exists:
+--   1. River's job, even if it runs again by now. If dlq.supersede has completed the job, it may have lost its unique
+--      key; the new entry then gets the key of the closed one.
 --   2. The job's closed entry p_entry.
---   3. Nothing: the job and its entries were deleted before the fact was applied. The failure
---      becomes an entry without a payload, like an erased one, with the queue and kind of the
---      deleted entry from the audit trail. It has no metadata, which only redeliveries need. The
---      failure of a redelivery is not filed: it belonged to the deleted entry.
--- If the payload is gone or was erased, nothing is left to redeliver: the entry is archived at
--- once.
+--   3. Nothing, if the job and its entries were deleted before the fact was applied. The failure becomes an entry
+--      without a payload, like an erased one, with the queue and kind of the deleted entry from the audit trail. It
+--      has no metadata, which only redeliveries need. The failure of a redelivery is not filed, because it belonged to
+--      the deleted entry.
+-- If the payload is gone or was erased, nothing is left to redeliver, and the entry is archived at once.
 CREATE OR REPLACE FUNCTION dlq.file_end(p_entry uuid, p_job jsonb) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$
@@ -675,7 +675,8 @@ BEGIN
     IF dlq.record_end(p_entry, p_job, 'capture') THEN
         RETURN;
     END IF;
-    -- Only now: dlq.to_timestamptz costs a subtransaction, and most ends need no more than record_end.
+    -- These values are computed only here, because dlq.to_timestamptz costs a subtransaction, and most ends need only
+    -- record_end.
     v_created_at := dlq.to_timestamptz(p_job ->> 'created_at');
     v_at := dlq.failed_at(p_job);
     v_failure := dlq.failure_of(v_job, p_job);
@@ -698,7 +699,7 @@ BEGIN
             RETURN;
         END IF;
         IF p_own THEN
-            -- The audit row gets the time of the failure, and so counts it, unless file_end or
+            -- The audit row gets the time of the failure, so that analytics count the failure. Exception: file_end or
             -- failed_again below writes an audit row that counts it.
             INSERT INTO dlq.dead_letter_transitions (entry_id, from_status, to_status, actor, reason, strategy, rule,
                 next_retry_at, river_job_id, queue, kind,
@@ -734,7 +735,7 @@ COMMENT ON FUNCTION dlq.apply_end IS
     'Applies the end of a job (to_jsonb of its row) to an entry. p_own: dlqd made or follows the '
     'job; otherwise it is the entry''s own job, which failed again.';
 
--- PL/pgSQL keeps its plan. Postgres would plan an SQL function with a subquery again in every statement.
+-- In PL/pgSQL, which keeps the plan. Postgres would plan an SQL function with a subquery again in every statement.
 CREATE OR REPLACE FUNCTION dlq.taken_by(p_job bigint, p_created_at timestamptz, p_failure uuid) RETURNS uuid
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
@@ -814,7 +815,7 @@ BEGIN
             PERFORM dlq.order_done(v_entry.queue, v_entry.ordering_key, p_fact.job_id, p_fact.job_created_at);
         END IF;
     WHEN 'returned' THEN
-        -- The record came back before the end of its redelivery is applied: that comes first.
+        -- The record came back before the end of its redelivery was applied. Apply that end first.
         IF v_entry.redelivery_job_id = (p_fact.job ->> 'redelivery')::bigint THEN
             RETURN 'held';
         END IF;
@@ -906,18 +907,17 @@ COMMENT ON FUNCTION dlq.may_pass IS
     'Any other error means that the database refuses the row; postgres.IsRefusal in Go has the same '
     'rule.';
 
--- apply_facts applies the facts of a job in order: a fact waits while an earlier one of its job
--- exists, except for facts "following". The two most frequent facts are applied in one statement for
--- all entries: the redelivery that an entry waits for has completed, and the job of an entry that
--- waits for no job was retried. Such a retry leaves the set if another job of its entry has a fact:
--- facts of one entry are applied in the order of the table.
+-- apply_facts applies the facts of a job in order: a fact waits while an earlier one of its job exists, except for
+-- facts "following". The two most frequent facts are applied in one statement for all entries: the redelivery for which
+-- an entry waits has completed, and the job of an entry that waits for no job was retried. Such a retry is applied
+-- alone if another job of its entry has a fact, because facts of one entry are applied in the order of the table.
 --
--- Facts are read from the position p_from on. While an open transaction keeps vacuum from removing
--- deleted rows, reading past those rows twenty times a second would cost more and more. A caller that
--- passes p_from still has to read the whole table from time to time: see internal/facts.
+-- Facts are read from the position p_from on. While an open transaction keeps vacuum from removing deleted rows,
+-- reading past those rows twenty times a second would cost more and more. A caller that passes p_from still has to read
+-- the whole table from time to time (see internal/facts).
 --
--- The queries have subqueries that return one value instead of EXISTS: with EXISTS, a plan that
--- Postgres made while the table was small might read the whole table.
+-- The queries have subqueries that return one value. With EXISTS instead, a plan that Postgres made while the table was
+-- small might read the whole table.
 CREATE OR REPLACE FUNCTION dlq.apply_facts(p_limit integer DEFAULT 500, p_run uuid DEFAULT NULL,
     p_from tid DEFAULT '(0,0)', p_careful boolean DEFAULT false) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -937,15 +937,15 @@ DECLARE
     v_result  text;
     v_count   integer := 0;
     v_wake    boolean := false;
-    -- The call stops after 1 s. Its entries stay locked until then, and an operator or worker that
-    -- moves one of them waits.
+    -- The call stops after 1 s, because its entries stay locked until then, and an operator or worker that moves one of
+    -- them waits.
     v_until   constant timestamptz := clock_timestamp() + interval '1 s';
     -- The call may hold locks on jobs, too. So it waits at most 250 ms for a session that has locked
     -- a table of dlqd.
     v_wait    constant text := current_setting('lock_timeout');
 BEGIN
-    -- Most calls find no fact. A new session would plan the queries below first: of 16 ms of six calls, 12 were
-    -- measured.
+    -- Most calls find no fact. Return before the queries below, which a new session would plan first (measured: 12 of
+    -- the 16 ms of six calls).
     IF (SELECT f.fact FROM dlq.job_facts f WHERE f.ctid >= p_from LIMIT 1) IS NULL THEN
         RETURN 0;
     END IF;

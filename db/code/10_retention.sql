@@ -1,9 +1,8 @@
--- Retention drops whole partitions. Entries of queues with a shorter period than others are deleted
--- in small batches. If dlqd has an archive (a directory or an object store), it first archives
--- both, and then calls these functions.
+-- Retention drops whole partitions. Entries of queues with a shorter period than others are deleted in small batches.
+-- If dlqd has an archive (a directory or an object store), it archives the data before it calls these functions.
 
--- A duty is a row and not a lock: a lock would need a transaction or a session that stays open
--- while gigabytes are written to an object store.
+-- A duty is a row, not a lock: a lock would need a transaction or session that stays open while dlqd writes gigabytes
+-- to an object store.
 CREATE OR REPLACE FUNCTION dlq.take_duty(p_name text, p_holder uuid, p_for interval) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -57,10 +56,10 @@ BEGIN
     PERFORM dlq.require_everything('partitions');
     SELECT format('%I.%I', n.nspname, c.relname || '_' || to_char(v_month, 'YYYYMM')) INTO v_name FROM pg_class c
     JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = p_parent;
-    IF to_regclass(v_name) IS NOT NULL THEN -- before the lock below, which a long transaction may hold
+    IF to_regclass(v_name) IS NOT NULL THEN -- before waiting for the lock below, which a long transaction may hold
         RETURN true;
     END IF;
-    -- One session at a time, over all dlqd processes.
+    -- One session of all dlqd processes creates partitions at a time.
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.ensure_partition', 0));
     IF to_regclass(v_name) IS NOT NULL THEN
         RETURN true;
@@ -103,7 +102,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' A
         CROSS JOIN LATERAL (
             SELECT generate_series(date_trunc('month', now()), now() + p_months * interval '1 month',
                 interval '1 month') AS month
-            -- Rows in a default partition get a partition of their month.
+            -- Months of rows in a default partition get a partition, too.
             UNION SELECT date_trunc('month', d.at) FROM dlq.dead_letter_transitions_default d
             WHERE p.parent = 'dlq.dead_letter_transitions'::regclass
             UNION SELECT date_trunc('month', d.closed_at) FROM dlq.dead_letter_resolved_default d
@@ -155,7 +154,7 @@ BEGIN
         END LOOP;
         COMMIT;
         EXIT WHEN v_busy IS NULL;
-        -- Random, so that two processes do not collide each time.
+        -- The pause is random, so that two processes do not collide each time.
         PERFORM pg_catalog.pg_sleep(0.25 + pg_catalog.random() / 2);
         COMMIT;
     END LOOP;
@@ -261,8 +260,8 @@ $$;
 COMMENT ON FUNCTION dlq.drop_empty_month IS
     'Drops one month of failed entries that is over and empty. Returns its name; null if there is none.';
 
--- A month is dropped as a whole, once its end is older than the longest period of any queue. So an
--- entry of that queue may stay up to a month longer than its period.
+-- A month is dropped as a whole, once its end is older than the longest period of any queue. So an entry may stay up to
+-- a month longer than its period.
 CREATE OR REPLACE FUNCTION dlq.expired_partitions(p_periods jsonb, p_audit interval, p_now timestamptz DEFAULT now())
 RETURNS TABLE (partition_name text, of_audit boolean)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
@@ -290,13 +289,12 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.note_archived IS 'Records that a month is in the archive in its current state.';
 
--- With p_rows and p_hash, drop_partition drops only what was archived: it refuses a partition in
--- which a row was added or changed since then, and the next run archives that row. Failures of jobs
--- that River still has are recorded first (dlq.retire), so that the reconciler does not file them
--- again.
+-- With p_rows and p_hash, drop_partition drops only archived data: it refuses a partition in which a row was added or
+-- changed since it was archived; the next run archives that row. Failures of jobs that River still has are recorded
+-- first (dlq.retire), so that the reconciler does not file them again.
 --
--- The owner of the schema, which dlqd runs as, may drop any month. A dlq_admin may drop what
--- retention would: a month whose period is over by the current policy, and that dlqd has archived.
+-- The owner of the schema, which is dlqd's role, may drop any month. A dlq_admin may drop only months that retention
+-- would drop: the period is over by the current policy, and dlqd has archived the month.
 CREATE OR REPLACE FUNCTION dlq.drop_partition(p_partition text, p_rows bigint DEFAULT NULL, p_hash numeric DEFAULT NULL,
     p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '100ms'
@@ -463,8 +461,8 @@ COMMENT ON FUNCTION dlq.restore_entries IS
     'Restores archived entries unchanged, and keeps their months until p_until. Entries that still exist are '
     'skipped. Returns how many it restored.';
 
--- forget_old deletes records that grow with activity and not with the number of entries. p_limit
--- bounds each DELETE from a table that may be large.
+-- forget_old deletes records whose number grows with activity rather than with the number of entries. p_limit limits
+-- each DELETE from a table that may be large.
 CREATE OR REPLACE FUNCTION dlq.forget_old(p_limit integer DEFAULT 10000, p_now timestamptz DEFAULT now())
     RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

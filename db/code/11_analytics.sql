@@ -2,14 +2,13 @@
 -- tables: dlq.oldest_entries and dlq.by_rule a limited number of entries, dlq.policy_changes the acts on
 -- the policy.
 
--- moves_between finds the moves of transactions that began after the first snapshot, and of those
--- that were in progress in it. The rows of the trail are nearly in the order of their transaction
--- ids, so a BRIN index finds the few pages to read, no matter how long a transaction was open and how
--- many others ran meanwhile.
+-- moves_between finds the moves of transactions that began after the first snapshot, and of transactions that were in
+-- progress in it. The rows of the trail are nearly in the order of their transaction ids, so a BRIN index finds the few
+-- pages to read, no matter how long a transaction was open and how many others ran meanwhile.
 CREATE OR REPLACE FUNCTION dlq.moves_between(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz)
     RETURNS SETOF dlq.dead_letter_transitions
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
-    -- The hour allows for a clock that was set back.
+    -- One hour is subtracted, because a clock may have been set back.
     SELECT t.* FROM dlq.dead_letter_transitions t
     WHERE t.at >= p_since - interval '1 hour' AND t.xid >= txid_snapshot_xmax(p_old)
         AND txid_visible_in_snapshot(t.xid, p_new)
@@ -24,8 +23,8 @@ COMMENT ON FUNCTION dlq.moves_between IS
     'Moves of transactions that committed between two snapshots. p_since limits how much of the '
     'trail is read: none of these moves may have been made before it.';
 
--- has_moves saves calls of dlq.fold_moves, which takes ten times as long even if there are no moves:
--- most of its time is planning.
+-- has_moves avoids calls of dlq.fold_moves without moves. Such a call takes ten times as long as has_moves, mostly for
+-- planning.
 CREATE OR REPLACE FUNCTION dlq.has_moves(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -34,9 +33,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.has_moves IS 'Whether dlq.moves_between returns moves.';
 
--- After a restore from a dump, a move may have a transaction id of another server, which is ahead of
--- this server's: such a move counts by its time. Moves from before the column xid existed have a null
--- xid.
+-- After a restore from a dump, a move may have a transaction id of another server that is ahead of this server's ids.
+-- Such a move counts by its time. Moves from before the column xid existed have a null xid.
 CREATE OR REPLACE FUNCTION dlq.moves_of_day(p_day timestamptz, p_new txid_snapshot, p_at timestamptz)
     RETURNS SETOF dlq.dead_letter_transitions
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = on SET jit = off
@@ -69,13 +67,11 @@ $$;
 COMMENT ON FUNCTION dlq.group_title IS
     'The title of a failure group, from an entry: the first line of its error message, masked.';
 
--- fold_moves adds moves to the rollups: those between two snapshots or, if p_old is null, those of
--- a day. With p_old null it leaves out the backlog and the open entries of groups; a rebuild counts
--- them itself.
+-- fold_moves adds moves to the rollups: the moves between two snapshots or, if p_old is null, the moves of a day. With
+-- p_old null it leaves out the backlog and the open entries of groups, because a rebuild counts these itself.
 --
--- A failure counts at the time at which the job failed, whenever it was filed: failures of a
--- weekend without DLQ workers belong to the weekend, and are open from then on. Other moves count
--- at the time at which they were made.
+-- A failure counts at the time at which the job failed, no matter when it was filed: failures of a weekend without DLQ
+-- workers belong to the weekend, and count as open from then on. Other moves count at the time at which they were made.
 CREATE OR REPLACE FUNCTION dlq.fold_moves(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz,
     p_at timestamptz, p_from timestamptz DEFAULT '-infinity') RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off
@@ -109,8 +105,8 @@ BEGIN
         -- A move makes up to three rows, which differ in sign:
         --    1: the move, for the class that the entry has after it
         --   -1: the entry leaves the class that it had before
-        --    0: a failure, in the minute in which the job failed. A failed redelivery counts for the
-        --       class with which its entry was sent, because the new error has no class yet.
+        --    0: a failure, in the minute in which the job failed. A failed redelivery counts for the class that its
+        --       entry had when it was sent, because the new error has no class yet.
         SELECT date_trunc('minute', c.at) AS minute, f.queue, c.class,
                count(*) FILTER (WHERE c.sign = 0 AND f.from_status IS NULL) AS captured,
                count(*) FILTER (WHERE c.sign = 0) AS failures,
@@ -248,11 +244,11 @@ BEGIN
     ), members AS MATERIALIZED (
         -- How an entry changes the counts of failure groups:
         --   - It joins a group when a worker decides it, usually at filing.
-        --   - When its redeliveries are used up, it leaves with a last failure, because it is not
-        --     decided again.
-        --   - If it is replayed or reopened after that, it joins again without a failure.
-        --   - If dlq.regroup moves it to a group that does not continue its former one, its last
-        --     failure counts there, at its time. The former group keeps that failure, too.
+        --   - When its redeliveries are used up, it leaves the group with a last failure, because it is not decided
+        --     again.
+        --   - If it is replayed or reopened after that, it joins the group again without a failure.
+        --   - If dlq.regroup moves it to a group that does not continue its former one, its last failure counts in
+        --     the new group, at the time of the failure. The former group keeps that failure, too.
         --   - If it is decided again without a further failure, it changes its group without a failure.
         SELECT f.queue,
                CASE WHEN (f.queue, f.joined_group) IN (SELECT n.queue, n.name FROM names n WHERE n.of = 'group')
@@ -275,13 +271,13 @@ BEGIN
         FROM (
             SELECT m.queue, m.fingerprint, sum(m.failures) AS failures,
                    CASE WHEN p_old IS NULL THEN 0 ELSE sum(m.change) END AS change,
-                   -- Failures set last_seen. An entry that closes does not.
+                   -- Failures set last_seen; the closing of an entry does not.
                    min(m.at) AS first_seen, coalesce(max(m.at) FILTER (WHERE m.failures > 0), max(m.at)) AS last_seen,
                    (array_agg(m.entry_id ORDER BY m.at DESC))[1] AS sample,
                    (array_agg(m.to_class ORDER BY m.at DESC))[1] AS class
             FROM members m GROUP BY m.queue, m.fingerprint) g
         LEFT JOIN LATERAL (
-            -- An entry is looked up only for new groups, because that reads every partition.
+            -- Only for new groups an entry is looked up, because the lookup reads every partition.
             SELECT dlq.group_title(e.error_message, e.original_event, e.edited_event, e.metadata, e.job_kind) AS title,
                 e.error_type
             FROM dlq.dead_letter_queue e
@@ -380,14 +376,14 @@ DECLARE
     v_at    timestamptz;
     v_count bigint;
 BEGIN
-    -- One session at a time, over all dlqd processes.
+    -- One session of all dlqd processes refreshes the rollups at a time.
     IF NOT pg_try_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0)) THEN
         RETURN NULL;
     END IF;
     SELECT * INTO v_state FROM dlq.rollup_state;
     SELECT txid_current_snapshot(), clock_timestamp() INTO v_new, v_at;
-    -- A snapshot ahead of this server's transaction ids: the database was restored from a dump into
-    -- another server.
+    -- The stored snapshot is ahead of this server's transaction ids: the database was restored from a dump into another
+    -- server.
     IF v_state IS NULL OR txid_snapshot_xmax(v_state.snapshot) > txid_snapshot_xmax(v_new) THEN
         RETURN dlq.rebuild_rollups();
     END IF;
@@ -401,8 +397,8 @@ BEGIN
     IF v_count > 0 OR v_at > v_state.at + interval '10 seconds' THEN
         UPDATE dlq.rollup_state SET
             snapshot = v_new, at = v_at, moves = moves + v_count,
-            -- If all transactions that ran at the last snapshot have ended, moves that follow are made
-            -- by transactions that began after that snapshot.
+            -- If all transactions that ran at the last snapshot have ended, later moves come from transactions that
+            -- began after that snapshot.
             since = CASE WHEN txid_snapshot_xmin(v_new) >= txid_snapshot_xmax(v_state.snapshot) THEN v_state.at
                 ELSE v_state.since END;
     END IF;
@@ -477,9 +473,9 @@ BEGIN
 
     SELECT date_trunc('day', min(t.at)) INTO v_day FROM dlq.dead_letter_transitions t;
     v_first := date_trunc('week', v_day);
-    -- Keep the rollups of the first week if the trail no longer has all moves of that week. Failures
-    -- from before the trail do not show that it lost moves: a failure counts at the time when its job
-    -- failed, which is earlier than its first move if it was filed later.
+    -- Keep the rollups of the first week if the trail no longer has all moves of that week. Failures from before the
+    -- first move do not show that moves are missing: a failure counts at the time of the failure, which may be long
+    -- before it was filed.
     IF EXISTS (SELECT FROM dlq.rollup_flow r WHERE r.step = 'day' AND r.scope = 'all' AND r.bucket < v_day
                AND (r.redelivered, r.resolved, r.failed, r.archived) <> (0, 0, 0, 0)) THEN
         v_first := v_first + interval '7 days';

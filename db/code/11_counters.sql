@@ -1,5 +1,5 @@
--- Counters: totals of what happened to dead letters and of changes of circuit breakers, which never
--- decrease. /metrics serves them; every process serves the same values.
+-- Counters: totals of moves of dead letters and of changes of circuit breakers, which never decrease. /metrics serves
+-- them, with the same values in every process.
 
 CREATE OR REPLACE FUNCTION dlq.most_counted_queues() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -13,9 +13,9 @@ RETURN 20;
 COMMENT ON FUNCTION dlq.most_counted_types IS
     'The number of error types per queue with counters of their own; the rest counts as other.';
 
--- count_moves adds moves to the counters: those between two snapshots or, if p_old is null, those
--- since p_since that are visible in p_new, a snapshot taken at p_at. After a restore from a dump,
--- moves that the dump does not contain are missing in the counters, too.
+-- count_moves adds moves to the counters: the moves between two snapshots or, if p_old is null, the moves since p_since
+-- that are visible in p_new, a snapshot taken at p_at. After a restore from a dump, the counters lack the moves that
+-- the dump does not contain.
 CREATE OR REPLACE FUNCTION dlq.count_moves(p_old txid_snapshot, p_new txid_snapshot, p_since timestamptz,
     p_at timestamptz) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -31,8 +31,8 @@ SET max_parallel_workers_per_gather = 0 AS $$
               WHERE p_old IS NULL AND t.at >= p_since AND (t.xid IS NULL OR txid_visible_in_snapshot(t.xid, p_new)
                   OR (t.xid >= txid_snapshot_xmax(p_new) AND t.at < p_at))) m
     ), queues AS MATERIALIZED (
-        -- Names of queues come from outside, so only a limited number of queues have counters of their
-        -- own: those that came first.
+        -- Names of queues come from outside, so only a limited number of queues, the first ones, have their own
+        -- counters.
         SELECT k.queue, CASE WHEN k.known OR row_number() OVER (PARTITION BY k.known ORDER BY k.moves DESC,
             k.queue) <= dlq.most_counted_queues() - k.counted THEN k.queue ELSE 'other' END AS shown
         FROM (SELECT f.queue, count(*) AS moves, EXISTS (SELECT FROM dlq.counters c WHERE c.name = 'captured'
@@ -110,9 +110,8 @@ COMMENT ON FUNCTION dlq.count_moves IS
     'Adds moves to the counters: those that committed between two snapshots or, if p_old is null, those since '
     'p_since that are visible in p_new.';
 
--- trim_counters gives counters of their own to the most frequent error types of each queue. A type that
--- loses its counter counts as other from then on, and a new counter begins at 0, so that no counter
--- decreases.
+-- trim_counters gives the most frequent error types of each queue their own counters. A type that loses its counter
+-- counts as other from then on, and a new counter begins at 0, so that no counter decreases.
 CREATE OR REPLACE FUNCTION dlq.trim_counters(p_now timestamptz DEFAULT now()) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET jit = off AS $$
 BEGIN
@@ -155,17 +154,15 @@ COMMENT ON FUNCTION dlq.trim_counters IS
     'not used for 30 days, if others need the room.';
 
 -- needs_person reads at most about p_most manual entries and as many failed ones.
---   - Manual entries: each class of each queue gets an equal share of p_most. If it has fewer manual
---     entries than that, the count is exact. If it has more, the count is at least an estimate from
---     the rollups: its manual entries, less the open entries of muted groups, less those that became
---     manual within p_after.
---   - Failed entries: they are read in the ranges of fingerprints between the muted groups of their
---     queue, and each range gets an equal share of p_most. So a large muted group does not use up
---     the share of the other groups.
+--   - Manual entries: each class of each queue gets an equal share of p_most. If a class has fewer manual entries than
+--     its share, its count is exact. If it has more, the count is at least an estimate from the rollups: the manual
+--     entries, minus the open entries of muted groups, minus the entries that became manual within p_after.
+--   - Failed entries: they are read in the ranges of fingerprints between the muted groups of their queue, and each
+--     range gets an equal share of p_most. So a large muted group does not use up the share of the other groups.
 --
--- Bitmap scans are off, because they read all index entries of a class before the first row. The
--- time is a variable, because clock_timestamp() is volatile and cannot bound an index scan: the sum
--- of what was parked would read all minutes of three days.
+-- Bitmap scans are off, because they read all index entries of a class before the first row. The time is a variable,
+-- because clock_timestamp() is volatile and cannot limit an index scan: the sum of parked entries would read all
+-- minutes of three days.
 CREATE OR REPLACE FUNCTION dlq.needs_person(p_after interval DEFAULT '15 minutes', p_queues text[] DEFAULT '{}',
     p_afters interval[] DEFAULT '{}', p_most integer DEFAULT 5000)
 RETURNS TABLE (queue text, error_class text, entries bigint)

@@ -1,9 +1,9 @@
--- Search of the audit trail, and the erasure of a person's data, of which a record is kept.
+-- Search of the audit trail, and the erasure of a person's data, which is recorded.
 
--- trail_begins bounds the months in which the moves of an entry can be. All moves are made after the
--- entry's capture (created_at, by this server's clock); an hour allows for a clock that was set back.
--- If the entry is deleted, the bound is the time in its id, at which the job failed by the
--- application's clock; a day allows for clocks that differ.
+-- trail_begins returns a time before which an entry has no moves, so that earlier months are not read. All moves come
+-- after the entry's capture (created_at, by this server's clock); an hour is subtracted because a clock may have been
+-- set back. If the entry is deleted, the limit is the time in its id, at which the job failed by the application's
+-- clock; a day is subtracted because clocks differ.
 CREATE OR REPLACE FUNCTION dlq.trail_begins(p_id uuid) RETURNS timestamptz
 LANGUAGE plpgsql STABLE STRICT SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_custom_plan AS $$
@@ -40,10 +40,10 @@ END
 $$;
 COMMENT ON FUNCTION dlq.trail IS 'The audit rows of an entry, oldest first.';
 
--- audit reads both trails: moves of entries, and changes of anything else (dlq.acts). Their ids
--- come from one sequence, of which each session caches a range; rows are therefore ordered by time,
--- then by id. Grouped, it shows an operation (dlq.operations) instead of its moves, with an id made from the
--- operation's, and a replay run by its acts only.
+-- audit reads both trails: moves of entries, and other changes (dlq.acts). Their ids come from one sequence, of which
+-- each session caches a range, so rows are ordered by time and then by id. Grouped, audit shows an operation
+-- (dlq.operations) as one row instead of its moves, with an id made from the operation's, and of a replay run only the
+-- acts.
 CREATE OR REPLACE FUNCTION dlq.audit(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100,
     p_before timestamptz DEFAULT NULL, p_before_id bigint DEFAULT NULL)
 RETURNS TABLE (id bigint, at timestamptz, actor text, db_user text, origin text, entry_id uuid,
@@ -58,8 +58,8 @@ DECLARE
     v_from  timestamptz := '-infinity';
     v_until timestamptz := 'infinity';
     v_scope jsonb := dlq.scope();
-    -- The row of an operation shows only to callers whose scope is at least as wide as the operation's. So
-    -- callers with a scope get every move.
+    -- Only callers whose scope is at least as wide as that of the operation see its row. So callers with a scope get
+    -- every move instead.
     v_group boolean := v_scope IS NULL AND v_acts AND NOT p_filter ? 'configVersion'
         AND coalesce((p_filter ->> 'grouped')::boolean, false);
     v_mask  jsonb := dlq.mask(false);
@@ -72,7 +72,8 @@ BEGIN
         v_where := v_where || ' AND ' || CASE v_key
             WHEN 'actor'         THEN 't.actor = $1 ->> ''actor'''
                 || CASE WHEN dlq.origin(p_filter ->> 'actor') IS NULL THEN '' ELSE ' AND t.origin IS NOT NULL' END
-            -- A run or a request of the policy has an origin, so that it needs the approvals of a person.
+            -- A replay run or request that the policy makes has an origin, so that it needs approval like an
+            -- operator's. It is no act of a person.
             WHEN 'people'        THEN CASE WHEN (p_filter ->> 'people')::boolean
                 THEN 't.origin IS NOT NULL AND NOT (t.actor = ''policy'' AND starts_with(t.origin, ''policy, ''))'
                 ELSE 'true' END
@@ -105,7 +106,7 @@ BEGIN
         'SELECT * FROM (
              (SELECT t.id, t.at, t.actor, t.db_user, t.origin, t.entry_id, t.from_status, t.to_status, t.reason, '
                  || v_note || ' AS note, t.queue, t.kind, t.error_class, t.river_job_id, t.config_version, '
-             -- Edited payloads, for callers who may see them.
+             -- Details contain edited payloads: only callers who may see these see the details.
              || CASE WHEN 'edited_event' = ANY (dlq.hidden_columns()) THEN 'NULL::jsonb AS detail'
                  ELSE 'dlq.masked_detail(t.detail, $8) AS detail' END
              || ', t.operation FROM dlq.dead_letter_transitions t WHERE t.at >= $4 AND t.at < $5 AND '
@@ -151,7 +152,8 @@ COMMENT ON FUNCTION dlq.audit IS
     '"configVersion", "operation", "grouped": true (an operation in place of its changes, and of a replay run only its '
     'acts; without entryId, queue, kind, from, to, operation and configVersion), "after", "before"}.';
 
--- erased keeps when an entry failed, with which error type and class, and what became of the entry.
+-- erased returns the entry without personal data. The time, error type and class of the failure remain, and the outcome
+-- of the entry.
 CREATE OR REPLACE FUNCTION dlq.erased(p_entry dlq.dead_letter_queue) RETURNS dlq.dead_letter_queue
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -309,8 +311,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.were_erased IS 'Of the given entries, returns those whose data was erased in the database.';
 
--- An erasure may erase more than necessary: names also finds values inside of longer words. Exception:
--- a number is not found inside of a longer number, so cus_8 is not in cus_81.
+-- An erasure may erase more than necessary: names also finds a value inside of a longer word. Exception: a number is
+-- not found inside of a longer number, so cus_8 is not found in cus_81.
 CREATE OR REPLACE FUNCTION dlq.names(p_text text, p_values text[]) RETURNS boolean
 LANGUAGE sql IMMUTABLE
 RETURN EXISTS (SELECT FROM unnest(p_values) v (value) WHERE CASE
@@ -407,10 +409,9 @@ COMMENT ON FUNCTION dlq.erase_runs IS
     'a filter, or that handled these entries. Deletes notes of failure groups and saved views that name the '
     'person. Returns how many runs and approvals were skipped because they have not ended.';
 
--- erase_entries locks jobs first, then entries, and waits for neither (only for a session that is
--- filing one of the entries): entries whose rows or jobs another session has locked are skipped,
--- and counted in under_way. Open and failed entries are archived, because nothing is left to
--- redeliver.
+-- erase_entries locks jobs first, then entries. It skips entries whose rows or jobs another session has locked, and
+-- counts them in under_way; it waits only for a session that is filing one of the entries. Open and failed entries are
+-- archived, because nothing is left to redeliver.
 CREATE OR REPLACE FUNCTION dlq.erase_entries(p_ids uuid[], p_actor text, p_note text, OUT entries integer,
     OUT jobs integer, OUT under_way integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -472,9 +473,9 @@ BEGIN
     GET DIAGNOSTICS entries = ROW_COUNT;
     UPDATE dlq.source_deliveries d SET content = NULL WHERE d.entry_id = ANY (v_ids) AND d.content IS NOT NULL;
 
-    -- Facts that are not applied yet, or that the database refuses, still say that the job ended, but
-    -- lose its metadata and errors. A failure keeps one empty error: by its errors, dlq.is_failure tells a
-    -- job that its worker cancelled from one that an operator cancelled.
+    -- Facts that are not applied yet, or that the database refuses, still say that the job ended, but lose its metadata
+    -- and errors. For a failure, one empty error remains: dlq.is_failure needs it to distinguish a job that its worker
+    -- cancelled from a job that an operator cancelled.
     UPDATE dlq.job_facts f SET job = f.job - '{refusal,row}'::text[] || '{"metadata": {}}'
         || CASE WHEN dlq.is_failure(f.job)
         THEN '{"errors": [{}]}' ELSE '{"errors": []}' END::jsonb
@@ -486,7 +487,7 @@ BEGIN
     WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since AND o.job_id = d.river_job_id
         AND o.job_created_at = d.job_created_at;
     PERFORM dlq.erase_trail(v_ids, v_from);
-    -- Also the titles of groups that an entry has left: such a title may be the entry's error text.
+    -- This also erases titles of groups that an entry has left, because such a title may be the entry's error text.
     PERFORM dlq.erase_titles(ARRAY(SELECT d.queue || E'\n' || d.fingerprint FROM dlq.dead_letter_queue d
         WHERE d.id = ANY (v_ids) AND d.closed_at >= v_since AND d.fingerprint IS NOT NULL
         UNION SELECT t.queue || E'\n' || t.joined_group FROM dlq.dead_letter_transitions t
@@ -512,9 +513,9 @@ $$;
 COMMENT ON FUNCTION dlq.erased_entries IS
     'The entries that were erased in the database by an erasure, or by one that began after it.';
 
--- An erasure leaves error types and sources, because reports count them, and notes that operators wrote on
--- groups or on many entries at once. erase_leaves says where these are. It returns each query whose rows it has
--- counted, so that the caller can read the same rows.
+-- An erasure does not erase error types and sources, because reports count them, and notes that operators wrote on
+-- groups or on many entries at once. erase_leaves returns where such data remains, with the query that counted the
+-- rows, so that the caller can read the same rows.
 CREATE OR REPLACE FUNCTION dlq.erase_leaves(p_erasure uuid) RETURNS TABLE (table_name text, columns text[],
     row_count bigint, query text)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -554,7 +555,8 @@ BEGIN
         ('replay_runs', '{filter,patch,merge_patch,note}', format(
             'SELECT t.* FROM dlq.replay_runs t WHERE t.filter ->> ''erased'' IS NULL AND t.id IN (SELECT n.run_id '
             'FROM dlq.replay_run_entries n WHERE n.entry_id IN (%s))', v_entries)),
-        -- A request has its entries from its approval on. Before, and if it was refused, it has their queues.
+        -- A request has a list of its entries from its approval on. Before that, and if it was refused, it has only
+        -- their queues.
         ('approvals', '{request,note,decision,problem}', format(
             'SELECT t.* FROM dlq.approvals t WHERE (t.request ->> ''erased'' IS NULL OR coalesce(t.note, t.decision, '
             't.problem) IS NOT NULL) AND (t.id IN (SELECT n.approval_id FROM dlq.approval_entries n '
@@ -683,7 +685,7 @@ DECLARE
 BEGIN
     PERFORM dlq.require_admin('erase');
     PERFORM dlq.require_everything('erase');
-    -- The approval is checked again, because further entries may match by now.
+    -- Approval is checked again, because more entries may match by now.
     PERFORM dlq.require_approval('{erase}', 'erase', jsonb_build_object('filter', p_filter));
     SELECT * INTO STRICT v_record FROM dlq.erasures r WHERE r.id = p_erasure;
     IF v_record.filter_sha256 <> encode(sha256(convert_to(p_filter::text, 'UTF8')), 'hex') THEN

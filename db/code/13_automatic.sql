@@ -1,10 +1,9 @@
--- Automatic redelivery: what it is switched on for, who switched it, and what happens next to an
--- entry.
+-- Automatic redelivery: its switches, who changed them, and the next step of an entry.
 --
--- Switches of operators are rows of automatic_switches. The switches of the policy are in settings,
--- key automatic: each DLQ worker publishes them when it loads a policy. The default for all depends
--- on whether River belongs to an application. A DLQ worker decides by the policy that it has loaded
--- itself; the functions of this file show operators the policy that was published last.
+-- Switches of operators are rows of automatic_switches. The switches of the policy are in settings, key automatic: each
+-- DLQ worker publishes them when it loads a policy. The default for all entries depends on whether River belongs to an
+-- application. A DLQ worker decides by the policy that it has loaded itself; the functions of this file show operators
+-- the policy that was published last.
 
 CREATE OR REPLACE VIEW dlq.automatic AS
     WITH policy AS (
@@ -116,11 +115,10 @@ CREATE OR REPLACE TRIGGER automatic_changes_append_only BEFORE UPDATE OR DELETE 
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
 COMMENT ON TRIGGER automatic_changes_append_only ON dlq.automatic_changes IS 'The audit trail is append-only.';
 
--- change_automatic changes one switch, or deletes it if p_enabled is null. It takes an advisory
--- lock that DLQ workers hold in shared mode from before they read the switches until they commit.
--- So once a change is committed, it is in force in all processes: decisions from before it are
--- committed, and later decisions see it. Exception: a stop that waits 5 s for the lock in vain
--- takes effect without it.
+-- change_automatic changes one switch, or deletes it if p_enabled is null. It takes an advisory lock that DLQ workers
+-- hold in shared mode from before they read the switches until they commit. So once a change is committed, all
+-- processes use it: earlier decisions are committed, and later decisions see the change. Exception: a stop waits at
+-- most 5 s for the lock, and then takes effect without it.
 CREATE OR REPLACE FUNCTION dlq.change_automatic(p_scope text, p_name text, p_enabled boolean, p_include text[],
     p_actor text, p_note text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$

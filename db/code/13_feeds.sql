@@ -1,12 +1,12 @@
 -- Feeds: dead letters that dlqd publishes to topics.
 --
--- A feed finds filed entries in the audit trail, as the rollups do: its position is a snapshot, so that an entry whose
--- transaction commits late is neither missed nor found twice, and filing does nothing for feeds.
+-- A feed finds filed entries in the audit trail, as the rollups do. Its position is a snapshot, so that an entry whose
+-- transaction commits late is neither missed nor found twice, and filing an entry costs nothing extra.
 
 CREATE OR REPLACE FUNCTION dlq.publish_feeds(p_names text[], p_clusters text[], p_topics text[]) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE dlq.feeds f SET removed_at = now() WHERE f.removed_at IS NULL AND f.name <> ALL (p_names);
-    -- What waits is published to the feed's new cluster.
+    -- Records that are not published yet go to the feed's new cluster.
     UPDATE dlq.feed_records r SET cluster = p.cluster FROM unnest(p_names, p_clusters) p (name, cluster)
     WHERE r.feed = p.name AND r.acknowledged_at IS NULL AND r.failure IS NULL AND r.cluster <> p.cluster;
     INSERT INTO dlq.feeds AS f (name, cluster, topic)
@@ -27,10 +27,10 @@ $$;
 COMMENT ON FUNCTION dlq.snapshot_before IS
     'What a snapshot shows of the transactions with ids below p_xid, which must not be above the snapshot''s own limit.';
 
--- Of more entries than p_limit, collect_feed takes those of the first transactions, so that no entry is read in each
--- call until it is taken. If one transaction filed more, the position stays, and the next call skips those that have a
--- row. A snapshot ahead of this server's transaction ids comes from a dump of another server: entries then count by
--- time.
+-- If there are more than p_limit new entries, collect_feed takes the entries of the first transactions and moves the
+-- position past them, so that later entries are not read again in each call. If a single transaction filed more, the
+-- position stays, and the next call skips entries that already have a row. A snapshot ahead of this server's
+-- transaction ids comes from a dump of another server: entries then count by time.
 CREATE OR REPLACE FUNCTION dlq.collect_feed(p_feed text, p_queues text[], p_limit integer DEFAULT 10000)
     RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -40,9 +40,9 @@ DECLARE
     v_new      txid_snapshot;
     v_at       timestamptz;
     v_dumped   boolean;
-    v_first    bigint;  -- the first transaction that the position does not know
-    v_step     bigint;  -- the number of transactions to look at
-    v_part     boolean := false; -- they are not all
+    v_first    bigint;  -- the first transaction after the position
+    v_step     bigint;  -- the number of transactions to read
+    v_part     boolean := false; -- whether more transactions are left
     v_count    integer := 0;
 BEGIN
     SELECT * INTO v_feed FROM dlq.feeds f WHERE f.name = p_feed FOR UPDATE;
@@ -61,7 +61,7 @@ BEGIN
     END LOOP;
     IF v_part THEN
         v_new := dlq.snapshot_before(v_new, v_first + v_step);
-        v_at := v_feed.at; -- no entry that is still to be read was filed before
+        v_at := v_feed.at; -- all entries that are left were filed at this time or later
     END IF;
     IF v_dumped OR dlq.has_moves(v_feed.snapshot, v_new, v_feed.since) THEN
         INSERT INTO dlq.feed_records (id, feed, entry_id, queue, cluster, topic)
@@ -74,7 +74,8 @@ BEGIN
         ) t
         WHERE t.from_status IS NULL AND dlq.in_patterns(t.queue, NULL, v_patterns)
             AND NOT EXISTS (SELECT FROM dlq.feed_records r WHERE r.entry_id = t.entry_id AND r.feed = p_feed)
-            -- A record that a feed has published is not published again, or it could go round for ever.
+            -- If a feed published a record that came back as an entry, it is not published again: it could circulate
+            -- forever.
             AND NOT (t.river_job_id < 0 AND EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = t.entry_id
                 AND 'dlqd-feed'::bytea = ANY ((e.record).header_keys)))
         ORDER BY t.failed_at, abs(t.river_job_id) -- the ids of records count down
@@ -194,7 +195,7 @@ $$;
 COMMENT ON FUNCTION dlq.require_feed IS
     'Raises DLQ02 if the policy has no such feed, or if the caller does not see all queues.';
 
--- The row of a feed is locked while a process looks for its entries, so a pause is a row of settings.
+-- A pause is a row of settings, because the row of the feed is locked while a process collects its entries.
 CREATE OR REPLACE FUNCTION dlq.pause_feed(p_feed text, p_actor text DEFAULT session_user, p_note text DEFAULT NULL)
     RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -228,7 +229,7 @@ $$;
 COMMENT ON FUNCTION dlq.resume_feed IS
     'Resumes the publication of a feed where it stopped. Returns false if it is not paused.';
 
--- The records wait again, in their order and with their ids.
+-- The records become unpublished again, and keep their order and their ids.
 CREATE OR REPLACE FUNCTION dlq.rewind_feed(p_feed text, p_since timestamptz, p_actor text DEFAULT session_user,
     p_note text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

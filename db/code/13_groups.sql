@@ -1,6 +1,6 @@
--- Failure groups: owner, note, mark as fixed, and mute. The title, counts and times of a group are in
--- the rollups; what operators set is in group_marks. Whether a mute has ended, or a fixed group has
--- failed again, is decided when the group is read, so that no write of an application has to do it.
+-- Failure groups: owner, note, mark as fixed, and mute. The title, counts and times of a group are in the rollups; the
+-- marks that operators set are in group_marks. Whether a mute has ended, or a fixed group has failed again, is computed
+-- when the group is read, so that filing a failure does not have to write it.
 
 CREATE OR REPLACE FUNCTION dlq.is_muted(p_mark dlq.group_marks, p_failures bigint) RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE
@@ -8,8 +8,8 @@ RETURN coalesce((p_mark).muted_at IS NOT NULL AND now() < coalesce((p_mark).mute
     AND p_failures < coalesce((p_mark).mute_upto, 9223372036854775807), false);
 COMMENT ON FUNCTION dlq.is_muted IS 'Whether a failure group with p_failures failures in all is muted now.';
 
--- A group is regressed if it has failed since it was marked as fixed, or since a version with the fix runs,
--- if it is fixed in a version. last_seen is when the job failed, not when the failure was filed.
+-- A group is regressed if it has failed since it was marked as fixed or, if it is fixed in a version, since a version
+-- with the fix was deployed. last_seen is the time at which the job failed, not the time of filing.
 CREATE OR REPLACE FUNCTION dlq.fixed_since(p_mark dlq.group_marks) RETURNS timestamptz
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN (p_mark).fixed_in IS NULL THEN (p_mark).fixed_at ELSE (p_mark).fix_deployed_at END;
@@ -130,8 +130,7 @@ CREATE OR REPLACE VIEW dlq.groups AS SELECT * FROM dlq.groups(p_limit => 1000);
 COMMENT ON VIEW dlq.groups IS
     'Failure groups, and the marks of operators: those that failed last first, 1,000 at most.';
 
--- As with entries, a caller who is limited to other queues gets the same error for a group as for
--- one that does not exist.
+-- As with entries, a group outside the caller's scope gives the same error as one that does not exist.
 CREATE OR REPLACE FUNCTION dlq.one_group(p_queue text, p_fingerprint text) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -173,9 +172,9 @@ COMMENT ON FUNCTION dlq.one_group IS
     'Returns the fingerprint of a failure group, given in full or as its first four or more characters. For a '
     'former group, returns the group that continues it. Raises DLQ02 if there is none.';
 
--- group_names returns all fingerprints that entries of a group can have. A former fingerprint adds
--- all groups that its errors are in now; a current one adds the last 100 former groups that it
--- continues, for closed entries.
+-- group_names returns all fingerprints that entries of a group can have. For a former group, it adds all groups that
+-- its errors are in now. For a current group, it adds the last 100 former groups that it continues, to find closed
+-- entries.
 CREATE OR REPLACE FUNCTION dlq.group_names(p_queue text, p_fingerprint text) RETURNS text[]
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
     SELECT ARRAY(
@@ -232,13 +231,13 @@ $$;
 COMMENT ON FUNCTION dlq.group_entries IS
     'The newest entries of a failure group that are open, or that closed within 30 days.';
 
--- shares_of does not look at the caller's scope: its caller has.
+-- shares_of does not check the caller's scope; the function that calls it has checked it.
 CREATE OR REPLACE FUNCTION dlq.shares_of(p_ids uuid[])
 RETURNS TABLE (by text, name text, entries bigint, share float8)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_custom_plan SET row_security = off AS $$
 DECLARE
-    -- Each partition costs a probe for each entry: leave out those that can have none.
+    -- Each partition costs a probe for each entry, so leave out partitions that cannot contain the entries.
     v_since constant timestamptz := greatest(now() - interval '31 days', dlq.closed_since(p_ids));
     v_until constant timestamptz := now() + interval '1 hour';
 BEGIN
@@ -405,10 +404,9 @@ $$;
 COMMENT ON FUNCTION dlq.muted_entries IS
     'The number of manual entries in muted failure groups, at most 10,000 per group.';
 
--- The grouping method has versions; the length of a fingerprint tells which one made it. After a
--- change dlqd learns which groups the errors of each former group are in now (alias_groups), and
--- moves the open entries of the former group there (regroup). Closed entries keep their
--- fingerprint.
+-- The grouping method has versions; the length of a fingerprint shows which version made it. After a change of the
+-- method, dlqd learns which groups the errors of each former group are in now (alias_groups), and moves the open
+-- entries of the former group there (regroup). Closed entries keep their fingerprint.
 
 -- A mute or a mark as fixed of a former group passes to the new group only if the two groups are one to
 -- one. Otherwise the note of the new group says who muted the former group or marked it as fixed.
@@ -423,9 +421,9 @@ COMMENT ON FUNCTION dlq.part_of IS
     'The note for a failure group that was part of a former one: who muted the former group, and who marked it '
     'as fixed. Null if it was neither muted nor fixed.';
 
--- Owner and note are always inherited; a mute and a mark as fixed only while the two groups are one
--- to one. Groups are found one after another: when a further one appears, an inherited mute or mark
--- ends, unless an operator has changed it since.
+-- Owner and note are always inherited; a mute and a mark as fixed only while the former and the new group correspond
+-- one to one. New groups are found one after another: when a second one appears, an inherited mute or mark ends, unless
+-- an operator has changed it since.
 CREATE OR REPLACE FUNCTION dlq.inherit_marks(p_queue text, p_former text, p_fingerprint text, p_actor text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
