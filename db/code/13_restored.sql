@@ -1,12 +1,10 @@
--- A database that was restored to an earlier moment does not know what was sent since. To detect
--- that, dlqd records the server, timeline and database that it runs on (settings, key server), and
--- each process writes a mark, a number that it increases every few seconds (processes.mark). If a
--- process finds another server, timeline or database, or does not find its own mark, dlqd holds
--- automatic deliveries and replay runs until an operator resumes them. A promotion of a standby
--- during which a process ran is no restore: the process still finds its mark.
+-- A database that was restored to an earlier moment does not know what was sent since. To detect a restore, dlqd
+-- records the server, timeline and database that it runs on (settings, key server), and each process writes a mark, a
+-- number that it increases every few seconds (processes.mark). If a process finds another server, timeline or database,
+-- or does not find its own mark, dlqd holds automatic deliveries and replay runs until an operator resumes them. The
+-- promotion of a standby during which a process ran is no restore: the process still finds its mark.
 --
--- The hold is the row (stop, restored) of automatic_switches. The reason for it is in settings, key
--- restored.
+-- The hold is the row (stop, restored) of automatic_switches. Its reason is in settings, key restored.
 
 CREATE OR REPLACE FUNCTION dlq.server_identity() RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -89,13 +87,12 @@ BEGIN
     IF v_known IS NULL AND (NOT v_mark_lost OR dlq.is_restored()) THEN
         RETURN 'unknown';
     END IF;
-    -- The process wrote its last mark on the known timeline, and the mark is still here: nothing
-    -- that was committed before it is lost.
+    -- The process wrote its last mark on the known timeline, and the mark still exists: no commit before the mark is
+    -- lost.
     v_mark_intact := p_mark > 0 AND NOT v_mark_lost AND p_timeline = (v_known ->> 'timeline')::bigint;
     IF dlq.is_restored() THEN
-        -- Only a hold because of the timeline can end without an operator. A process that had just
-        -- started could not tell a promotion from a restore; a process that ran through the promotion
-        -- can.
+        -- Only a hold because of the timeline can end without an operator: a process that had just started could not
+        -- tell a promotion from a restore, but a process that ran during the promotion can.
         IF NOT EXISTS (SELECT FROM dlq.settings s WHERE s.key = 'restored' AND s.value::jsonb ->> 'why' = 'timeline')
             THEN
             RETURN 'same';
@@ -120,9 +117,9 @@ COMMENT ON FUNCTION dlq.server_verdict IS
 
 -- watch_server decides whether the server is as expected, and writes the process's mark:
 --   1. If the server is the known one, it only writes the mark.
---   2. Otherwise one process decides, under a lock. A server that is not known yet, or a promoted
---      standby, is recorded as known; a restored one is held. Starting or ending a hold waits for
---      transactions that are sending (dlq.change_automatic).
+--   2. Otherwise one process decides, under a lock. An unknown server or a promoted standby is recorded as known; for a
+--      restored server, the hold begins. Starting or ending a hold waits for transactions that are sending
+--      (dlq.change_automatic).
 --   3. It writes the mark in the same transaction; the previous mark is not needed any more.
 CREATE OR REPLACE FUNCTION dlq.watch_server(p_process uuid, p_name text, p_mark bigint, p_timeline bigint,
     OUT mark bigint, OUT timeline bigint, OUT verdict text, OUT held_at timestamptz, OUT note text)
@@ -269,8 +266,8 @@ BEGIN
             count(*) FILTER (WHERE e.next_retry_at <= now()) AS due
         FROM (SELECT * FROM dlq.dead_letter_open o WHERE o.status = 'dlq_pending' AND o.strategy IS NOT NULL
             LIMIT v_most) e
-        -- Select by the age of the job, not by the last failure: a redelivery that ran at v_at is
-        -- rescued, and so fails, later.
+        -- Select by the age of the job, not by the last failure: a redelivery that ran at v_at is rescued later, and so
+        -- its failure is later, too.
         WHERE e.job_created_at < v_at
         GROUP BY e.queue, e.kind, e.error_class, e.job_kind
     ) g WHERE dlq.switched_on(g.queue, g.kind, g.error_class, g.job_kind) HAVING sum(g.n) > 0;

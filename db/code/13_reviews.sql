@@ -1,5 +1,5 @@
--- Reviews: entries that need a person are handed out, so that operators who work at the same time
--- get different ones. A review is no lock: other operators can act on the entry, too.
+-- Reviews: entries that need an operator are handed out, so that operators who work at the same time get different
+-- ones. A review is no lock: other operators can act on the entry, too.
 
 CREATE OR REPLACE FUNCTION dlq.in_review(p_ids uuid[])
 RETURNS TABLE (entry_id uuid, actor text, at timestamptz)

@@ -1,8 +1,8 @@
 -- Sources: records of topics that become entries, and entries that are published as records.
 --
--- A record becomes an entry as a message of dlqd whose first delivery failed elsewhere. Its job id is below zero,
--- which no job of River has, and its job_created_at is the time of the failure. So it is filed, decided, redelivered,
--- ordered, masked, archived and erased as any other message.
+-- A record becomes an entry like that of a dlqd message whose first delivery failed elsewhere. Its job id is negative,
+-- unlike any job of River, and its job_created_at is the time of the failure. So the entry is filed, decided,
+-- redelivered, ordered, masked, archived and erased like any other message.
 
 COMMENT ON COLUMN dlq.record.cluster IS 'Name of the cluster in the policy.';
 COMMENT ON COLUMN dlq.record.topic IS 'The topic that dlqd read it from.';
@@ -25,11 +25,12 @@ COMMENT ON COLUMN dlq.record.value IS 'Value of the record; null for a null or a
 COMMENT ON COLUMN dlq.record.header_keys IS 'Keys of the headers, in order.';
 COMMENT ON COLUMN dlq.record.header_values IS 'Values of the headers, in the order of the keys.';
 
--- store_records stores a batch and moves the position in one transaction. Of readers of the same partition, the row
--- of the position lets one at a time pass, and only at the position.
+-- store_records stores a batch and moves the position in one transaction. If several readers read the same partition,
+-- the lock on the row of the position lets one of them store at a time, and only a batch that begins at the position.
 --
--- The arrays have an element for each record, as columns: one JSON object a record costs the database half as much
--- again. An unknown text, id or hash is empty, an unknown number -1. Headers are texts of bytea[].
+-- The arrays have one element per record, and are the columns of the batch: one JSON object per record would cost the
+-- database half as much again. An unknown text, id or hash is empty, and an unknown number -1. Headers are texts of
+-- bytea[].
 CREATE OR REPLACE FUNCTION dlq.store_records(p_source text, p_queue text, p_cluster text, p_topic text,
     p_topic_id uuid, p_partition integer, p_first bigint, p_next bigint, p_start boolean, p_lost boolean,
     p_ordered boolean, p_offsets bigint[], p_ats timestamptz[], p_failed_ats timestamptz[], p_delivery_ids text[],
@@ -42,14 +43,14 @@ CREATE OR REPLACE FUNCTION dlq.store_records(p_source text, p_queue text, p_clus
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     v_position   bigint;
-    v_until      bigint; -- records below were read before the position was moved back
+    v_until      bigint; -- records below this offset were read before the position was moved back
     v_count      constant integer := cardinality(p_offsets);
-    v_above      integer := v_count; -- records that were not, and are stored
+    v_above      integer := v_count; -- number of records that were not read before, and are stored
     v_jobs       bigint[];
-    v_ended      timestamptz[]; -- columns: Postgres inlines dlq.entry_id of columns alone
+    v_ended      timestamptz[]; -- arrays, because Postgres inlines dlq.entry_id only for columns
     v_skipped    boolean[]; -- null if no record is skipped
-    v_entries    uuid[]; -- of records that dlqd had published; null if there are none
-    v_deliveries bigint[]; -- their jobs
+    v_entries    uuid[]; -- entries of records that dlqd had published; null if there are none
+    v_deliveries bigint[]; -- jobs of these publications
 BEGIN
     IF p_start THEN
         INSERT INTO dlq.source_positions (cluster, topic_id, partition, topic, source, queue, first_offset, next_offset)
@@ -66,14 +67,14 @@ BEGIN
     IF NOT accepted THEN
         RETURN;
     END IF;
-    -- Most batches have no record that was stored before, and none that dlqd published.
+    -- Most batches contain no record that was stored before, and none that dlqd published. Skip the checks for them.
     IF p_first < greatest(v_position, v_until)
        OR EXISTS (SELECT FROM unnest(p_delivery_ids) d WHERE d <> '')
        OR EXISTS (SELECT FROM dlq.source_deliveries d WHERE d.queue = p_queue AND d.content = ANY (p_contents)
             AND d.content IS NOT NULL AND d.settled_at IS NULL)
        OR EXISTS (SELECT FROM unnest(p_original_topics, p_original_partitions, p_original_offsets)
                 o (topic, partition, "offset")
-            -- LIMIT: with a join, Postgres may read all deliveries.
+            -- LIMIT prevents a join, for which Postgres may read all deliveries.
             CROSS JOIN LATERAL (SELECT FROM dlq.source_deliveries d WHERE d.cluster = p_cluster
                 AND d.topic = o.topic AND d.partition = o.partition AND d."offset" = o."offset"
                 AND d."offset" IS NOT NULL LIMIT 1) d
@@ -83,8 +84,8 @@ BEGIN
             count(*) FILTER (WHERE NOT t.skip AND t."offset" >= v_until)
         INTO v_skipped, v_entries, v_deliveries, v_above
         FROM (
-            -- Not in a join, which could call it once for equal records (Memoize). Most records are no delivery: a call
-            -- costs more than looking for one.
+            -- The call is not in a join, because a join could make one call for equal records (Memoize). Most records
+            -- are not a delivery of dlqd, and a call costs more than checking for a delivery first.
             SELECT n.place, n."offset", n.skip, CASE WHEN NOT n.skip AND (n.delivery_id IS NOT NULL
                 OR EXISTS (SELECT FROM dlq.source_deliveries d WHERE d.queue = p_queue AND d.content = n.content
                     AND d.content IS NOT NULL AND d.settled_at IS NULL)
@@ -121,7 +122,7 @@ BEGIN
     v_jobs := ARRAY(SELECT -nextval('dlq.record_ids') FROM generate_series(1, v_count));
     v_ended := ARRAY(SELECT least(greatest(f.at, '1970-01-01Z'), now())
         FROM unnest(p_failed_ats) WITH ORDINALITY f (at, place) ORDER BY f.place);
-    -- Each statement reads the arrays itself: to store what they have in common costs more.
+    -- Each statement reads the arrays itself, because storing the shared rows costs more.
     WITH rows AS NOT MATERIALIZED (
         SELECT u.*, left(concat(p_topic, '/', p_partition, '/', u."offset"), 255) AS event_id,
             left(nullif(u.key_text, ''), 255) AS ordering_key,
@@ -152,7 +153,7 @@ BEGIN
         SELECT p_queue, r.ordering_key, r.job, r.ended_at FROM rows r
         WHERE p_ordered AND r.entry_id IS NULL AND r.ordering_key IS NOT NULL ORDER BY r.place
     ), came_back AS (
-        -- The fact has all that an entry needs, because the entry may be deleted before the fact is applied.
+        -- The fact contains all data for a new entry, because the entry may be deleted before the fact is applied.
         INSERT INTO dlq.job_facts (job_id, job_created_at, fact, entry_id, job)
         SELECT r.job, r.ended_at, 'returned', r.entry_id, jsonb_build_object('state', 'discarded', 'attempt',
             r.attempts, 'finalized_at', r.ended_at, 'errors', r.errors, 'metadata', r.metadata, 'redelivery', r.job_id,
@@ -234,8 +235,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.append_records IS 'dlq.store_records for a process of an older release.';
 
--- take_delivery is volatile, so that of two equal records in one batch the second does not get the delivery of the
--- first.
+-- take_delivery is volatile. So if a batch has two equal records, the second does not get the delivery that the first
+-- one took.
 CREATE OR REPLACE FUNCTION dlq.take_delivery(p_queue text, p_cluster text, p_came text, p_id uuid, p_topic text,
     p_partition integer, p_offset bigint, p_group text, p_content bytea, p_topic_id uuid DEFAULT NULL,
     OUT entry_id uuid, OUT job_id bigint)
@@ -273,7 +274,8 @@ BEGIN
         WHERE d.id = v_id AND (d.settled_at IS NULL OR NOT v_by_hash)
             AND (SELECT e.id FROM dlq.dead_letter_queue e WHERE e.id = d.entry_id LIMIT 1) IS NOT NULL
         RETURNING d.entry_id, d.job_id INTO entry_id, job_id;
-        -- Of equal records in two partitions, another session may have taken the delivery meanwhile.
+        -- If two partitions have equal records, another session may have taken the delivery meanwhile. Look for another
+        -- one.
         EXIT WHEN FOUND OR NOT v_by_hash;
     END LOOP;
 END
@@ -318,8 +320,8 @@ BEGIN
         WHERE c.ordering_key IS NOT NULL AND (p_fact ->> 'ordered')::boolean;
         RETURN;
     END IF;
-    -- The record failed after its last failure, although it may have an earlier time: its envelope may have that of
-    -- the first failure.
+    -- The record failed after the entry's last failure. Its time may still be earlier, because its envelope may have
+    -- the time of the first failure.
     IF v_at <= v_entry.last_failed_at THEN
         v_at := v_entry.last_failed_at + interval '1 microsecond';
         v_errors := jsonb_set(v_errors, '{-1,at}', to_jsonb(v_at));
@@ -331,7 +333,7 @@ BEGIN
         RETURN;
     END IF;
     v_fail := dlq.describe_failure(v_errors, p_fact -> 'metadata', (p_fact ->> 'attempt')::integer, v_at);
-    IF v_entry.status = 'dlq_failed' THEN -- it remains failed: only an operator's replay is left
+    IF v_entry.status = 'dlq_failed' THEN -- the entry remains failed: only an operator can replay it
         PERFORM set_config('dlq.recording', txid_current()::text, true); -- dlq.on_content allows the change
     END IF;
     UPDATE dlq.dead_letter_queue e SET
@@ -419,7 +421,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.end_delivery IS 'Records where the broker stored a published record.';
 
--- dlq.resolve_by calls it for entries of records alone.
+-- dlq.resolve_by calls is_published only for entries of records.
 CREATE OR REPLACE FUNCTION dlq.is_published(p_entry uuid, p_job bigint) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN
@@ -444,7 +446,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
                 AND d.settled_at IS NULL AND (d.cluster, d.consumer_group) > (g.cluster, g.consumer_group)
             ORDER BY d.cluster, d.consumer_group LIMIT 1) n
     )
-    -- Of a group with many such deliveries, a part is looked at.
+    -- If a group has many such deliveries, only some of them are read.
     SELECT g.cluster, g.consumer_group FROM g CROSS JOIN LATERAL (
         SELECT count(*) AS deliveries, count(e.id) AS returned
         FROM (SELECT d.entry_id FROM dlq.source_deliveries d
@@ -509,7 +511,7 @@ BEGIN
         WHERE e.id = i.id AND e.stage = 'returned' AND e.status = 'dlq_returned' AND d.id = ANY (v_due);
         GET DIAGNOSTICS v_count = ROW_COUNT;
         PERFORM dlq.supersede(v_ids, '{}', 'source');
-        -- Of an entry that is not returned any more, an operator or a later delivery has decided.
+        -- If the entry is no longer returned, an operator or a later delivery has decided about it.
         UPDATE dlq.source_deliveries d SET settled_at = now() WHERE d.id = ANY (v_due)
             AND d.entry_id <> ALL (v_held);
     END IF;
@@ -533,7 +535,7 @@ COMMENT ON FUNCTION dlq.resolve_returned IS
     'record for p_quiet, and those that were returned p_returned_for ago (0: never). Entries that another session has '
     'locked are left for the next call. Returns how many it resolved.';
 
--- report_progress takes p_starts last: an older process calls it without.
+-- p_starts is the last parameter, because processes of an earlier version call the function without it.
 CREATE OR REPLACE FUNCTION dlq.report_progress(p_source text, p_cluster text, p_queue text, p_topics text[],
     p_partitions integer[], p_states text[], p_nexts bigint[], p_ends bigint[], p_errors text[],
     p_starts bigint[] DEFAULT NULL) RETURNS void

@@ -1,8 +1,8 @@
--- Sources in operation: which there are, pauses, moved positions, figures for metrics and doctor.
+-- Sources in operation: their list, pauses, moved positions, and figures for metrics and doctor.
 
--- is_stored recognizes a record by its entry: by its place, time and value. So a record that the broker stored at an
--- offset whose record it had lost is another one. A record that came back has no entry of its own: its delivery knows
--- it (p_came).
+-- is_stored reports whether an entry exists for a record, which it finds by place, time and value. So if the broker
+-- lost a record and stored another one at the same offset, that is a different record. A record that came back has no
+-- entry of its own; its delivery has the place (p_came).
 CREATE OR REPLACE FUNCTION dlq.is_stored(p_cluster text, p_topic_id uuid, p_message text, p_at timestamptz,
     p_sha256 bytea, p_came text, p_delivery uuid, p_queue text) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -100,7 +100,8 @@ $$;
 COMMENT ON FUNCTION dlq.resume_source IS
     'Resumes the reading of a source where it stopped. Returns false if it is not paused.';
 
--- rewind_source moves the position that is read last of a topic's name: the topic may have been made again.
+-- A topic may have been created again, so a topic name may have several positions. rewind_source moves the one that was
+-- read last.
 CREATE OR REPLACE FUNCTION dlq.rewind_source(p_source text, p_topic text, p_partition integer, p_offset bigint,
     p_skip boolean DEFAULT false, p_actor text DEFAULT session_user, p_note text DEFAULT NULL,
     OUT before bigint, OUT next bigint)

@@ -1,7 +1,6 @@
--- Operations and their undo. An operation is one change by an operator, of any number of entries.
--- The audit row of each changed entry has the operation's id, and the former values that an undo
--- restores (detail: was). The request is a row of operations; the entries that it did not change
--- are in operation_unchanged.
+-- Operations and their undo. An operation is one change by an operator, of any number of entries. The audit row of each
+-- changed entry has the operation's id, and the former values that an undo restores (detail: was). The request of the
+-- operation is a row of operations; the entries that it did not change are in operation_unchanged.
 
 CREATE OR REPLACE FUNCTION dlq.record_operation(p_id uuid, p_action text, p_filter jsonb, p_args jsonb, p_actor text,
     p_note text, p_ids uuid[], p_changed uuid[], p_undoes uuid DEFAULT NULL, p_why text DEFAULT NULL) RETURNS void
@@ -112,9 +111,8 @@ COMMENT ON FUNCTION dlq.operation_entries IS
     'The entries of an operation, in order of capture after p_after: what it did to each, or why it skipped it '
     '(10,000 skipped ones are kept).';
 
--- undo puts back the entries that are still where an operation put them. It reads the audit rows of
--- the operation in order, so that the next call can continue after the last row, as part of the same
--- undo (p_as).
+-- undo restores entries that are still in the state in which the operation left them. It reads the audit rows of the
+-- operation in order. The next call can continue after the last row read, as part of the same undo (p_as).
 CREATE OR REPLACE FUNCTION dlq.undo(p_operation uuid, p_note text DEFAULT NULL, p_actor text DEFAULT session_user,
     p_limit integer DEFAULT NULL, p_after timestamptz DEFAULT NULL, p_after_id bigint DEFAULT NULL,
     p_as uuid DEFAULT NULL,
@@ -152,8 +150,8 @@ BEGIN
           ORDER BY m.at, m.id LIMIT p_limit) t;
     v_since := dlq.closed_since(v_ids);
     SELECT l.ids, l.stages INTO v_locked FROM dlq.lock_entries(v_ids, enum_range(NULL::dlq.dead_letter_status)) l;
-    -- An entry is still where the operation put it if its last move is that of the operation, or if it
-    -- still has the values that the operation set.
+    -- An entry is unmoved if its last move is the move of the operation, or if it still has the values that the
+    -- operation set.
     v_unmoved := ARRAY(
         SELECT e.id FROM dlq.dead_letter_queue e
         WHERE e.id = ANY (v_locked.ids) AND e.stage = ANY (v_locked.stages)

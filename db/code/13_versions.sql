@@ -1,5 +1,5 @@
--- Versions: in which version a failure group is fixed, and which version works a queue. A group whose fix
--- runs offers a replay of what died before (internal/replay/fixed.go).
+-- Versions: the version in which a failure group is fixed, and the version that works a queue. Once the fix of a group
+-- is deployed, dlqd offers a replay of its earlier failures (internal/replay/fixed.go).
 
 CREATE OR REPLACE FUNCTION dlq.version_key(p_version text) RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
@@ -36,8 +36,8 @@ COMMENT ON FUNCTION dlq.has_fix IS
     'Whether a version that works a queue has a fix of the version p_fixed_in: if both are semantic, because it is not '
     'lower; otherwise because it was first deployed later.';
 
--- settle_fixes writes when the fix of a group began to run, which decides whether later failures are a
--- regression. A version without the fix, after a rollback, removes it.
+-- settle_fixes records when the fix of a group was deployed, which decides whether a later failure is a regression. If
+-- a version without the fix is deployed, as in a rollback, settle_fixes removes that time.
 CREATE OR REPLACE FUNCTION dlq.settle_fixes(p_queue text, p_fingerprint text DEFAULT NULL) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp SET jit = off AS $$
     UPDATE dlq.group_marks m SET
@@ -58,7 +58,7 @@ COMMENT ON FUNCTION dlq.settle_fixes IS
 CREATE OR REPLACE FUNCTION dlq.note_deploy(p_queue text, p_version text, p_actor text, p_note text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 BEGIN
-    -- A number, because a clock may be set back.
+    -- Deploys are ordered by a number, because a clock may be set back.
     INSERT INTO dlq.deploys AS d (queue, version, actor, last_number)
     VALUES (p_queue, p_version, dlq.actor(p_actor), (SELECT coalesce(max(o.last_number), 0) + 1 FROM dlq.deploys o))
     ON CONFLICT (queue, version) DO UPDATE SET last_at = clock_timestamp(), actor = excluded.actor,
@@ -89,14 +89,15 @@ BEGIN
         PERFORM dlq.require_everything('deploy');
         p_queues := ARRAY[''];
     END IF;
-    -- One deploy at a time: the last one decides which version runs.
+    -- One session records deploys at a time, because the last deploy decides which version runs.
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.deploys', 0));
     FOR v_queue IN SELECT DISTINCT q FROM unnest(p_queues) q ORDER BY q LOOP
         IF v_queue <> '' AND NOT dlq.in_scope(v_queue, NULL, dlq.queue_scope()) THEN
             RAISE EXCEPTION 'deploy: one of the queues is not in your scope' USING ERRCODE = 'DLQ06';
         END IF;
         PERFORM dlq.note_deploy(v_queue, p_version, p_actor, p_note);
-        -- A caller who is limited to some queues may name any number that match a pattern.
+        -- A caller with a scope may name any number of queues that match a pattern, so the rows of such a caller are
+        -- limited.
         DELETE FROM dlq.deploys d WHERE dlq.queue_scope() IS NOT NULL AND (d.queue, d.version) IN (
             SELECT o.queue, o.version FROM dlq.deploys o WHERE o.actor = dlq.actor(p_actor)
             ORDER BY o.last_number DESC OFFSET 10000);
@@ -108,11 +109,13 @@ COMMENT ON FUNCTION dlq.record_deploy IS
     'version. An earlier version again is a rollback. Of a queue, the last 1,000 versions are kept; of an actor who is '
     'limited to some queues, the last 10,000 reports.';
 
--- learn_versions takes the versions that completed jobs report. While a deploy is under way, two versions report: it
--- takes one only if it is alone among at least ten reports of its queue. A job that dlqd completed for a resolved
--- entry reports nothing: no worker has worked it, and neither does one that was worked before the last report: after
--- an operator has reported a rollback, jobs of the version before are still among the last. A receiver may change its
--- version with each answer: it is taken once in five minutes.
+-- learn_versions learns versions from the reports of completed jobs:
+--   - During a deploy, two versions report. A version counts only if it is the only one among at least ten reports of
+--     its queue.
+--   - A job that dlqd completed for a resolved entry does not count, because no worker has worked it.
+--   - A job that was worked before the last reported deploy does not count: after an operator has reported a rollback,
+--     jobs of the newer version are still among the last ones.
+--   - A receiver may change its version with each answer, so a new version is learned at most once in five minutes.
 CREATE OR REPLACE FUNCTION dlq.learn_versions() RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$
@@ -128,7 +131,7 @@ BEGIN
     FOR v_queue, v_version IN
         SELECT r.queue, min(r.version)
         FROM (SELECT j.queue, j.attempted_at, dlq.reported_version(j.metadata) AS version
-              -- #- '{}' decompresses metadata once. Those of more than 64 kB, as stored, report nothing.
+              -- #- '{}' decompresses metadata once. Metadata of more than 64 kB, as stored, does not count.
               FROM (SELECT l.queue, l.attempt, l.attempted_at, CASE WHEN pg_column_size(l.metadata) <= 65536
                         THEN l.metadata #- '{}' END AS metadata
                     FROM (SELECT d.queue, d.metadata, d.attempt, d.attempted_at FROM river.river_job d
@@ -158,7 +161,8 @@ COMMENT ON FUNCTION dlq.learn_versions IS
     'Records the versions that work queues with a failure group that is fixed in a version, as at least ten of the last '
     '1,000 jobs that completed within five minutes report them, all of the queue the same. Returns how many changed.';
 
--- Of several processes, one starts the run: the others skip the locked row, and find it done later.
+-- If several processes find the same group, one starts the run: the others skip the locked row, and later find that the
+-- run exists.
 CREATE OR REPLACE FUNCTION dlq.fixed_groups(p_queues text[], p_after text[], p_limit integer)
 RETURNS TABLE (queue text, fingerprint text, fixed_in text, fix_deployed_at timestamptz)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -168,7 +172,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
     WHERE m.fixed_in IS NOT NULL AND m.queue = ANY (p_queues) AND m.fix_run IS NULL AND m.fix_request IS NULL
         AND m.fix_deployed_at > now() - interval '7 days' AND g.open > 0
         AND dlq.group_status(m, g.failures, g.last_seen) IN ('fixed', 'muted') AND g.last_seen <= m.fix_deployed_at
-        -- A former group is continued by another one, which has these marks, too.
+        -- Leave former groups out: another group continues each of them and has the same marks.
         AND NOT EXISTS (SELECT FROM dlq.group_aliases a WHERE a.queue = m.queue AND a.former = m.fingerprint)
         AND (p_after IS NULL OR (m.queue, m.fingerprint) > (p_after[1], p_after[2]))
     ORDER BY m.queue, m.fingerprint LIMIT p_limit
@@ -177,7 +181,8 @@ COMMENT ON FUNCTION dlq.fixed_groups IS
     'Failure groups of these queues whose fix has run for at most seven days, that have not failed since, and for '
     'which the policy has started no replay run yet.';
 
--- A process of an earlier version would send all entries of the run: it does not know those that the run leaves.
+-- No run starts while a process of another version is alive: it would also send entries that the run must leave out,
+-- because it does not know these rules.
 CREATE OR REPLACE FUNCTION dlq.take_fix(p_queue text, p_fingerprint text, p_deployed_at timestamptz,
     p_program text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -193,7 +198,7 @@ COMMENT ON FUNCTION dlq.take_fix IS
     'Locks the marks of a group whose fix runs, for the process that starts its replay run; false if another process '
     'has them, or has started it, or if dlqd runs in several versions.';
 
--- A request for approval may name any group (forFix): only the one that the policy made for the group counts.
+-- A request for approval may name any group (forFix). Only the request that the policy made for this group counts.
 CREATE OR REPLACE FUNCTION dlq.set_fix(p_queue text, p_fingerprint text, p_run uuid, p_request uuid) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN

@@ -48,8 +48,8 @@ BEGIN
     FROM dlq.saved_views v
     WHERE v.owner = v_actor OR v.shared AND dlq.scope_within(v.scope, v_scope)
         AND NOT (dlq.is_reader() AND v.query ~* '\m(payload|subscriber|tag|key:)')
-      -- Words outside of fields are searched for in error messages: a caller who may not see error
-      -- messages sees no query with such words.
+      -- Words outside of fields are searched for in error messages. A caller who may not see error messages does not
+      -- see a query with such words.
       AND NOT ('error_message' = ANY (dlq.hidden_columns())
           AND regexp_replace(v.query, '(^|\s)[[:alpha:].]+:("(?:[^"\\]|\\.)*"|\S*)', ' ', 'g') ~ '\S')
     ORDER BY v.place NULLS LAST, v.owner <> v_actor, v.name;
@@ -74,7 +74,7 @@ BEGIN
         RAISE EXCEPTION 'saved view %: you may not share it', p_name USING ERRCODE = 'DLQ06',
             HINT = 'This requires the role operator.';
     END IF;
-    -- One save at a time, so that the limit and the unique names hold.
+    -- One session saves a view at a time, so that the limit and the unique names hold.
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.save_view', 0));
     SELECT v.owner INTO v_other FROM dlq.saved_views v WHERE p_shared AND v.shared AND v.name = p_name
         AND v.owner <> v_actor;
@@ -115,7 +115,7 @@ $$;
 COMMENT ON FUNCTION dlq.delete_view IS
     'Deletes one of the caller''s saved views, or, as an admin, a view that p_owner shares.';
 
--- A place belongs to the view, so a shared view has the same place for all who see it.
+-- The place belongs to the view, so a shared view has the same place for every user who sees it.
 CREATE OR REPLACE FUNCTION dlq.order_views(p_names text[], p_actor text DEFAULT session_user) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

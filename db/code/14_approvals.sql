@@ -12,9 +12,8 @@ COMMENT ON FUNCTION dlq.approved IS
     'The approval that dlqd carries out in this transaction; null if none. While dlqd carries out an approval, '
     'filters match only the entries of that approval.';
 
--- A rule for a queue also applies to redeliveries into that queue from others. dlqd's own changes
--- and those of the schema's owner have no origin and need no approval: both could write to the
--- tables directly.
+-- A rule for a queue also applies to redeliveries from other queues into that queue. Changes by dlqd itself and by the
+-- schema's owner have no origin and need no approval, because both could write to the tables directly.
 CREATE OR REPLACE FUNCTION dlq.require_approval(p_operations text[], p_operation text, p_request jsonb) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -40,9 +39,8 @@ BEGIN
                 coalesce(' of ' || (SELECT string_agg(q, ', ') FROM jsonb_array_elements_text(v_rule -> 'queues') q),
                     '')
                 USING ERRCODE = 'DLQ07',
-                -- A hint is written to the server's log. For dlqd it leaves out the request: the
-                -- API creates the request itself, and the data of a client does not belong in that
-                -- log.
+                -- A hint is written to the server's log. For dlqd the hint omits the request: the API creates the
+                -- request itself, and a client's data must not be in that log.
                 HINT = CASE WHEN dlq.is_owner() THEN 'Request it with dlq.request_approval.'
                     ELSE format('Request it: SELECT dlq.request_approval(%L, %L, ''why''). A second person approves it with dlq.approve.', p_operation, p_request) END;
         END IF;
@@ -73,8 +71,8 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_force constant boolean := coalesce((p_args ->> 'force')::boolean, false);
 BEGIN
-    -- Unpark redelivers at once, so it counts as replay, and expire as discard. A forced purge discards
-    -- open entries first.
+    -- Unpark redelivers at once, so it counts as replay, and expire counts as discard. A forced purge first discards
+    -- open entries, so it counts as purge and discard.
     IF p_action IN ('discard', 'expire', 'resolve', 'unpark', 'purge') THEN
         PERFORM dlq.require_approval(CASE WHEN p_action = 'unpark' THEN '{replay}' WHEN p_action = 'expire'
             THEN '{discard}' WHEN p_action = 'purge' AND v_force THEN '{purge,discard}' ELSE ARRAY[p_action] END,
@@ -85,8 +83,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.require_approval_to IS 'dlq.require_approval for a change of many entries (dlq.act_on).';
 
--- A job that is cancelled gets no dead letter. Its work is dropped, as by a discard of the dead letter that it might
--- have become. A redelivery is excepted, because its dead letter stays open.
+-- A cancelled job gets no dead letter. Its work is dropped, as if the dead letter that it might have become were
+-- discarded. Exception: a redelivery, because its dead letter stays open.
 CREATE OR REPLACE FUNCTION dlq.require_approval_of_cancel(p_job bigint) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$
 DECLARE
@@ -157,9 +155,9 @@ $$;
 COMMENT ON FUNCTION dlq.approval_where IS
     'Returns the SQL condition (see dlq.filter_where) that a row e matches p_filter in the scope of the requester.';
 
--- closed counts entries that closed after the request, into a state that the request does not select:
--- another operator or a redelivery closed them. Their state at the time of the request is not stored.
--- So if the filter has a status, closed may also count entries that the request did not select.
+-- closed counts entries that closed after the request into a state that the request does not select, because another
+-- operator or a redelivery closed them. Their state at the time of the request is not stored. So if the filter has a
+-- status, closed may also count entries that the request did not select.
 CREATE OR REPLACE FUNCTION dlq.approval_matches(p_id uuid, OUT entries bigint, OUT arrived bigint, OUT closed jsonb)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -190,8 +188,8 @@ COMMENT ON FUNCTION dlq.approval_matches IS
     'What approving a request would change now: the number of entries, how many of them arrived after the '
     'request, and how many that it selected before were closed since, by their state.';
 
--- Few requests wait at a time, so requests_for checks the fifty latest only. It evaluates the filter of
--- each request on the entries p_ids alone.
+-- Few requests wait at a time, so requests_for checks only the latest fifty. It evaluates the filter of each request
+-- only on the entries p_ids.
 CREATE OR REPLACE FUNCTION dlq.requests_for(p_ids uuid[]) RETURNS TABLE (approval_id uuid, entry_id uuid)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -306,8 +304,8 @@ COMMENT ON FUNCTION dlq.request_approval IS
     'for dlq.approve. If an '
     'equal request waits already, returns its id and makes no second one.';
 
--- A person may have several names: those of a token and of a sign-in, in upper and lower case. The
--- creator of a token is the same person as the token.
+-- A person may have several names: the names of a token and of a sign-in, in upper or lower case. A token counts as the
+-- same person as its creator.
 CREATE OR REPLACE FUNCTION dlq.require_second_person(p_approval dlq.approvals, p_actor text, p_on_behalf_of text,
     p_token_by text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$

@@ -1,6 +1,5 @@
--- Functions for operators on River's tables, for which dlqd's roles have no privileges. Their
--- queries are text that is planned at run time: no function depends on River's tables or types,
--- which would block River's migrations.
+-- Functions for operators on River's tables, on which dlqd's roles have no privileges. Their queries are texts that are
+-- planned at run time, so no function depends on River's tables or types, which would block River's migrations.
 
 CREATE OR REPLACE FUNCTION dlq.jobs_where(p_filter jsonb) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -52,9 +51,9 @@ COMMENT ON FUNCTION dlq.jobs IS
     '"payload": {"customer": "cus_81"}, "after", "before" (when they ended), "heldFor": "breaker", "overdue": '
     '"1 hour"}.';
 
--- list_jobs reads one range of River's index of (state, queue, priority, scheduled_at, id) for each of
--- River's four priorities, so that a page costs the same, however many jobs there are. A caller who sees
--- only some kinds of the queue gets the matching jobs among the next 1,000.
+-- For each of River's four priorities, list_jobs reads one range of River's index of (state, queue, priority,
+-- scheduled_at, id), so that a page costs the same for any number of jobs. A caller who may see only some kinds of the
+-- queue gets the matching jobs among the next 1,000.
 CREATE OR REPLACE FUNCTION dlq.list_jobs(p_queue text, p_state text, p_limit integer, p_at timestamptz DEFAULT NULL,
     p_id bigint DEFAULT NULL) RETURNS TABLE (id bigint, at timestamptz, visible boolean)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off
@@ -198,10 +197,10 @@ END
 $$;
 COMMENT ON FUNCTION dlq.paused_queues IS 'Queues that are paused.';
 
--- run_again skips redeliveries of entries, jobs that dlqd itself completed, and jobs that were run
--- again with the same note. If a job was run again with another note, run_again skips the job and
--- takes its copy, once that has completed: the copy did the work last. It discards checkpoints of
--- resumable jobs, which River keeps after a failed attempt, so that the new job repeats all steps.
+-- run_again skips redeliveries of entries, jobs that dlqd itself completed, and jobs that were run again with the same
+-- note. If a job was run again with another note, run_again skips the job and takes its copy once the copy has
+-- completed, because the copy did the work last. It discards checkpoints of resumable jobs, which River keeps after a
+-- failed attempt, so that the new job repeats all steps.
 CREATE OR REPLACE FUNCTION dlq.run_again(p_since timestamptz, p_note text, p_queue text DEFAULT NULL,
     p_limit integer DEFAULT 1000, p_actor text DEFAULT session_user) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$

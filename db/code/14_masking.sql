@@ -1,16 +1,15 @@
--- Masking: what the policy marks as sensitive (data.sensitivePaths and data.sensitivePatterns of
--- retry-policies.yaml) is shown as ***. Views, functions, API, CLI and exports all use these
--- functions.
+-- Masking: data that the policy marks as sensitive (data.sensitivePaths and data.sensitivePatterns of
+-- retry-policies.yaml) is shown as ***. Views, functions, API, CLI and exports all use these functions.
 --
 -- A mask is the result of dlq.mask, or null if nothing is masked:
 --   - hidden: columns that a reader does not see at all
 --   - where: a regular expression of sensitive paths
---   - keys: a regular expression that matches JSON text with anything at these paths
+--   - keys: a regular expression that matches JSON text with any value at these paths
 --   - last: the last keys of these paths, if they are known
 --   - patterns: names of patterns
 --
--- A path is the keys from the outermost one to that of the value, separated by the character U+001F.
--- Positions in arrays are not part of a path: it matches in every element of an array.
+-- A path has the keys from the outermost one to that of the value, separated by the character U+001F. Positions in
+-- arrays are not part of a path, so a path matches in every element of an array.
 
 CREATE OR REPLACE FUNCTION dlq.is_reader() RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -70,9 +69,9 @@ RETURN '{payload,payloadAt,subscriberId,orderingKey,tags}'::text[];
 COMMENT ON FUNCTION dlq.personal_filters IS
     'The filter fields that search dlq.filtered_columns(); their values may name a person.';
 
--- tokens: the prefixes of most issuers of tokens. cardNumbers: numbers with the prefixes of card
--- issuers, without separators or in the groups that are printed on cards. emails: addresses with a dot
--- in their domain, also those in URLs.
+-- tokens has the prefixes of most issuers of tokens. cardNumbers matches numbers with the prefixes of card issuers,
+-- without separators or in the groups that are printed on cards. emails matches addresses with a dot in their domain,
+-- also in URLs.
 CREATE OR REPLACE FUNCTION dlq.pattern(p_name text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE p_name
@@ -106,9 +105,9 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.has_card IS 'Whether a text contains a payment card number, or more than 100 candidates.';
 
--- mask_text and mask_node do not set search_path, because a SET clause would cost more time than all
--- that they do; their callers set it. To bound the time, more than necessary is masked in texts that
--- are very long or have very many candidates.
+-- mask_text and mask_node have no SET clause for search_path, because it would cost more time than the functions
+-- themselves; their callers set it. To limit the time, more than necessary is masked in texts that are very long or
+-- have very many candidates.
 CREATE OR REPLACE FUNCTION dlq.mask_text(p_text text, p_mask jsonb, p_values text[]) RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 DECLARE
@@ -153,8 +152,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.mask_text IS 'dlq.masked_text for use in other functions.';
 
--- needs_mask saves calls of mask_node: most parts of a document contain nothing to mask, and a check
--- of their text takes a tenth of the time of masking them.
+-- needs_mask avoids calls of mask_node. Most parts of a document contain nothing to mask, and checking their text takes
+-- a tenth of the time of masking them.
 CREATE OR REPLACE FUNCTION dlq.needs_mask(p_text text, p_path text, p_mask jsonb, p_values text[]) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 DECLARE
@@ -248,7 +247,7 @@ BEGIN
     ELSIF length(v_text) > 50000 THEN
         RETURN '"***"'; -- bounds the time
     END IF;
-    -- Values and patterns that are not in the whole document need not be searched for in its parts.
+    -- Search the parts of the document only for values and patterns that the whole document contains.
     v_out := dlq.mask_node(p_document, CASE WHEN v_text ~* (p_mask ->> 'keys') THEN p_path END,
         p_mask || jsonb_build_object('patterns',
             to_jsonb(ARRAY(SELECT p FROM jsonb_array_elements_text(p_mask -> 'patterns') p
@@ -385,7 +384,7 @@ BEGIN
     FOREACH v_key IN ARRAY coalesce(string_to_array(substr(p_pointer, 2), '/'), '{}') LOOP
         v_under := ARRAY(SELECT p || chr(31) || replace(replace(replace(v_key, '~1', '/'), '~0', '~'), chr(31), ' ')
             FROM unnest(v_paths) p);
-        -- A number is a key or the index of an array; without the document both are possible.
+        -- A number may be a key or the index of an array. Without the document, both must be considered.
         v_paths := CASE WHEN v_key ~ '^([0-9]+|-)$' THEN v_paths || v_under ELSE v_under END;
         IF cardinality(v_paths) > 64 OR EXISTS (SELECT FROM unnest(v_paths) p WHERE p ~* (p_mask ->> 'where')) THEN
             RETURN '"***"';
@@ -440,7 +439,7 @@ COMMENT ON FUNCTION dlq.masked_detail IS
     'Masks the detail of an audit row, a replay run or an answer: payload, mergePatch, patch, changes, '
     'payloadAt (whose paths are those of the payload) and filter.';
 
--- An operator who saw a payload with *** must not send it with *** in place of the masked values.
+-- If an operator saw a payload with ***, the operator must not send *** in place of the masked values.
 CREATE OR REPLACE FUNCTION dlq.refuse_mask(p_action text, p_document jsonb) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -481,8 +480,7 @@ END
 $$;
 COMMENT ON FUNCTION dlq.record_reveal IS 'Writes the audit row of a reveal (see dlq.reveal).';
 
--- The audit row leaves out values of filter fields that may name a person, because an erasure deletes
--- nothing from dlq.acts.
+-- The audit row omits values of filter fields that may name a person, because an erasure deletes nothing from dlq.acts.
 CREATE OR REPLACE FUNCTION dlq.record_export(p_filter jsonb, p_revealed boolean, p_actor text, p_note text)
     RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -502,13 +500,13 @@ COMMENT ON FUNCTION dlq.record_export IS
     'export of masked values (p_revealed) the reason and the number of entries. Raises DLQ07 if the policy requires '
     'a second person for it.';
 
--- Each reveal needs an audit row of its own, so only dlq.reveal may call revealed, after it has
--- committed the row. revealed therefore requires a row that is older than its transaction, which
--- cannot be rolled back, and at most a minute old by the clock, because a transaction may stay open.
+-- Each reveal needs its own audit row, so only dlq.reveal may call revealed, after it has committed the row. revealed
+-- therefore requires a row that is older than its transaction, so that the row cannot be rolled back, and at most a
+-- minute old by the clock, because a transaction may stay open.
 --
--- revealed finds its caller in PG_CONTEXT. That text is in the language of lc_messages, and names
--- dlq.reveal without its schema if the schema was in search_path at the first call. A caller could
--- forge the context, but would gain only a second reveal of the same entry within a minute.
+-- revealed finds its caller in PG_CONTEXT. That text is in the language of lc_messages, and names dlq.reveal without
+-- its schema if the schema was in search_path at the first call. A caller could forge the context, but would gain only
+-- a second reveal of the same entry within a minute.
 CREATE OR REPLACE FUNCTION dlq.revealed(p_id uuid) RETURNS jsonb
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET plan_cache_mode = force_custom_plan AS $$

@@ -1,5 +1,5 @@
--- The preview of a replay run: what is known of single entries before they are redelivered, and when the run
--- will have ended. internal/replay counts a sample with the first function; dlq.preview_replay does so in SQL.
+-- The preview of a replay run: facts about single entries before they are redelivered, and the expected end of the run.
+-- internal/replay counts a sample with the first function; dlq.preview_replay does so in SQL.
 
 CREATE OR REPLACE FUNCTION dlq.before_replay(p_ids uuid[])
 RETURNS TABLE (entry_id uuid, seconds float8, attempts bigint, checkpoint boolean, other_run boolean, live_job boolean,
@@ -36,14 +36,14 @@ COMMENT ON FUNCTION dlq.before_replay IS
     'whether it is behind another message of its ordering key, and which operator it is assigned to, parked it, or has '
     'it in review.';
 
--- A redelivery is assumed to take as long as the last attempts of the entries: nine of ten take the 10th to the 90th
--- percentile. p_workers is how many redeliveries dlqd works at a time; null if an application works them. Each step of
--- a progressive run waits for its last redelivery, and for a turn of the runner.
+-- A redelivery is assumed to take as long as the last attempts of the entries: the interval is from their 10th to their
+-- 90th percentile. p_workers is the number of redeliveries that dlqd works at a time; null if an application works
+-- them. Each step of a progressive run waits for its last redelivery, and for a turn of the runner.
 CREATE OR REPLACE FUNCTION dlq.replay_ends(p_entries bigint, p_seconds float8[], p_rate float8, p_concurrency float8,
     p_workers float8, p_progressive boolean, OUT earliest float8, OUT latest float8, OUT not_known text)
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_rate  constant float8 := coalesce(nullif(p_rate, 0), 10000); -- about what two cores send
+    v_rate  constant float8 := coalesce(nullif(p_rate, 0), 10000); -- about as many as two cores send
     v_steps constant integer := CASE WHEN p_progressive AND p_entries > 5 THEN 4 ELSE 1 END;
     v_at_once float8 := coalesce(nullif(p_concurrency, 0), p_workers);
     v_known bigint;
@@ -64,11 +64,11 @@ BEGIN
     ELSIF v_at_once IS NULL AND v_rate * v_high <= 1 THEN
         v_at_once := 1; -- one worker is enough
     ELSIF v_at_once IS NULL THEN
-        not_known := 'workers'; -- how many redeliveries the application works at a time
+        not_known := 'workers'; -- the number of redeliveries that the application works at a time is unknown
         RETURN;
     END IF;
     v_at_once := least(v_at_once, p_workers);
-    -- At most a century: later times may be none that Postgres and clients can read.
+    -- The limit is a century, because Postgres and clients may not be able to read later times.
     earliest := least(3.15e9, p_entries / least(v_rate, coalesce(nullif(p_concurrency, 0), 'infinity')
         / nullif(v_low, 0)) + v_steps * v_low);
     latest := least(3.15e9, p_entries / least(v_rate, v_at_once / nullif(v_high, 0))
@@ -141,7 +141,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
     ), sampled AS MATERIALIZED (
         SELECT c.queue, c.fingerprint, i.id FROM cells c CROSS JOIN unnest(c.sample) i (id)
     ), shares AS MATERIALIZED (
-        -- the share of the sample that goes; also of the whole sample, whose queue is null
+        -- The share of the sample that goes, by group, and for the whole sample (queue is null).
         SELECT s.queue, s.fingerprint, count(b.entry_id)::numeric / nullif(count(*), 0) AS goes
         FROM sampled s LEFT JOIN (SELECT b.entry_id FROM dlq.before_replay(ARRAY(SELECT n.id FROM sampled n)) b
                                   WHERE NOT b.live_job) b ON b.entry_id = s.id
@@ -154,7 +154,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
         LEFT JOIN shares w ON w.queue IS NULL
     )
     SELECT g.queue, g.fingerprint, g.entries, o.queue IS NOT NULL,
-           -- beta-binomial with Jeffreys' prior: the mean of internal/replay
+           -- The mean of a beta-binomial distribution with Jeffreys' prior, as in internal/replay.
            CASE WHEN o.queue IS NOT NULL
                THEN round(g.entries * g.goes * (u.recovered + 0.5) / (u.recovered + u.failed + 1))::bigint END,
            o.recovered, o.failed, o.recovered_before, o.failed_before, o.since

@@ -29,10 +29,10 @@ END
 $$;
 COMMENT ON FUNCTION dlq.require_admin IS 'Raises an error if the caller is not a dlq_admin.';
 
--- The view is a security barrier while any role has a scope (see dlq.fence_entries): otherwise a
--- condition of the caller could see rows before the scope is checked. Postgres still evaluates
--- leakproof conditions below the barrier, and a plan shows how many rows passed them. The || '' on
--- texts that people wrote makes conditions on them not leakproof.
+-- The view is a security barrier while any role has a scope (see dlq.fence_entries). Otherwise a condition of the
+-- caller could see rows before the scope is checked. Even then, Postgres evaluates leakproof conditions below the
+-- barrier, and a plan shows how many rows passed them. So texts that people wrote have || '' appended, which makes
+-- conditions on them not leakproof.
 CREATE OR REPLACE VIEW dlq.visible_entries WITH (security_barrier) AS
     SELECT e.id,
            e.event_id,
@@ -95,16 +95,16 @@ CREATE OR REPLACE VIEW dlq.visible_entries WITH (security_barrier) AS
            e.destination,
            e.destination_url || '' AS destination_url
     FROM dlq.dead_letter_queue e
-    -- The scope is a condition of the scan and not of a join above it: the plan of a join would
-    -- show how many rows outside of the scope a condition of the caller matched.
+    -- The scope is a condition of the scan, not of a join above it: the plan of a join would show how many rows outside
+    -- of the scope match a condition of the caller.
     WHERE (SELECT dlq.scope_patterns(dlq.scope())) IS NULL
         OR dlq.in_patterns(e.queue, e.kind, (SELECT dlq.scope_patterns(dlq.scope())));
 COMMENT ON VIEW dlq.visible_entries IS
     'The rows of dead_letter_queue in the caller''s scope, unmasked. Only dlq.entries reads it, and masks the '
     'columns.';
 
--- Conditions of the caller apply to the masked values. The columns are masked here, above the
--- barrier, so that only the rows that are returned are masked.
+-- Conditions of the caller apply to the masked values. The columns are masked here, above the barrier, so that only
+-- returned rows are masked.
 CREATE OR REPLACE VIEW dlq.entries AS
     SELECT e.id,
            e.event_id,
@@ -216,12 +216,12 @@ COMMENT ON VIEW dlq.entries IS
     '(data.sensitiveColumns), and *** for every caller (data.sensitivePaths, data.sensitivePatterns): see '
     'dlq.reveal. The column next is what happens next to an entry.';
 
--- A security barrier computes all rows before the first is returned, and prevents partition pruning
--- by status; it is therefore off while no role has a scope.
+-- A security barrier computes all rows before the first one is returned, and prevents partition pruning by status. It
+-- is therefore off while no role has a scope.
 CREATE OR REPLACE FUNCTION dlq.fence_entries() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.fence_entries', 0)); -- of two changes, the later one sees both
+    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.fence_entries', 0)); -- of two concurrent changes, the later one sees both
     IF EXISTS (SELECT FROM dlq.role_scopes) THEN
         ALTER VIEW dlq.visible_entries SET (security_barrier);
     ELSE
@@ -242,8 +242,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.on_role_scope IS 'Trigger role_scope_change: calls dlq.fence_entries.';
 
--- With the conditions on status and closed_at, the statement of find locks neither partitions of other
--- states nor months before the entries failed: see dlq.closed_since.
+-- Because of the conditions on status and closed_at, the statement of find does not lock partitions of other states and
+-- of months before the entries failed (see dlq.closed_since).
 CREATE OR REPLACE FUNCTION dlq.find(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100,
     p_newest_first boolean DEFAULT true)
 RETURNS SETOF dlq.dead_letter_queue
@@ -299,15 +299,14 @@ COMMENT ON FUNCTION dlq.set_role_scope IS
     '["order.*"]}], where * matches any text. A member of several roles sees what any of their rows allows. '
     'Null removes the limit. Writes an audit row.';
 
--- dlqd calls protect when the policy marks other data as sensitive. If the policy masks values, roles
--- get no privilege on columns that may contain such values: they read these through views and
--- functions.
+-- dlqd calls protect when the policy's list of sensitive data has changed. If the policy masks values, roles get no
+-- privilege on columns that may contain such values: they read these columns through views and functions.
 CREATE OR REPLACE FUNCTION dlq.protect(p_sensitive text[], p_masked jsonb DEFAULT '{}') RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_table  regclass;
-    v_hidden text[]; -- from readers
-    v_masked text[]; -- from all roles
+    v_hidden text[]; -- columns hidden from readers
+    v_masked text[]; -- columns hidden from all roles
     v_role   text;
     v_seen   text;
 BEGIN
@@ -318,7 +317,7 @@ BEGIN
     FOREACH v_role IN ARRAY ARRAY['dlq_reader', 'dlq_operator', 'dlq_admin'] LOOP
         CONTINUE WHEN NOT EXISTS (SELECT FROM pg_roles WHERE rolname = v_role);
         FOR v_table, v_hidden, v_masked IN VALUES
-            -- A record has the payload, the headers, in which the error may be, and the key.
+            -- A record contains the payload, the key and the headers, which may contain the error.
             ('dlq.dead_letter_queue'::regclass, dlq.with_title(p_sensitive)
                 || CASE WHEN p_sensitive <> '{}' THEN '{record}'::text[] END, dlq.masked_columns()),
             -- Edited payloads, patches, filters on payloads, and error texts are in other tables,
@@ -450,8 +449,8 @@ BEGIN
             END IF;
         END LOOP;
     END LOOP;
-    -- The policies of row-level security call these functions as any role that reads a table,
-    -- no matter which role granted it the privilege.
+    -- The policies of row-level security call these functions as the role that reads the table, no matter which role
+    -- granted it the privilege.
     EXECUTE format('GRANT EXECUTE ON FUNCTION %1$s.scope(), %1$s.in_scope(text, text, jsonb), %1$s.in_patterns(text, text, text[]), %1$s.scope_patterns(jsonb), %1$s.like_patterns(jsonb), %1$s.scope_within(jsonb, jsonb), %1$s.act_in_scope(text, jsonb), %1$s.breaker_in_scope(text, jsonb), %1$s.caller(), %1$s.to_uuid(text) TO PUBLIC', v_schema);
     PERFORM dlq.protect(dlq.sensitive_columns(),
         coalesce((SELECT s.value::jsonb FROM dlq.settings s WHERE s.key = 'sensitive'), '{}'));

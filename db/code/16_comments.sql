@@ -3,7 +3,7 @@
 -- were not created or altered by the file themselves (internal/postgres/code.go).
 SELECT dlq.install_roles();
 
--- Comments on tables, columns and types of frozen migrations, in place of the original ones.
+-- Comments on tables, columns and types of frozen migrations, which replace the original comments.
 COMMENT ON TYPE dlq.dead_letter_status IS
     'State of a dead letter. Open: dlq_pending, dlq_processing, dlq_manual. Published again: dlq_returned. Closed: '
     'dlq_resolved, dlq_failed, dlq_archived. dlq.allowed_moves() lists the allowed moves.';
