@@ -9,8 +9,8 @@ import "embed"
 //go:embed migrations/*.sql
 var Migrations embed.FS
 
-// Code contains the functions, views and triggers, which run in the order of the file names. Each
-// file can be run again at any time; it replaces what exists.
+// Code contains the functions, views and triggers. The files run in the order of their names. Each file can be run
+// again at any time, and replaces what it created before.
 //
 //go:embed code/*.sql
 var Code embed.FS

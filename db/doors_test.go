@@ -15,15 +15,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// tables maps each table to the packages of internal whose queries (db/queries) may name it; see
-// docs/decisions.md, "Each room has its own queries". Other packages call the package that owns the
-// table, or a function of db/code.
+// tables maps each table to the packages of internal whose queries (db/queries) may name it (docs/decisions.md, "Each
+// room has its own queries"). Any other package calls the package that owns the table, or a function of db/code.
 var tables = map[string][]string{
-	// deadletter has the operations of users on entries. The other packages use only the entries that
-	// they process.
+	// deadletter contains the operations of users on entries. Each of the other packages uses only the entries that it
+	// processes.
 	"dead_letter_queue": {"deadletter", "automatic", "group", "ingest", "metrics", "replay", "worker"},
 
-	// metrics reads counts and ages: one row of a rollup, or a bounded range of an index.
+	// metrics reads counts and ages, each from one row of a rollup or from a bounded range of an index.
 	"acts":                    {"archive", "replay"}, // replay reads the decisions of a run
 	"approvals":               {"approval", "metrics"},
 	"automatic_changes":       {"automatic"},
@@ -31,7 +30,7 @@ var tables = map[string][]string{
 	"circuit_breakers":        {"breaker"},
 	"dead_letter_transitions": {"analytics"}, // for viewers who are limited to queues and kinds
 	"counters":                {"metrics"},
-	"entry_jobs":              {"worker"}, // a count of other jobs leaves out the jobs of the entry
+	"entry_jobs":              {"worker"}, // counts of other jobs leave out the jobs of the entry
 	"destination_traffic":     {"delivery"},
 	"erasures":                {"deadletter"},
 	"feed_records":            {"source"},

@@ -12,8 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Databases have run frozen migrations as they are, so a change of their tables needs a new
-// migration.
+// Frozen migrations must not change, because databases have run them: a change of their tables needs a new migration.
 func TestMigrations_Frozen(t *testing.T) {
 	t.Parallel()
 	sums, err := os.Open("frozen.sum")
