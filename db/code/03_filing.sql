@@ -495,8 +495,8 @@ BEGIN
         retry_count = greatest(e.retry_count, p_attempt), max_retries = coalesce(p_max_attempts, e.max_retries),
         last_failed_at = p_at,
         metadata = dlq.metadata_after(e.metadata, true, e.river_job_id, p_metadata),
-        -- A pending entry becomes undecided. A manual entry, or one with a redelivery under way,
-        -- keeps its decision.
+        -- A pending entry becomes undecided. A manual entry, or an entry with a redelivery in progress, keeps its
+        -- decision.
         error_class = CASE WHEN e.status = 'dlq_pending' THEN v_fail.error_class ELSE e.error_class END,
         fingerprint = CASE WHEN e.status = 'dlq_pending' THEN NULL ELSE e.fingerprint END,
         strategy = CASE WHEN e.status = 'dlq_pending' THEN NULL ELSE e.strategy END,

@@ -1158,8 +1158,7 @@ BEGIN
         WHERE e.id = ANY (v_ids) AND e.status = 'dlq_manual' AND e.stage = 'open';
         PERFORM dlq.wake();
     WHEN 'reopen' THEN
-        -- Skip entries whose payload was erased, and those of a job that already has another open
-        -- entry.
+        -- Skip entries whose payload was erased, and entries whose job already has another open entry.
         WITH reopened AS (
             UPDATE dlq.dead_letter_queue e SET status = 'dlq_manual', strategy = 'manual', parked_by = v_actor,
                 notes = coalesce(p_note, e.notes),

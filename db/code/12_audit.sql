@@ -58,8 +58,8 @@ DECLARE
     v_from  timestamptz := '-infinity';
     v_until timestamptz := 'infinity';
     v_scope jsonb := dlq.scope();
-    -- Only callers whose scope is at least as wide as that of the operation see its row. So callers with a scope get
-    -- every move instead.
+    -- Only a caller whose scope is at least as wide as the operation's scope may see its row. So callers with a scope
+    -- get every move instead.
     v_group boolean := v_scope IS NULL AND v_acts AND NOT p_filter ? 'configVersion'
         AND coalesce((p_filter ->> 'grouped')::boolean, false);
     v_mask  jsonb := dlq.mask(false);

@@ -201,8 +201,8 @@ $$;
 COMMENT ON FUNCTION dlq.title_of_group IS
     'The title of a failure group as the caller may see it; null if there is no such group.';
 
--- group_entries returns the entries that the page of a group describes: open ones, and those that
--- closed within a month. Older months are neither read nor locked.
+-- group_entries returns the entries that the page of a group describes: open entries, and entries that closed within a
+-- month. Older months are neither read nor locked.
 CREATE OR REPLACE FUNCTION dlq.group_entries(p_queue text, p_fingerprint text, p_limit integer DEFAULT 200)
     RETURNS SETOF uuid
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off

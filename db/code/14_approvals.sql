@@ -369,7 +369,7 @@ BEGIN
         RAISE EXCEPTION 'approval %: pass the number of dead letters that you expect it to change', p_id
             USING ERRCODE = 'DLQ04', HINT = 'It was requested for ' || v_approval.entries || '.';
     END IF;
-    -- Entries are selected in the scope of the requester, which is within that of the approver.
+    -- Entries are selected in the requester's scope, which is within the approver's scope.
     EXECUTE 'INSERT INTO dlq.approval_entries (approval_id, entry_id)
         SELECT $2, e.id FROM dlq.dead_letter_queue e WHERE ' || dlq.approval_where(v_approval, v_filter)
         || ' ON CONFLICT DO NOTHING' USING v_filter, p_id;

@@ -57,8 +57,8 @@ ORDER BY g.queue, g.fingerprint
 LIMIT @most::integer;
 
 -- name: LastGroupEntries :many
--- LastGroupEntries returns the last entries of some groups, in any state, up to @limits for each group.
--- The columns are those of FormerEntries.
+-- LastGroupEntries returns the last entries of some groups, in any state, up to @limits for each group. It has the
+-- columns of FormerEntries.
 SELECT e.id, e.queue, e.fingerprint::text AS former,
        coalesce(e.error_type, '')::text AS error_type, coalesce(e.error_code, '')::text AS error_code,
        coalesce(e.error_title, '')::text AS error_title,

@@ -26,7 +26,7 @@ SELECT dlq.drop_partition(@name::text, sqlc.narg('archived_rows')::bigint, (sqlc
 SELECT e.id::uuid AS id FROM dlq.expired_entries(@periods::jsonb, @max_entries::integer, @now::timestamptz) e (id);
 
 -- name: DeleteEntries :one
--- DeleteEntries deletes the given entries, except those that changed since they were archived.
+-- DeleteEntries deletes the given entries, except entries that changed since they were archived.
 SELECT dlq.delete_entries(@ids::uuid[], @hashes::bigint[], 'retention',
     'deleted: its time is over')::integer AS entries;
 

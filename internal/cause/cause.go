@@ -46,7 +46,7 @@ type Paths struct {
 type Answer struct {
 	Status      int
 	ContentType string // the Content-Type header
-	Type, Code  string // from headers; they take precedence over those of the body
+	Type, Code  string // from headers; they take precedence over values in the body
 	Body        []byte // only the first MaxBytes are read
 	Paths       Paths  // tried before the built-in ones
 	// Hide, if not nil, removes what must not be shown. Texts are passed to it before they are cut, so that it sees

@@ -93,8 +93,8 @@ func openCounts(byStatus map[string]int64) map[string]*api.Count {
 	return counts
 }
 
-// counted returns the filters whose counts the page needs and that are not in known: first the filter of the list, then
-// those of the tabs and of the first saved views.
+// counted returns the filters whose counts the page needs and that known does not have: the filter of the list, then
+// the filters of the tabs and of the first saved views.
 func (l *list) counted(known map[string]*api.Count) []string {
 	queries := make([]string, 0, 1+len(l.Tabs)+len(l.Views))
 	queries = append(queries, strings.TrimSpace(l.Query))

@@ -234,7 +234,7 @@ func (c *chart) csv() []byte {
 	return out.Bytes()
 }
 
-// chartStyle are the colours of a chart outside of the console: those of its light theme.
+// chartStyle has the colours of a chart outside of the console: the colours of the light theme.
 const chartStyle = `<style>text{font:11px sans-serif;fill:#4b5468}.grid{stroke:#dfe3ea}.series-1{fill:#3f77d1}` +
 	`.series-2{fill:#27b1bd}.series-3{fill:#d8a63a}.series-4{fill:#d75f2f}.series-5{fill:#a04fa3}.series-6{fill:#a3a9b4}` +
 	`.marker line,.marker path{stroke:#4b5468;fill:#fff}</style><rect width="100%" height="100%" fill="#fff"/>`

@@ -262,8 +262,8 @@ func (in *request) groupSentence(g *group.Group, w window) string {
 	return text
 }
 
-// fixSentence says in which version a group is fixed, which version runs, and how many of the older dead letters
-// recovered.
+// fixSentence says in which version a group is fixed, which version runs, and how many open dead letters are from
+// before the fix.
 func (in *request) fixSentence(f *group.Fix) string {
 	switch {
 	case f.DeployedAt == nil && f.Deployed == "":

@@ -243,7 +243,7 @@ func markSeen(w http.ResponseWriter, r *http.Request, keys []string) {
 	})
 }
 
-// outcomesFor returns the outcome keys of those of the page's requests whose outcome is for the viewer.
+// outcomesFor returns the keys of outcomes that the page shows and that are meant for the viewer.
 func outcomesFor(me *access.Principal, requests ...*approval.Approval) (keys []string) {
 	for _, a := range requests {
 		if isOutcomeFor(me, a) {

@@ -160,7 +160,7 @@ func missingRoleIn(p *access.Principal, role access.Role, queue string) string {
 	return ""
 }
 
-// breakerInWords describes a breaker that is not closed, and what dlqd does about it.
+// breakerInWords describes a breaker that is not closed, and the effect on deliveries.
 func (in *request) breakerInWords(name string, b *breaker.Status) string {
 	text := name + " is failing"
 	if b.Since != nil {

@@ -258,7 +258,7 @@ func (c *Console) replays(in *request) (*view, error) {
 	return &view{Template: "replays", Title: "Replays", Data: p, Interval: runsInterval}, nil
 }
 
-// calibration is the page that compares the forecasts of ended runs with what happened.
+// calibration shows the page that compares the forecasts of ended runs with their outcomes.
 func (c *Console) calibration(in *request) (*view, error) {
 	shown, err := call(in, api.GetReplayCalibration, api.None{})
 	if err != nil {

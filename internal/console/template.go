@@ -83,7 +83,7 @@ type templates struct {
 	zoned map[string]*template.Template // by page and zone
 }
 
-// maxZoned limits the number of cached templates: those of some twenty zones.
+// maxZoned limits the number of cached templates. It is enough for some twenty zones.
 const maxZoned = 600
 
 // of returns the template of a page in a time zone; nil if there is no such page.

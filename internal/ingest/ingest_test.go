@@ -95,7 +95,8 @@ func TestSubmit_StoresJob(t *testing.T) {
 	require.Equal(t, message.DefaultPriority, priority)
 }
 
-// TestSubmit_StoresJobAsRiverDoes compares each column with that of a job that River's client inserts.
+// TestSubmit_StoresJobAsRiverDoes compares each column of a message's job with the same column of a job that River's
+// client inserts.
 func TestSubmit_StoresJobAsRiverDoes(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

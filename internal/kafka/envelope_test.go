@@ -320,7 +320,7 @@ func FuzzEnvelope(f *testing.F) {
 	})
 }
 
-// The headers are those of Kafka's ShareGroupDLQRecordHelper.
+// The test uses the headers of Kafka's ShareGroupDLQRecordHelper.
 func TestEnvelope_ReadsShareGroups(t *testing.T) {
 	t.Parallel()
 	died := func(topic, partition, offset, group string) []source.Header {

@@ -82,7 +82,8 @@ func TestLogin_SendsTokens(t *testing.T) {
 	require.ErrorContains(t, err, "307")
 }
 
-// An identity provider is trusted if the brokers' authority signed its certificate, and not with another certificate.
+// An identity provider is trusted if its certificate is signed by the authority of the brokers, and not if it is signed
+// by an unknown authority.
 func TestLogin_TrustsTheAuthorityOfTheCluster(t *testing.T) {
 	t.Parallel()
 	idp := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

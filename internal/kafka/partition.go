@@ -388,7 +388,7 @@ func (p *partition) wait(delay time.Duration) bool {
 	}
 }
 
-// progress reports the state. stack is that of a panic, once.
+// progress reports the state of the partition. stack, if not empty, is the stack of a panic; it is reported once.
 func (p *partition) progress(next, end int64, err error, stack string) {
 	p.r.mu.Lock()
 	start := p.start

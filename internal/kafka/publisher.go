@@ -112,7 +112,7 @@ func published(message source.Message) []kgo.RecordHeader {
 	return headers
 }
 
-// isEnvelope reports whether a header is one that a framework adds to a dead letter.
+// isEnvelope reports whether a framework or dlqd adds a header with this name to a dead letter.
 func isEnvelope(key string) bool {
 	return key == HeaderTimestamp || slices.ContainsFunc([]string{
 		springPrefix, springRetryPrefix + "original-", springRetryPrefix + "exception-",

@@ -43,7 +43,7 @@ type field struct {
 	value []byte // as in the document
 }
 
-// scanner reads a document once. It checks both the grammar and what CheckJSON excludes.
+// scanner reads a document once. It checks the grammar and the further rules of CheckJSON.
 type scanner struct {
 	raw    []byte
 	onKey  func(depth int, key []byte) error // may be nil

@@ -213,7 +213,7 @@ func isKind(text string) bool {
 	return !wasDot
 }
 
-// TagProblem returns what is wrong with a tag by River's rules, or "".
+// TagProblem returns why a tag breaks River's rules, or "".
 func TagProblem(tag string) string {
 	if len(tag) <= MaxTagLength && tagPattern.MatchString(tag) {
 		return ""

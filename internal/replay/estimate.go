@@ -280,8 +280,8 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 	return goes, nil
 }
 
-// skips returns which work the run skips: what the request sets, and for the queues and kinds in places the defaults of
-// the policy where the request sets nothing.
+// skips returns which work a run skips. The request decides; where it sets nothing, the policy's defaults for the
+// queues and kinds in places apply.
 func (in *Request) skips(ctx context.Context, tx transaction, places map[uuid.UUID]place) (skips skipping, err error) {
 	skips.stale = in.SkipStale != nil && *in.SkipStale
 	skips.superseded = in.SkipSuperseded != nil && *in.SkipSuperseded

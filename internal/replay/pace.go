@@ -22,7 +22,7 @@ import (
 const (
 	// paceFall is the divisor of the rate when the run strains the destination.
 	paceFall = 2
-	// paceRises is the number of increases that raise the rate by the rate before the first decrease.
+	// paceRises sets the size of an increase: the rate before the first decrease, divided by paceRises.
 	paceRises = 10
 	// paceLeast bounds the decrease: the rate is at least the rate before the first decrease, divided by paceLeast.
 	paceLeast = 64

@@ -19,8 +19,8 @@ import (
 	"github.com/dlqd/dlqd/internal/replay/internal/dbsqlc"
 )
 
-// A progressive run tests each failure group with a sequential test (Wald, 1945), which decides whether the share of
-// successes is that of a group with a fixed cause or of a group whose cause is not fixed.
+// A progressive run tests each failure group with a sequential test (Wald, 1945). From the share of successes, the test
+// decides whether the cause of the group is fixed.
 const (
 	// fixedShare and brokenShare are the shares of successes between which the test decides.
 	fixedShare, brokenShare = 0.95, 0.5

@@ -159,7 +159,7 @@ type Request struct {
 	// Progressive sends each failure group in steps, and holds a group that does not recover.
 	Progressive bool `json:"progressive,omitempty"`
 	// StepDeadline is the number of seconds after which a group of a progressive run is held if redeliveries are
-	// under way without an outcome; 0 means DefaultStepDeadline.
+	// in progress without an outcome; 0 means DefaultStepDeadline.
 	StepDeadline float64 `json:"stepDeadline,omitempty"`
 	// SkipStale skips work that is out of date, and SkipSuperseded work that a later job has done. If nil, the policy
 	// decides by the queue and kind of each entry ([policy.Skips]).
@@ -325,7 +325,7 @@ func inTx(ctx context.Context, store *deadletter.Store, fn func(tx transaction) 
 	return store.InTx(ctx, func(db postgres.DB) error { return fn(transaction{dbsqlc.New(db), db}) })
 }
 
-// Preview returns what a run would do. It changes nothing.
+// Preview returns the expected result of a run, without starting it. It changes nothing.
 func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 	if err := in.Validate(); err != nil {
 		return nil, &deadletter.MoveError{Kind: deadletter.ErrInvalid, Detail: err.Error()}

@@ -469,7 +469,7 @@ func (b *bundle) failKey(key string, messages int, more string) {
 	b.file()
 }
 
-// closuresOf returns what became of the messages of a key, in their order.
+// closuresOf returns the closures of a key's messages in a run, in the order of the messages.
 func (b *bundle) closuresOf(run *replay.Run, key string) (closures []string) {
 	b.Helper()
 	rows, err := b.pool.Query(b.Context(), `SELECT coalesce(x.outcome, 'to_go') || coalesce(': ' || x.detail, '')

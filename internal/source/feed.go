@@ -274,9 +274,9 @@ func (b *batchOfFeed) read(ctx context.Context, c *Client, queries *dbsqlc.Queri
 	return nil
 }
 
-// readPart reads the entries of some of the next records, and returns the number of bytes in their values. Unless plain
-// is set, the key of each record is a hash of the ordering key, also for entries whose key would not be masked: records
-// of one ordering key then have the same key.
+// readPart reads the entries of some of the next records, and returns the number of bytes in their values. plain means
+// that the policy masks no data. Otherwise the key of every record is a hash of the ordering key, also if the entry has
+// no masked value, so that records of one ordering key have the same key.
 func (b *batchOfFeed) readPart(ctx context.Context, c *Client, rows []dbsqlc.FeedBatchRow, encode encoder,
 	plain bool,
 ) (bytes int, err error) {

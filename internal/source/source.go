@@ -74,7 +74,7 @@ type Record struct {
 	Payload json.RawMessage
 }
 
-// Failure has what the envelope of a record says about its failure. Empty fields are unknown.
+// Failure is the data about a failure in the envelope of a record. Empty fields are unknown.
 type Failure struct {
 	Kind     string // kind of the entry; if empty, the policy's source sets it
 	Group    string // the consumer group that failed
@@ -105,7 +105,7 @@ type Origin struct {
 	Offset    int64     // Unknown if not known
 }
 
-// Appender stores what a reader reads. [Store] implements it.
+// Appender stores the records that a reader reads. [Store] implements it.
 type Appender interface {
 	// Position returns the offset to read next. ok is false if the partition was never read or its position was lost. The
 	// reader then begins where the policy's source says (From), with a batch whose Start is set.
@@ -121,7 +121,7 @@ type Appender interface {
 	Progress(progress Progress)
 }
 
-// Stored says what Append stored.
+// Stored is the result of Append.
 type Stored struct {
 	Next     int64 // the position now; above batch.Next if another reader was faster
 	Entries  int   // new entries

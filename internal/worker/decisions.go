@@ -77,8 +77,8 @@ func (d *decisions) write(ctx context.Context, tx transaction, act deadletter.Ac
 	})
 }
 
-// file files the entries and returns the ids of those that it filed. It leaves out entries whose jobs have an
-// open entry already.
+// file files the entries and returns the ids of the filed ones. It leaves out entries whose jobs already have an open
+// entry.
 func (d *decisions) file(ctx context.Context, tx transaction, actor, configVersion string) ([]uuid.UUID, error) {
 	params := d.columns()
 	params.Actor, params.ConfigVersion = actor, configVersion

@@ -379,7 +379,7 @@ func TestAutomatic_WorkersSkipWhileSwitchChanges(t *testing.T) {
 	require.Equal(t, 1, j.inStatus(deadletter.Processing))
 }
 
-// Gates obey the switches. Entries that are off do not block those that are on.
+// Gates follow the switches: entries whose automatic redelivery is off do not block others.
 func TestAutomatic_GatesObeySwitches(t *testing.T) {
 	t.Parallel()
 	j := setupWithPolicy(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\nstrategies: {conditional: " +

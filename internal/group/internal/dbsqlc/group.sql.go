@@ -287,8 +287,8 @@ type LastGroupEntriesRow struct {
 	LastFailedAt    time.Time
 }
 
-// LastGroupEntries returns the last entries of some groups, in any state, up to @limits for each group.
-// The columns are those of FormerEntries.
+// LastGroupEntries returns the last entries of some groups, in any state, up to @limits for each group. It has the
+// columns of FormerEntries.
 func (q *Queries) LastGroupEntries(ctx context.Context, arg LastGroupEntriesParams) ([]LastGroupEntriesRow, error) {
 	rows, err := q.db.Query(ctx, LastGroupEntries, arg.Queues, arg.Fingerprints, arg.Limits)
 	if err != nil {

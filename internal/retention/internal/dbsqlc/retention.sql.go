@@ -40,7 +40,7 @@ type DeleteEntriesParams struct {
 	Hashes []int64
 }
 
-// DeleteEntries deletes the given entries, except those that changed since they were archived.
+// DeleteEntries deletes the given entries, except entries that changed since they were archived.
 func (q *Queries) DeleteEntries(ctx context.Context, arg DeleteEntriesParams) (int32, error) {
 	row := q.db.QueryRow(ctx, DeleteEntries, arg.Ids, arg.Hashes)
 	var entries int32
