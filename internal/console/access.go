@@ -186,9 +186,9 @@ func (c *Console) changeTokens(in *request) (*done, error) {
 	return &done{To: "/access", Made: &madeToken{ID: made.ID, Secret: made.Secret}}, nil
 }
 
-// madeToken is a new token. A cookie takes its secret to the page that shows it, and that page deletes the cookie, so
-// that loading the page again neither shows the secret nor makes another token. The process that made the token may
-// be another than the one that shows the page.
+// madeToken is a new token. A cookie takes the secret to the page that shows it. That page deletes the cookie, so that
+// a reload neither shows the secret nor creates another token. A cookie is used because another process than the one
+// that created the token may serve the page.
 type madeToken struct {
 	ID     string `json:"i"`
 	Secret string `json:"s"`

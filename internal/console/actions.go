@@ -228,7 +228,8 @@ func (c *Console) reveal(in *request) (*done, error) {
 	return &done{To: "/dead-letters/" + url.PathEscape(id) + "/reveal"}, nil
 }
 
-// revealed shows a dead letter unmasked for a while after the viewer has revealed it, and masked from then on.
+// revealed shows a dead letter unmasked for some time after the viewer has revealed it; later it shows the dead letter
+// masked.
 func (c *Console) revealed(in *request) (*view, error) {
 	id := in.PathValue("id")
 	detail, err := call(in, api.GetRevealedEntry, api.EntryInput{ID: id})

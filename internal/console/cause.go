@@ -262,8 +262,8 @@ func (in *request) likeOf(e *api.EntryDetail) (*likeness, error) {
 // maxRunsShown limits the replay runs of a group that an entry's page shows.
 const maxRunsShown = 3
 
-// runsOfGroup describes the runs whose filter names a failure group. The numbers of a run are of all its entries: they
-// are of the group only if the filter selects no other group.
+// runsOfGroup describes the runs whose filter names a failure group. The numbers of a run count all its entries. They
+// are the numbers of the group only if the filter selects no other group.
 func runsOfGroup(runs []*replay.Run, queue, fingerprint string, zone *time.Location) (list []string) {
 	for _, run := range runs {
 		var chosen filter.Filter
@@ -290,7 +290,7 @@ func runsOfGroup(runs []*replay.Run, queue, fingerprint string, zone *time.Locat
 	return list
 }
 
-// weekdayOf names a day: the weekday if it is within a week, otherwise the date.
+// weekdayOf names a day: by its weekday if it is within the last six days, otherwise by its date.
 func weekdayOf(at time.Time, zone *time.Location) string {
 	if time.Since(at) < 6*24*time.Hour {
 		return at.In(zone).Format("Monday, 15:04 MST")

@@ -142,8 +142,8 @@ var pagesOf = map[string][]string{
 	"tokens":      {"/access", "/audit"},
 }
 
-// Changed requests a rendering of the open pages that may show what an operation with this tag changed. The API
-// calls it after each successful operation that may have changed data, including those called by pages.
+// Changed requests a rendering of the open pages that may show the changes of an operation with this tag. The API calls
+// Changed after each successful operation that may have changed data, also if a page called the operation.
 func (c *Console) Changed(tag string) {
 	paths := pagesOf[tag]
 	if paths == nil {

@@ -330,7 +330,7 @@ func (o *testServer) tab() *tab {
 			go func() { _ = chromedp.Run(ctx, page.HandleJavaScriptDialog(false)) }()
 		}
 	})
-	// chromedp closes the tab when the context of its first Run ends, so this one has no timeout
+	// no timeout: chromedp closes the tab when the context of its first Run ends
 	require.NoError(t, chromedp.Run(ctx, log.Enable(), runtime.Enable(), page.Enable()))
 	b.size(1440, 900)
 	return b
@@ -381,7 +381,7 @@ func (b *tab) script(on bool) {
 	b.scriptOff = !on
 }
 
-// open opens a page. If the page is a list whose search stopped before it found a row, open tries again.
+// open opens a page. If the page is a list whose search stopped before it found a row, open reloads it.
 func (b *tab) open(path string) {
 	b.Helper()
 	b.await("the rows of "+path, func() bool {

@@ -102,8 +102,8 @@ func (c *countCache) known(key string) (count api.Count, old, ok bool) {
 	return cached.Count, age > countAge, ok && age <= countRetention && cached.at.After(c.invalidBefore)
 }
 
-// read counts the entries that a filter selects. It does not end with the page, and its statements are not counted as
-// statements of the page.
+// read counts the entries that a filter selects. It continues after the page has ended, and its statements do not count
+// as statements of the page.
 func (c *countCache) read(in *request, key, query string) error {
 	_, err, _ := c.reading.Do(key, func() (any, error) {
 		c.one.Lock()

@@ -79,7 +79,7 @@ func TestDeadLetter_Sections(t *testing.T) {
 	require.Contains(t, b.texts(".tree"), "pin ***")
 	require.NotContains(t, b.texts(".tree"), "messageId")
 
-	// Without scripts the tree is shown and its search field is not.
+	// Without scripts, the page shows the tree but not its search field.
 	b.script(false)
 	b.open("/dead-letters/" + id)
 	require.Equal(t, false, b.value(`document.querySelector(".tree-search").checkVisibility()`))

@@ -164,7 +164,7 @@ func (l *list) ViewPath(v deadletter.SavedView) string {
 	return "/dead-letters?" + query.Encode()
 }
 
-// bulkVerb is an action on many entries. From lists the statuses that it applies to.
+// bulkVerb is an action on many entries. From has the statuses of entries to which the action applies.
 type bulkVerb struct {
 	Name, Label, Consequence string
 	From                     []deadletter.Status

@@ -195,7 +195,7 @@ func (j *jobs) summary(queue *api.Queue, counts map[string]int64) string {
 	return text
 }
 
-// jobPage is the data of the page of a job, or of the message that it delivers.
+// jobPage is the data of the page of a job, or of the message that the job delivers.
 type jobPage struct {
 	api.JobDetail
 

@@ -141,8 +141,8 @@ func TestLive_SurvivesServerRestart(t *testing.T) {
 	require.Equal(t, "called the customer", b.value(`document.querySelector("#act input[name=note]").value`))
 }
 
-// isStale returns an expression that matches the line with the reason why the page is not live and its
-// time in UTC.
+// isStale returns an expression that matches the line about the connection: why the page is not live, and the time of
+// its content in UTC.
 func isStale(why string) string {
 	return fmt.Sprintf(`/^%s, showing \d\d:\d\d:\d\d UTC\s+(just now|\d.* ago)(\s+sign in)?$/.test(document.querySelector("[data-connection]").innerText)`+
 		` && document.body.classList.contains("stale")`, why)

@@ -284,8 +284,7 @@ type calibration struct {
 // Unjudged returns the number of groups that were not judged.
 func (c *calibration) Unjudged() int64 { return c.Groups - c.Judged }
 
-// missingRole says why the viewer may not use a role, or returns "" if they have it in at least one
-// queue.
+// missingRole says why the viewer may not use a role. It returns "" if the viewer has the role in at least one queue.
 func missingRole(p *access.Principal, role access.Role) string {
 	if p.May(role) {
 		return ""
@@ -457,8 +456,8 @@ func reasons(entries []replay.RunEntry) []runFailure {
 	return list
 }
 
-// compare finds the previous run, preferably one with the same filter, and counts the entries that
-// match the filter and were captured after this run started.
+// compare finds the previous run, preferably one with the same filter. It also counts the entries that match the filter
+// and were captured after this run started.
 func (r *runDetail) compare(in *request) error {
 	runs, err := in.runs()
 	if err != nil {

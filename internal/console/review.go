@@ -59,7 +59,7 @@ func reviewTabs() []string {
 	return []string{"status:manual", "status:manual assigned:me", "status:manual assigned:nobody"}
 }
 
-// newReview returns the review of a page, and its filter without the state.
+// newReview returns the review for a request, and the filter of the review without its status.
 func newReview(in *request) (r *review, chosen string) {
 	params := in.URL.Query()
 	r = &review{Whose: params.Get("whose"), search: strings.TrimSpace(params.Get("q"))}

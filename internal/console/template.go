@@ -27,8 +27,8 @@ import (
 	"github.com/dlqd/dlqd/internal/deadletter"
 )
 
-// html/template escapes each value for its context, so that the content of a message stays text
-// wherever it is shown. It needs no code generator.
+// html/template escapes each value for the place where it is shown, so that the content of a message stays text. Unlike
+// other template engines, html/template needs no code generator.
 
 //go:embed templates/*.html
 var templateFiles embed.FS
@@ -75,7 +75,7 @@ func static() http.Handler {
 	})
 }
 
-// templates are the templates of the pages. Each time zone has its own, whose functions show times in it.
+// templates has the templates of the pages. Each time zone has its own copies, whose functions show times in that zone.
 type templates struct {
 	parsed map[string]*template.Template // by page; never executed, because then they could not be cloned
 

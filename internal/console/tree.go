@@ -116,7 +116,7 @@ func (t *tree) read(key string, path []string, depth int) *node {
 	return n
 }
 
-// quotedKey returns a key as the filter language takes it in a path.
+// quotedKey returns a key as the filter language expects it in a path, in quotes if necessary.
 func quotedKey(key string) string {
 	if key != "" && !strings.ContainsAny(key, ".\":, \t\n\\") {
 		return key

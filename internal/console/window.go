@@ -64,7 +64,7 @@ func (in *request) windowChoices(current window) []choice {
 	return list
 }
 
-// merged joins buckets into longer ones. A bucket has the number of open entries at its end.
+// merged joins buckets into longer ones. The number of open entries of a joined bucket is the number at its end.
 func merged(buckets []analytics.Bucket, every time.Duration) (list []analytics.Bucket) {
 	for _, b := range buckets {
 		start := b.Start.UTC().Truncate(every)
@@ -100,7 +100,7 @@ func fitting(age time.Duration, longest window) window {
 	return longest
 }
 
-// isYoung reports whether a failure group is younger than an hour: its trend of longer windows would be one bar.
+// isYoung reports whether a failure group is younger than an hour: in a longer window its trend would be a single bar.
 func isYoung(firstSeen, now time.Time) bool { return now.Sub(firstSeen) < time.Hour }
 
 // timeFields are the fields of a filter that select a time.

@@ -89,7 +89,7 @@ func TestPage_ShowsPanics(t *testing.T) {
 	}
 }
 
-// TestCounted_MarksBounds shows that a count stopped at its limit.
+// TestCounted_MarksBounds checks that a count that stopped at its limit is shown as a lower bound.
 func TestCounted_MarksBounds(t *testing.T) {
 	t.Parallel()
 	page, err := parsed().of("deadletters", time.UTC)

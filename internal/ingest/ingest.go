@@ -41,8 +41,8 @@ const (
 	// 37,000 jobs/s from 100 to 5,000 messages) and make the first message wait for the last.
 	DefaultMaxGroup = 500
 
-	// DefaultFlushers is how many inserts run concurrently: while one waits for its commit to reach
-	// the disk, the next is prepared.
+	// DefaultFlushers is the number of concurrent inserts: while one insert waits until its commit is on disk, the next
+	// is prepared.
 	DefaultFlushers = 2
 
 	// notifyCooldown is the shortest time between two notifications of a queue's workers by this process. With River's

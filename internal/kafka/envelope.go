@@ -308,7 +308,7 @@ func (e *envelope) json(s *policy.TopicSource, value []byte) {
 	e.Error = riverdlq.Error{Type: c.Type, Code: c.Code, Title: c.Title, Message: cmp.Or(c.Message, c.Title)}
 }
 
-// exception is a Java exception as headers describe it.
+// exception is a Java exception with its data from headers.
 type exception struct {
 	class   string
 	message string

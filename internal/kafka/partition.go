@@ -42,7 +42,7 @@ type partition struct {
 	ctx    context.Context // done when the reader loses the partition
 	cancel context.CancelFunc
 
-	// Only the partition's goroutine uses these.
+	// Only the partition's goroutine uses the following fields.
 	errors int                        // number of consecutive errors
 	err    error                      // the last error; nil once a batch is stored or all records are read
 	limit  int                        // records of the next batch: one after an error, to find the record that causes it

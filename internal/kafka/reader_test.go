@@ -94,7 +94,8 @@ func (l *ledger) Progress(progress source.Progress) {
 	l.errors[progress.Partition], l.ends[progress.Partition] = progress.Error, progress.End
 }
 
-// offsets returns the stored offsets of a partition, of all topics with its name.
+// offsets returns the stored offsets of a partition. If several topics have had the name, it returns the offsets of all
+// of them.
 func (l *ledger) offsets(topic string, partition int32) []int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

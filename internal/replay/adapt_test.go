@@ -195,7 +195,7 @@ func TestProgressive_SlowsOnlyItsDestination(t *testing.T) {
 	require.EqualValues(t, 1, b.groups(run)["REDIRECTED"].Sent)
 }
 
-// A breaker that opens holds the groups of its destination, and they go on at a lower rate.
+// An open breaker holds the groups of its destination. When they go on, their rate is lower.
 func TestProgressive_GoesOnSlowerAfterABreaker(t *testing.T) {
 	t.Parallel()
 	w := newWeak(t, 1000, replay.Request{All: true, Progressive: true, Rate: 200})

@@ -102,7 +102,7 @@ func (o *orders) wait(job int64) {
 	o.file()
 }
 
-// createEntry makes an order fail in its last step.
+// createEntry makes an order fail in its last step, and returns its entry.
 func (o *orders) createEntry() uuid.UUID {
 	o.Helper()
 	o.worker.mu.Lock()
@@ -214,7 +214,7 @@ func TestCheckpoint_ComesFromLastJob(t *testing.T) {
 	require.ErrorContains(t, err, "have a checkpoint")
 }
 
-// A job that completed in its second attempt has a checkpoint, too. It is run again from the start.
+// A job that completed in its second attempt has a checkpoint, too. Running the job again repeats all steps.
 func TestCheckpoint_RunAgainRepeatsAllSteps(t *testing.T) {
 	t.Parallel()
 	o := setupOrders(t)

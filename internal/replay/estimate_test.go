@@ -29,7 +29,7 @@ func TestEstimate_HasAnInterval(t *testing.T) {
 	require.Less(t, all.Low, int64(100_000))
 }
 
-// The 95 % interval contains the true number about as often as it says, for small and large shares.
+// The 95 % interval contains the true number in about 95 % of the cases, for small and large shares.
 func TestEstimate_IntervalHolds(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(30, 22))

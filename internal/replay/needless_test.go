@@ -13,7 +13,8 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
-// why returns the reason why a run skipped the entry with n in its args or payload; "" if it was sent.
+// why returns the reason why a run skipped the entry whose args or payload have this n. It is "" if the run sent the
+// entry.
 func (b *bundle) why(run *replay.Run, n int) string {
 	b.Helper()
 	var why string

@@ -86,7 +86,7 @@ func TestPace_Decides(t *testing.T) {
 	}
 }
 
-// A run sends at most at its rate, and at least at a 64th of it.
+// The rate is at most the rate of the run, and at least a 64th of it.
 func TestPace_KeepsWithinTheRateOfTheRun(t *testing.T) {
 	t.Parallel()
 	now, p := time.Now(), pace{}

@@ -48,7 +48,7 @@ func TestTally_UpperBoundIsExact(t *testing.T) {
 	require.InDelta(t, math.Pow(0.95, 0.1), tally{9, 1}.upperBound(), 1e-9)
 	require.InDelta(t, 0.7776, tally{5, 5}.upperBound(), 1e-4, "tables of Clopper and Pearson, 90 %, two-sided")
 	for _, of := range []tally{{90, 10}, {91, 9}, {900, 100}, {3, 47}} {
-		// With this share, so few successes have the probability testError.
+		// If this were the true share, the probability of so few successes would be testError.
 		share, sum := of.upperBound(), 0.0
 		for k := range of.succeeded + 1 {
 			all, _ := math.Lgamma(float64(of.of() + 1))

@@ -223,7 +223,7 @@ func wholeSeconds(s float64) time.Duration {
 	return time.Duration(math.Ceil(s)) * time.Second
 }
 
-// Sample is an entry as it would be replayed.
+// Sample shows how an entry would be replayed.
 type Sample struct {
 	ID         uuid.UUID              `json:"id" doc:"The entry."`
 	Event      json.RawMessage        `json:"event" doc:"Message of a redelivery without the patch."`
@@ -406,7 +406,8 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 	return p, nil
 }
 
-// addSamples adds entries as the run would send them, and counts the checkpoints of a patch.
+// addSamples adds samples of entries as the run would send them and, if the run has a patch, the number of entries with
+// a checkpoint.
 func (p *Preview) addSamples(ctx context.Context, tx transaction, in *Request, filter []byte) error {
 	ids, err := tx.FindIDs(ctx, dbsqlc.FindIDsParams{Filter: filter, MaxEntries: maxSamples, NewestFirst: in.NewestFirst})
 	if err != nil {

@@ -142,7 +142,7 @@ func (r *Runner) RunOnce(ctx context.Context) (wait time.Duration, err error) {
 	return wait, errors.Join(errs...)
 }
 
-// maxTries is how often a batch is tried if it collides with other transactions.
+// maxTries is how often a batch is tried while it collides with other transactions.
 const maxTries = 10
 
 // maxSingly is the number of entries sent one by one after a rejection: the size of the largest

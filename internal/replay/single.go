@@ -41,8 +41,8 @@ func (r *Replayer) Replay(ctx context.Context, id uuid.UUID, in deadletter.Repla
 	return job, changes, err
 }
 
-// edit returns the edited payload of an entry, and the changes as the viewer may see them. If there
-// is no such entry, it returns payload and no changes.
+// edit returns the edited payload of an entry, and the changes as the viewer may see them. If the entry does not exist,
+// edit returns payload unchanged and no changes.
 func (r *Replayer) edit(ctx context.Context, id uuid.UUID, payload json.RawMessage,
 	patch Patch,
 ) (json.RawMessage, []Change, error) {

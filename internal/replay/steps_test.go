@@ -378,7 +378,7 @@ func TestProgressive_SeveralProcessesKeepThePlan(t *testing.T) {
 					return
 				default:
 				}
-				// Two processes are cut off in each turn, as if they were killed.
+				// In each turn, two processes end suddenly, as if they were killed.
 				ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 				if i < 2 {
 					time.AfterFunc(time.Duration(5+i*95)*time.Millisecond, cancel)

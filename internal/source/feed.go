@@ -70,8 +70,8 @@ type pause struct {
 	err   string
 }
 
-// FeedLoop returns the background loop that publishes filed entries to the topics of feeds. Only one process runs it
-// at a time.
+// FeedLoop returns the background loop that publishes filed entries to the topics of feeds. Only one process at a time
+// runs this loop.
 func (c *Client) FeedLoop() *background.Loop {
 	f := &feeds{holder: uuid.New(), paused: map[feedTopic]pause{}, reports: map[string]string{}}
 	return background.New(background.Config{

@@ -6,7 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The bytes of a record are its payload, its headers and its key. A reader who does not see one of them sees no record.
+// A record contains the payload, the headers and the key. A reader from whom one of these is hidden does not see the
+// record.
 func TestRecord_IsHiddenFromReaders(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

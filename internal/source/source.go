@@ -129,7 +129,7 @@ type Stored struct {
 	Skipped  int   // records that were stored before
 }
 
-// PositionError refuses a batch that does not begin at its partition's position.
+// PositionError is returned for a batch that does not begin at the position of its partition.
 type PositionError struct {
 	Partition
 

@@ -194,7 +194,7 @@ func (d *deferred) write(ctx context.Context, tx transaction, actor string, coun
 	return nil
 }
 
-// park moves entries to manual, each for its own reason.
+// park moves entries to manual. Each entry has its own reason.
 func park(ctx context.Context, tx transaction, actor string, entries []manualEntry) error {
 	if len(entries) == 0 {
 		return nil

@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// gateShutTime is how long a condition gate stays shut after its probes failed. It is short, because a
-	// destination that keeps failing opens its breaker, which is a condition, too.
+	// gateShutTime is how long a condition gate stays shut after its probes failed. It is short, because the breaker of a
+	// destination that keeps failing opens, and a closed breaker is a condition, too.
 	gateShutTime = 10 * time.Second
 	// gateIdleTime is the time after which an open gate that was not advanced, for example because its conditions are
 	// unmet, sends probes again.

@@ -80,7 +80,7 @@ func TestAutomatic_ObservesOnAttachedRiver(t *testing.T) {
 	_, err := dbsqlc.New(j.store.DB()).NextDue(t.Context())
 	require.Error(t, err, "no entry is due")
 
-	// An operator's replay works. If it fails, the entry is observed again.
+	// An operator can replay an observed entry. If the replay fails, the entry is observed again.
 	_, err = j.store.Replay(t.Context(), entry.ID, deadletter.Replay{Act: deadletter.Act{Actor: "kim"}})
 	require.NoError(t, err)
 	j.failure = refused

@@ -29,8 +29,8 @@ import (
 // it. The value is the URL of the database.
 const applicationVariable = "DLQD_TEST_APPLICATION"
 
-// deadlyArgs are the args of a job that kills its worker, or of a bystander, which completes once
-// no killer is left.
+// deadlyArgs are the args of a killer, a job that kills its worker, or of a bystander, a job that completes once no
+// killer is left.
 type deadlyArgs struct {
 	Kills bool `json:"kills"`
 }
@@ -214,7 +214,7 @@ func TestWorkerLost_NeedsManualHandling(t *testing.T) {
 	require.Equal(t, 1, a.inStatus(deadletter.Manual), "the killer")
 }
 
-// TestWorkerLost_OneRescueIsTransient lets the rescuer end a job's only attempt, and then its
+// TestWorkerLost_OneRescueIsTransient lets the rescuer end a job's only attempt, and then the attempt of its
 // redelivery.
 func TestWorkerLost_OneRescueIsTransient(t *testing.T) {
 	t.Parallel()

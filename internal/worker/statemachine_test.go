@@ -214,7 +214,7 @@ func (m *machine) read(id uuid.UUID) *deadletter.Entry {
 	return entry
 }
 
-// gates checks the gates. Which entries they release, and how many, is tested elsewhere.
+// gates checks the gates. Other tests check which entries, and how many, a gate releases.
 func (m *machine) gates() {
 	require.NoError(m.rt, m.worker.Gates(m.Context()))
 	for id, e := range m.entries {
