@@ -967,8 +967,8 @@ COMMENT ON FUNCTION dlq.note_on IS
     'Writes an audit row for each of the entries, which must be in partitions of these stages and are not '
     'moved. p_since and p_until: when the first and the last closed entry closed, if the caller knows.';
 
--- lock_open locks for dlq.lock_filed, and keeps its plan: in lock_filed, Postgres would plan its statement again for each
--- batch.
+-- lock_open locks entries for dlq.lock_filed. It is a function of its own so that Postgres keeps its plan: in
+-- lock_filed, Postgres would plan the statement again for each batch.
 CREATE OR REPLACE FUNCTION dlq.lock_open(p_ids uuid[], p_from dlq.dead_letter_status[]) RETURNS uuid[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$

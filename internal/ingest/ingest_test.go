@@ -327,7 +327,9 @@ func (o *onBegin) TraceQueryStart(ctx context.Context, _ *pgx.Conn, query pgx.Tr
 
 func (*onBegin) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-func (o *onBegin) TraceAcquireStart(ctx context.Context, _ *pgxpool.Pool, _ pgxpool.TraceAcquireStartData) context.Context {
+func (o *onBegin) TraceAcquireStart(
+	ctx context.Context, _ *pgxpool.Pool, _ pgxpool.TraceAcquireStartData,
+) context.Context {
 	o.acquires <- struct{}{}
 	return ctx
 }
