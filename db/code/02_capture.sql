@@ -41,7 +41,8 @@ COMMENT ON FUNCTION dlq.microseconds IS
 
 CREATE OR REPLACE FUNCTION dlq.entry_id(p_job bigint, p_failed_at timestamptz) RETURNS uuid
 LANGUAGE sql STABLE PARALLEL SAFE
--- The job id of a record's entry is below zero. The mask clears its upper two bits, where a UUID has its variant.
+-- A record's entry has a negative job id. The mask clears the upper two bits of the id, because a UUID has its variant
+-- there.
 RETURN dlq.uuid_of(dlq.microseconds(p_failed_at), p_job & 4611686018427387903);
 COMMENT ON FUNCTION dlq.entry_id IS
     'The id of the dead letter of a failure, made from the job''s id and its finalized_at, so that '
@@ -123,7 +124,7 @@ COMMENT ON FUNCTION dlq.set_capture IS
 
 CREATE OR REPLACE FUNCTION dlq.job_table() RETURNS oid
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    -- Reads the catalog, so that it also works without USAGE on River's schema.
+    -- The function reads the catalog, so that it also works for roles without USAGE on River's schema.
     SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = split_part('river.river_job', '.', 1) AND c.relname = 'river_job'
 $$;

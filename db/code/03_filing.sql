@@ -246,8 +246,8 @@ BEGIN ATOMIC
     SELECT coalesce(
         CASE WHEN p_finalized_at BETWEEN '1970-01-01Z' AND now() + interval '1 day' THEN coalesce(
             (SELECT 'entry' FROM dlq.dead_letter_queue e WHERE e.stage = 'open' AND e.id = p_failure LIMIT 1),
-            -- An entry closes after its failure, so earlier partitions are pruned. The day allows
-            -- for clocks that differ.
+            -- An entry closes after its failure, so Postgres prunes partitions of earlier months. One day is subtracted
+            -- because clocks differ.
             (SELECT 'entry' FROM dlq.dead_letter_queue e
              WHERE e.stage IN ('resolved', 'failed', 'archived') AND e.id = p_failure
                  AND e.closed_at >= p_finalized_at - interval '1 day' LIMIT 1)) END,
@@ -485,8 +485,8 @@ BEGIN
         error_title = v_fail.error_title,
         destination = v_fail.destination, destination_url = v_fail.destination_url, reported_class = v_fail.error_class,
         error_stack_trace = v_fail.error_stack_trace, error_context = v_fail.error_context,
-        -- p_errors has all errors of the job if it comes from the inbox, only the last if it comes
-        -- from a fact. So drop the attempts that the new history repeats, then append that history.
+        -- p_errors has all errors of the job if the failure comes from the inbox, but only the last error if it comes
+        -- from a fact. So drop the attempts that the new history repeats, then append the new history.
         retry_history = coalesce((SELECT jsonb_agg(o.failed ORDER BY o.number)
             FROM jsonb_array_elements(e.retry_history) WITH ORDINALITY o (failed, number)
                                   WHERE NOT v_fail.retry_history @> jsonb_build_array(jsonb_build_object('at',
@@ -639,7 +639,7 @@ BEGIN
         AND e.job_created_at = p_job_created_at) THEN
         RETURN true;
     END IF;
-    -- The join below locks every partition and is rarely needed, so it is a separate statement.
+    -- This check is a separate statement, because the join below locks every partition and is rarely needed.
     IF (SELECT m.entry_id FROM dlq.entry_jobs m WHERE m.job_id = p_job AND m.job_created_at = p_job_created_at) IS NULL
         THEN
         RETURN false;
@@ -653,7 +653,7 @@ COMMENT ON FUNCTION dlq.is_repeat IS
     'Whether a job has an open entry, or redelivers the entry of another job. An unfiled failure of '
     'such a job is a further failure of that entry; lists and counts do not show it.';
 
--- has_unfiled sets enable_seqscan, because a session may plan it while the inbox is small.
+-- has_unfiled sets enable_seqscan = off, because a session may plan its query while the inbox is small.
 CREATE OR REPLACE FUNCTION dlq.has_unfiled(p_after uuid) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 BEGIN

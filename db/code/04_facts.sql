@@ -423,7 +423,7 @@ DECLARE
     v_job     record;
     v_left    integer[]; -- positions of jobs that did not wait to run
     v_running integer[] := '{}';
-    -- Entries that wait for a job that has completed, these jobs, and when they ended.
+    -- Entries whose awaited job has completed, the ids of these jobs, and the times at which the jobs ended.
     v_entries uuid[] := '{}';
     v_jobs    bigint[] := '{}';
     v_ended   timestamptz[] := '{}';
@@ -684,7 +684,8 @@ BEGIN
         e.replay_attempts @> jsonb_build_array(jsonb_build_object('jobId', v_job, 'outcome', p_job -> 'state')) AS known
     INTO v_entry FROM dlq.dead_letter_queue e WHERE e.id = p_entry;
     IF p_job ->> 'state' = 'completed' THEN
-        -- An entry parked as "done twice?" stays: an operator decides whether it matters.
+        -- An entry with the rule done-twice stays as it is: an operator decides whether the second run of the work
+        -- matters.
         IF v_entry.status IN ('dlq_resolved', 'dlq_returned') AND v_entry.known THEN
             RETURN; -- an end that comes twice counts once
         ELSIF v_entry.status IN ('dlq_resolved', 'dlq_archived') OR v_entry.rule = 'done-twice' THEN
@@ -1026,8 +1027,8 @@ BEGIN
         FROM dlq.job_facts f
         WHERE f.ctid >= p_from AND (f.fact <> 'refused' OR p_careful
             AND dlq.to_timestamptz(f.job ->> 'refusedAt') < now() - interval '1 minute')
-          -- If a followed job still runs, its fact is skipped here, so that it is not locked twenty
-          -- times a second.
+          -- The fact of a followed job that still runs is skipped here. Otherwise this function would lock the fact
+          -- twenty times a second.
           AND CASE f.fact WHEN 'following' THEN (SELECT j.state FROM river.river_job j WHERE j.id = f.job_id
               AND j.created_at = f.job_created_at) IS DISTINCT FROM 'running'
                           ELSE f.at = (SELECT min(b.at) FROM dlq.job_facts b WHERE b.job_id = f.job_id

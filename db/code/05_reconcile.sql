@@ -145,8 +145,8 @@ BEGIN
                 CASE p_look WHEN 'recent' THEN v_scan.since - v_overlap END) END;
         v_scan.began_at := now();
         v_scan.began_xmin := txid_snapshot_xmin(txid_current_snapshot());
-        -- Every transaction that already runs has a lower id than this one. The xmax of the snapshot
-        -- would not be enough: running transactions may have higher ids than that.
+        -- Every transaction that is already running has a lower id than this transaction. The xmax of the snapshot
+        -- would not be enough, because running transactions may have higher ids than xmax.
         v_scan.began_xid := txid_current();
         v_scan.from_at := v_from;
         v_scan.cursor_state := 'cancelled';

@@ -168,8 +168,8 @@ BEGIN
                    dlq.carried_metadata(e.metadata, p_checkpoint) AS metadata,
                    CASE WHEN h.id IS NULL THEN e.unique_key END AS unique_key, e.unique_states,
                    e.river_job_id, e.job_created_at,
-                   -- A failed entry is closed, so its job may have an open entry, or be the job of
-                   -- another failed entry in p_ids.
+                   -- A failed entry is closed. So another entry of its job may be open, or p_ids may contain another
+                   -- failed entry of the same job.
                    CASE WHEN e.status = 'dlq_failed'
                        AND (dlq.has_open_entry(e.river_job_id, e.job_created_at) OR EXISTS (
                                  SELECT FROM dlq.dead_letter_queue f WHERE f.id = ANY (p_ids) AND f.stage = 'failed'
@@ -464,8 +464,8 @@ BEGIN
         RAISE WARNING 'dead letter %: the database was restored, and its work may have been done since', p_id
             USING HINT = 'SELECT * FROM dlq.restored() lists the work that dlqd holds.';
     END IF;
-    -- File and lock the entry first. Otherwise it could move to another partition while dlq.redeliver
-    -- waits for it, which would raise 40001.
+    -- File and lock the entry first. Otherwise the entry could move to another partition while dlq.redeliver waits for
+    -- its lock, which would raise 40001.
     PERFORM dlq.lock_entries(ARRAY[p_id], '{dlq_pending,dlq_manual,dlq_failed,dlq_returned}');
     IF p_payload IS NOT NULL AND p_payload_text IS NOT NULL THEN
         RAISE EXCEPTION 'dead letter %: p_payload and p_payload_text exclude each other', p_id USING ERRCODE = 'DLQ04',

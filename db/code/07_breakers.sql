@@ -60,8 +60,8 @@ BEGIN
         reason = excluded.reason, changed_by = excluded.changed_by,
         trouble_since = CASE b.state WHEN 'closed' THEN p_now ELSE coalesce(b.trouble_since, b.since) END,
         last_tried_at = CASE WHEN b.state <> 'closed' THEN b.last_tried_at END
-    -- Many processes see the same failures at once: the first one opens the breaker. An operator
-    -- (p_forced) overrides its state.
+    -- Many processes see the same failures at the same time, and the first one opens the breaker. An operator
+    -- (p_forced) opens the breaker in any state.
     WHERE p_forced OR b.state = 'closed';
     IF NOT FOUND THEN
         RETURN false;

@@ -159,7 +159,7 @@ BEGIN
         -- A record has no job: p_created_at is the time of its failure.
         OR (v_ended IS NOT NULL OR p_job < 0) AND EXISTS (SELECT FROM dlq.dead_letter_inbox e
             WHERE e.id = dlq.entry_id(p_job, coalesce(v_ended, p_created_at)))
-        -- A failure that no entry holds yet: it is in the inbox, or capture skipped it and the
+        -- The job has a failure that no entry has yet: the failure is in the inbox, or capture skipped it and the
         -- reconciler files it later.
         OR coalesce(v_failure, false)
            AND (SELECT k.known FROM dlq.known_failure(p_job, p_created_at, dlq.entry_id(p_job, v_ended), v_attempt,
@@ -246,8 +246,8 @@ COMMENT ON FUNCTION dlq.forget_place IS
 CREATE OR REPLACE FUNCTION dlq.order_again(p_queue text, p_key text, p_place bigint, p_job bigint,
     p_created_at timestamptz) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    -- The SELECT locks the place if it still exists, so that no reader deletes it. If a reader is
-    -- deleting it, the SELECT waits until it is gone, and the INSERT writes it again.
+    -- The SELECT locks the place if it exists, so that no reader deletes the place. If a reader is already deleting it,
+    -- the SELECT waits for the reader, and the INSERT writes the place again.
     SELECT FROM dlq.ordered_jobs o WHERE o.job_id = p_job AND o.job_created_at = p_created_at FOR UPDATE;
     INSERT INTO dlq.ordered_jobs (queue, ordering_key, place, job_id, job_created_at) OVERRIDING SYSTEM VALUE
     SELECT p_queue, p_key, p_place, p_job, p_created_at WHERE p_place IS NOT NULL
@@ -300,7 +300,7 @@ COMMENT ON FUNCTION dlq.wake_first IS
     'Makes the first unfinished job of an ordering key, or its redelivery, available if it is held because of '
     'its order. Deletes the places of finished jobs before it. Returns whether it made a job available.';
 
--- wake_ordered looks at up to p_limit keys, which bounds its time and the jobs that it locks.
+-- wake_ordered checks up to p_limit keys, which limits its duration and the number of jobs that it locks.
 CREATE OR REPLACE FUNCTION dlq.wake_ordered(p_limit integer, p_queue text DEFAULT '', p_key text DEFAULT '',
     OUT queue text, OUT ordering_key text, OUT woken integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

@@ -27,8 +27,8 @@ $$;
 COMMENT ON FUNCTION dlq.scope_where IS
     'Returns the SQL condition, to be appended to others, that a row e is in a scope (see dlq.scope).';
 
--- filter_words is IMMUTABLE so that the planner computes the values from the filter, a parameter, and
--- plans with them.
+-- filter_words is IMMUTABLE, so that the planner computes the values from the filter (a parameter) and plans with these
+-- values.
 CREATE OR REPLACE FUNCTION dlq.filter_words(p_filter jsonb, p_key text) RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT ARRAY(SELECT coalesce(w, '')
@@ -102,8 +102,8 @@ BEGIN
             THEN format(' LIKE ANY (dlq.filter_patterns($1, %L))', v_key) ELSE v_equals END;
         v_before := v_where;
         v_where := v_where || ' AND ' || CASE v_key
-            -- Enum labels are written out, so that the plan excludes, and does not lock, partitions
-            -- that hold none of them.
+            -- Enum labels are constants in the condition, so that the plan excludes partitions without these states and
+            -- does not lock them.
             WHEN 'status'        THEN (
                 SELECT format('e.status IN (%s) AND e.stage IN (%s)',
                     coalesce(string_agg(quote_literal(s.word::dlq.dead_letter_status), ', '), 'NULL'),
@@ -166,8 +166,8 @@ BEGIN
                 SELECT coalesce(string_agg(format('EXISTS (SELECT FROM jsonb_path_query(%1$s, dlq.filter_path($1 #> ''{payloadAt,%2$s,path}'')) v WHERE v #>> ''{}'' = ANY (dlq.filter_words($1 #> ''{payloadAt,%2$s}'', ''values'')))', v_event, i), ' AND '), 'false')
                 FROM generate_series(0, jsonb_array_length(p_filter -> 'payloadAt') - 1) i)
         END;
-        -- Also match groups of an earlier grouping method, and the groups that continue them. These
-        -- fingerprints come from dlqd's tables, not from the filter.
+        -- Also match groups of an earlier grouping method, and the groups that continue them. The added fingerprints
+        -- come from dlqd's tables, not from the filter.
         IF v_key = 'fingerprint' THEN
             v_names := dlq.filter_groups(
                 v_words, CASE WHEN p_filter ? 'queue' THEN dlq.filter_patterns(p_filter, 'queue') END);
@@ -1039,8 +1039,7 @@ COMMENT ON FUNCTION dlq.lock_filed IS
     'Locks the given entries that are in one of these states. All must be filed. Returns their ids, their '
     'stages, and when the first and the last of them closed (null if none is closed).';
 
--- lock_entries first files the entries that are still in the inbox, and then locks all of them like
--- lock_filed.
+-- lock_entries first files the entries that are still in the inbox, and then locks all entries with lock_filed.
 CREATE OR REPLACE FUNCTION dlq.lock_entries(p_ids uuid[], p_from dlq.dead_letter_status[],
     OUT ids uuid[], OUT stages dlq.dead_letter_stage[], OUT since timestamptz, OUT until timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -1052,8 +1051,8 @@ $$;
 COMMENT ON FUNCTION dlq.lock_entries IS
     'Files the entries and locks those that are in one of these states. Returns what dlq.lock_filed returns.';
 
--- act_on makes one change on many entries: a move, or one of assign, tag, note and purge. It skips
--- entries whose state does not allow the change, and those outside the caller's scope.
+-- act_on makes one change on many entries: a move, or one of assign, tag, note and purge. It skips entries whose state
+-- does not allow the change, and entries outside the caller's scope.
 CREATE OR REPLACE FUNCTION dlq.act_on(p_action text, p_ids uuid[], p_actor text, p_note text DEFAULT NULL,
     p_args jsonb DEFAULT '{}')
 RETURNS SETOF uuid

@@ -76,8 +76,7 @@ BEGIN
                    v_month + interval '1 month', v_name);
     EXECUTE format('ALTER TABLE %s ENABLE TRIGGER %I', dlq.default_partition(p_parent), v_trigger);
     PERFORM dlq.guard_partition(v_name::regclass, p_parent);
-    -- A GRANT on all tables of the schema includes the partition, so it needs row-level security of
-    -- its own.
+    -- The partition needs its own row-level security, because a GRANT on all tables of the schema includes it.
     PERFORM dlq.fence_table(v_name::regclass, 'dlq.in_patterns(queue, kind, (SELECT dlq.scope_patterns(dlq.scope())))');
     EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%L) TO (%L)', p_parent, v_name, v_month,
         v_month + interval '1 month');

@@ -365,8 +365,8 @@ COMMENT ON FUNCTION dlq.count_aliases IS
     'Adds the counts, the trend and the times of groups of an earlier grouping method to the groups that their '
     'errors are in now (dlq.group_aliases).';
 
--- A refresh that waits for a lock fails after 5 seconds and is tried again a second later, so that
--- it does not block the next one.
+-- If a refresh waits 5 seconds for a lock, it fails, so that it does not block the next refresh; dlqd tries again a
+-- second later.
 CREATE OR REPLACE FUNCTION dlq.refresh_rollups() RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET lock_timeout = '5s'
 SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
@@ -423,11 +423,11 @@ DECLARE
 BEGIN
     PERFORM dlq.require_everything('rollups');
     PERFORM pg_advisory_xact_lock(hashtextextended('dlq.refresh_rollups', 0));
-    -- Readers see the old rollups until this commits. Rollups older than the trail are kept.
+    -- Readers see the old rollups until this transaction commits. Rollups of days before the first move of the trail
+    -- are kept.
     PERFORM dlq.count_aliases();
     DELETE FROM dlq.rollup_backlog;
-    -- One statement, so that one snapshot shows both the open entries and the moves that led to
-    -- them.
+    -- This is one statement, so that one snapshot shows both the open entries and the moves that led to them.
     WITH backlog AS (
         INSERT INTO dlq.rollup_backlog (queue, error_class, pending, processing, manual)
         SELECT e.queue, coalesce(e.error_class, 'undecided'), count(*) FILTER (WHERE e.status = 'dlq_pending'),
@@ -511,7 +511,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     DELETE FROM dlq.rollup_flow    WHERE step = 'minute' AND bucket < p_now - interval '3 days';
     DELETE FROM dlq.rollup_flow    WHERE step = 'hour' AND bucket < p_now - interval '400 days';
     DELETE FROM dlq.rollup_times   WHERE step = 'hour' AND bucket < p_now - interval '400 days';
-    -- Error types, sources and fingerprints come from outside: there may be a million of them.
+    -- Rollups with names from outside (error types, sources, fingerprints) are kept for a shorter time, because there
+    -- may be a million such names.
     DELETE FROM dlq.rollup_errors  WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days'
         WHEN 'day' THEN interval '400 days' ELSE interval '35 days' END;
     DELETE FROM dlq.rollup_sources WHERE bucket < p_now - CASE step WHEN 'week' THEN interval '1100 days'
@@ -923,9 +924,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.policy_changes IS 'When the version of the policy changed, newest first, 1,000 at most.';
 
--- Rules have no rollup. by_rule reads the newest entries of all queues, so that it costs the same
--- for every caller. A custom plan knows the times, so it neither contains nor locks the partitions of
--- earlier months.
+-- Rules have no rollup. by_rule reads the newest entries of all queues, so that it costs the same for every caller.
+-- With a custom plan, Postgres knows the times, so the plan neither contains nor locks the partitions of earlier
+-- months.
 CREATE OR REPLACE FUNCTION dlq.by_rule(p_over interval DEFAULT '24 hours', p_most integer DEFAULT 5000)
 RETURNS TABLE (rule text, entries bigint, more boolean)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_sort = off

@@ -230,8 +230,7 @@ BEGIN
              WHERE r.below IS NOT NULL AND o.queue = r.queue AND o.fingerprint > r.above AND o.fingerprint < r.below
              LIMIT r.share)
             UNION ALL
-            -- Entries whose last failure came before they were decided have no group. No index
-            -- contains them.
+            -- An entry whose last failure was not decided has no group. No index contains such entries.
             (SELECT o.error_class, o.closed_at
              FROM (SELECT f.error_class, f.closed_at, f.fingerprint FROM dlq.dead_letter_failed f
                    WHERE r.above = '' AND f.queue = r.queue LIMIT r.share) o

@@ -99,7 +99,7 @@ BEGIN
     END LOOP;
     v_where := v_where || CASE WHEN p_before IS NULL THEN '' WHEN p_before_id IS NULL THEN ' AND t.at < $3'
         ELSE ' AND (t.at, t.id) < ($3, $6)' END || ' ORDER BY t.at DESC, t.id DESC LIMIT $2';
-    -- The times are parameters, so that the plan excludes months outside of them.
+    -- The times are parameters of the statement, so that the plan excludes months outside of the range.
     v_from := greatest((p_filter ->> 'after')::timestamptz, dlq.trail_begins((p_filter ->> 'entryId')::uuid), v_from);
     v_until := least((p_filter ->> 'before')::timestamptz, p_before + interval '1 microsecond', v_until);
     RETURN QUERY EXECUTE
@@ -243,7 +243,7 @@ COMMENT ON FUNCTION dlq.erase_trail IS
     'Deletes edited payloads, assignees and tags of entries from the audit trail, and error texts from the reports '
     'of replay runs.';
 
--- erase_titles takes the lock of refreshes of the rollups, because they write failure groups.
+-- erase_titles takes the lock of rollup refreshes, because a refresh also writes titles of failure groups.
 CREATE OR REPLACE FUNCTION dlq.erase_titles(p_groups text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -718,7 +718,7 @@ DECLARE
 BEGIN
     p_erasure := dlq.erase_begin(p_filter, p_note, p_actor);
     COMMIT;
-    -- First file the failures that capture missed: they would be filed after the erasure.
+    -- First file the failures that capture missed. Otherwise they would be filed after the erasure.
     WHILE NOT (SELECT r.done AND r.began_at >= v_started_at FROM dlq.reconcile(p_whole => true) r) LOOP
         COMMIT;
     END LOOP;

@@ -130,8 +130,7 @@ BEGIN
     BEGIN
         PERFORM pg_advisory_xact_lock(hashtextextended('dlq.automatic', 0));
     EXCEPTION WHEN lock_not_available THEN
-        -- A stop is for emergencies: one hanging process, or another session that holds the lock,
-        -- must not prevent it.
+        -- A stop is for emergencies, so a hanging process, or another session that holds the lock, must not prevent it.
         IF p_scope = 'stop' AND p_enabled THEN
             RAISE WARNING 'automatic redelivery: stopped, but an earlier transaction did not end within 5 s, and may still redeliver'
                 USING HINT = 'pg_stat_activity shows open transactions.';

@@ -408,9 +408,8 @@ COMMENT ON FUNCTION dlq.muted_entries IS
 -- method, dlqd learns which groups the errors of each former group are in now (alias_groups), and moves the open
 -- entries of the former group there (regroup). Closed entries keep their fingerprint.
 
--- A mute or a mark as fixed of a former group passes to the new group only if the two groups are one to
--- one. Otherwise the note of the new group says who muted the former group or marked it as fixed.
--- part_of returns that text.
+-- A mute or a mark as fixed of a former group passes to the new group only if the two groups correspond one to one.
+-- Otherwise the note of the new group says who muted the former group or marked it as fixed. part_of returns that note.
 CREATE OR REPLACE FUNCTION dlq.part_of(p_former dlq.group_marks) RETURNS text
 LANGUAGE sql STABLE PARALLEL SAFE
 RETURN CASE WHEN coalesce((p_former).muted_at, (p_former).fixed_at) IS NOT NULL THEN
@@ -555,7 +554,7 @@ BEGIN
     WITH locked AS MATERIALIZED (
         SELECT e.id, n.former, n.fingerprint, coalesce(a.fingerprint, 'other') AS counted
         FROM unnest(p_ids, p_formers, p_fingerprints, p_last_failed_ats) n (id, former, fingerprint, last_failed_at)
-        -- Only entries that have not changed since they were read.
+        -- Take only entries that have not changed since the caller read them.
         JOIN dlq.dead_letter_open e ON e.id = n.id AND e.fingerprint = n.former AND e.last_failed_at = n.last_failed_at
         LEFT JOIN dlq.group_aliases a ON a.main AND a.queue = e.queue AND a.former = n.former
         -- If the former group has no alias, the rollups may not have counted the entry yet, or count it

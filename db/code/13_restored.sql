@@ -190,7 +190,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                 p_known ->> 'system')
         WHEN p_now -> 'database' <> p_known -> 'database' THEN 'this is another database of the same server'
         ELSE 'its tables were restored from a dump' END
-        -- Leave out seen_at of this process, which has just written its own row.
+        -- Leave out seen_at of this process, because the process has just written its own row.
         || coalesce('; its last record is of '
             || to_char(greatest((SELECT max(t.at) FROM dlq.dead_letter_transitions t),
                 (SELECT max(p.seen_at) FROM dlq.processes p WHERE p.id <> p_process)) AT TIME ZONE 'UTC',

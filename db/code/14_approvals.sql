@@ -415,8 +415,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.withdraw_approval IS 'Withdraws the caller''s own request for approval.';
 
--- One process at a time carries an approval out. If that process dies, another one continues after
--- taken_until. A process takes only operations that it knows: a newer dlqd may have others.
+-- One process at a time carries out an approved request. If that process dies, another one continues after taken_until.
+-- A process takes only operations that it knows, because a newer dlqd may have others.
 CREATE OR REPLACE FUNCTION dlq.take_approval(p_for interval,
     p_operations text[] DEFAULT '{replay,bulk,erase,cancel,export}') RETURNS SETOF dlq.approvals
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$

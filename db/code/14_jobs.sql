@@ -125,9 +125,9 @@ COMMENT ON FUNCTION dlq.show_jobs IS
     'River''s jobs with these ids in the caller''s scope, masked as entries are: p_all with args and every error, '
     'otherwise with the last error only.';
 
--- queue_flow reads the last 3,000 rows of river_job by its primary key and, for each queue and each of River's four
--- priorities, one row and at most 300 rows of the index that list_jobs reads, so that it costs the same, however many
--- jobs there are.
+-- queue_flow reads the last 3,000 rows of river_job by the primary key. For each queue and each of River's four
+-- priorities, it also reads one row and at most 300 rows of the index that list_jobs reads. So it costs the same for
+-- any number of jobs.
 CREATE OR REPLACE FUNCTION dlq.queue_flow(p_queues text[])
 RETURNS TABLE (queue text, oldest_ready timestamptz, completed bigint, since timestamptz, inserted bigint,
     inserted_since timestamptz)

@@ -303,7 +303,7 @@ BEGIN
                 WHEN 'array' THEN n.value END) a) c
         WHERE n.depth < 70
     )
-    -- Each value as it is, and as it is written in JSON, with escapes.
+    -- Search for each value as it is, and as JSON writes it, with escapes.
     SELECT array_agg(DISTINCT t.text) INTO v_all
     FROM (SELECT DISTINCT n.value #>> '{}' AS text FROM n WHERE n.found
         AND jsonb_typeof(n.value) IN ('string', 'number') AND length(n.value #>> '{}') > 3 LIMIT 101) v
@@ -371,8 +371,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.masked(dlq.dead_letter_queue, jsonb) IS 'An entry, masked (dlq.mask).';
 
--- A JSON Pointer (RFC 6901) names a place in a payload. The value there, or one around it, may be
--- sensitive.
+-- A JSON Pointer (RFC 6901) names a place in a payload. The value at this place, or a value that contains the place,
+-- may be sensitive.
 CREATE OR REPLACE FUNCTION dlq.masked_at(p_pointer text, p_value jsonb, p_mask jsonb) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

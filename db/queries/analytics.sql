@@ -35,7 +35,7 @@ FROM (
 SELECT at FROM dlq.rollup_state;
 
 -- name: RefreshRollups :one
--- RefreshRollups returns whether it refreshed the rollups: false if another process is doing so.
+-- RefreshRollups refreshes the rollups. It returns false if another process is refreshing them.
 SELECT (dlq.refresh_rollups() IS NOT NULL)::boolean AS refreshed;
 
 -- name: TrimRollups :exec

@@ -16,7 +16,8 @@ SELECT coalesce(pg_wal_lsn_diff(max(a.position), '0/0'), 0)::bigint AS position,
 FROM dlq.last_acts a WHERE a.actor = ANY (@actors::text[]);
 
 -- name: Masking :one
--- Masking identifies what callers may see: the mask (dlq.protect), the policy, and the functions that apply them.
+-- Masking returns a hash of everything that decides which data callers may see: the mask (dlq.protect), the policy, and
+-- the version of the functions that apply them.
 SELECT md5(string_agg(concat(s.value, extract(epoch FROM s.updated_at)), ',' ORDER BY s.key))::text AS masking
 FROM dlq.settings s WHERE s.key IN ('sensitive', 'sensitive_columns', 'policy_version', 'code_version');
 

@@ -168,7 +168,7 @@ FROM (
 WHERE e.id = d.id AND e.status = 'dlq_pending';
 
 -- name: Park :many
--- Park parks entries that need an operator, each for its own reason.
+-- Park parks entries that need an operator. Each entry has its own reason.
 UPDATE dlq.dead_letter_queue e SET
     status = 'dlq_manual',
     strategy = 'manual',
@@ -269,7 +269,7 @@ WITH RECURSIVE g AS (
 SELECT g.kind::text AS kind, g.error_class::text AS error_class, g.rule::text AS rule FROM g LIMIT @most::integer;
 
 -- name: ClaimWaiting :many
--- ClaimWaiting locks the most urgent and oldest entries of some of these groups.
+-- ClaimWaiting locks the most urgent and then the oldest entries of the given groups.
 SELECT e.id, e.queue, e.kind, coalesce(e.error_class, '')::text AS error_class, coalesce(e.rule, '')::text AS rule,
        e.job_kind, e.captured_by, e.max_retries
 FROM (

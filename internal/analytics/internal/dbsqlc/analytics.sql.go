@@ -80,7 +80,7 @@ const RefreshRollups = `-- name: RefreshRollups :one
 SELECT (dlq.refresh_rollups() IS NOT NULL)::boolean AS refreshed
 `
 
-// RefreshRollups returns whether it refreshed the rollups: false if another process is doing so.
+// RefreshRollups refreshes the rollups. It returns false if another process is refreshing them.
 func (q *Queries) RefreshRollups(ctx context.Context) (bool, error) {
 	row := q.db.QueryRow(ctx, RefreshRollups)
 	var refreshed bool

@@ -25,7 +25,8 @@ SELECT md5(string_agg(concat(s.value, extract(epoch FROM s.updated_at)), ',' ORD
 FROM dlq.settings s WHERE s.key IN ('sensitive', 'sensitive_columns', 'policy_version', 'code_version')
 `
 
-// Masking identifies what callers may see: the mask (dlq.protect), the policy, and the functions that apply them.
+// Masking returns a hash of everything that decides which data callers may see: the mask (dlq.protect), the policy, and
+// the version of the functions that apply them.
 func (q *Queries) Masking(ctx context.Context) (string, error) {
 	row := q.db.QueryRow(ctx, Masking)
 	var masking string

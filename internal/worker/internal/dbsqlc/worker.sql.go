@@ -443,7 +443,7 @@ type ClaimWaitingRow struct {
 	MaxRetries int32
 }
 
-// ClaimWaiting locks the most urgent and oldest entries of some of these groups.
+// ClaimWaiting locks the most urgent and then the oldest entries of the given groups.
 func (q *Queries) ClaimWaiting(ctx context.Context, arg ClaimWaitingParams) ([]ClaimWaitingRow, error) {
 	rows, err := q.db.Query(ctx, ClaimWaiting,
 		arg.Kinds,
@@ -1119,7 +1119,7 @@ type ParkRow struct {
 	Fingerprint string
 }
 
-// Park parks entries that need an operator, each for its own reason.
+// Park parks entries that need an operator. Each entry has its own reason.
 func (q *Queries) Park(ctx context.Context, arg ParkParams) ([]ParkRow, error) {
 	rows, err := q.db.Query(ctx, Park,
 		arg.Actor,
