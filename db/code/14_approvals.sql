@@ -126,8 +126,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.jobs_to_cancel IS 'The job that a request for approval asks to cancel, while it has not ended.';
 
--- A request counts only entries that its operation can change: an entry that another operator closed
--- meanwhile needs no approval any more.
+-- A request counts only entries that its operation can change: an entry that another operator has closed meanwhile does
+-- not need approval any more.
 CREATE OR REPLACE FUNCTION dlq.approval_filter(p_operation text, p_request jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE p_operation

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// MaxBytes is the number of bytes of a response that are read.
+	// MaxBytes is the maximum number of bytes of a response that are read.
 	MaxBytes = 64 << 10
 	// MaxShown limits [Cause.String], and the title and the message of a cause, in bytes.
 	MaxShown = 300
@@ -28,13 +28,13 @@ const (
 type Cause struct {
 	Type    string
 	Code    string
-	Title   string // the same text each time
+	Title   string // a text that is the same for each failure of this type
 	Message string // may contain data of this one failure
 }
 
-// Paths lists where JSON and XML documents have the parts of a cause: keys joined by dots. Upper and lower case are the
-// same, _ and - are ignored, elements of arrays have the path of the array, and an XML document's root element is left
-// out.
+// Paths has the paths of the parts of a cause in JSON and XML documents. A path consists of keys joined by dots. Case
+// does not matter, and _ and - are ignored. Elements of an array have the path of the array. The root element of an XML
+// document is not part of a path.
 type Paths struct {
 	Type    []string
 	Code    []string

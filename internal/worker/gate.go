@@ -30,7 +30,7 @@ const (
 	probeSuccess = 0.8
 	// maxRelease limits the entries that one check of a gate releases, or one release of observed entries.
 	maxRelease = 1000
-	// maxGroupsWaiting bounds the groups of a queue that one check of a gate reads.
+	// maxGroupsWaiting limits the groups of a queue that one check of a gate reads.
 	maxGroupsWaiting = 10_000
 )
 
@@ -97,9 +97,9 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 			return err
 		}
 		planner := decider.planner
-		// A group is the entries of one kind, class and rule, which have the same plan. The conditions are checked once
-		// for each group, so that a group whose conditions are unmet does not block the others. (The load of the
-		// machine is a condition, so a process on another machine may find it met.)
+		// A group has the entries of one kind, class and rule, which have the same conditions. The conditions are checked
+		// once per group, so that a group whose conditions are unmet does not block the others. (The load of the machine is
+		// a condition, so they may be met for a process on another machine.)
 		groups, err := tx.WaitingGroups(ctx, dbsqlc.WaitingGroupsParams{Queue: queue, Most: maxGroupsWaiting})
 		if err != nil {
 			return err
@@ -130,8 +130,8 @@ func (w *Worker) conditionGate(ctx context.Context, queue string) error {
 	if !postgres.IsRefusal(err) {
 		return err
 	}
-	// One rejected entry would block the others forever. Make them due: a batch of due entries
-	// that is rejected is retried one by one.
+	// One rejected entry would block the others forever. Make all of them due instead: if the database rejects a batch of
+	// due entries, the worker retries them one by one.
 	w.config.Logger.Error("DLQ worker: the database refused a release; retrying its entries one by one", "queue",
 		queue, "error", err)
 	err = w.inObservedTx(ctx, func(tx transaction, counts map[string]int) error {
@@ -218,7 +218,7 @@ func (w *Worker) advance(ctx context.Context, tx transaction, g *gate, counts ma
 	}
 	switch state.State {
 	case gateOpen:
-		if now.Sub(state.StartedAt) > gateIdleTime { // not advanced for that time
+		if now.Sub(state.StartedAt) > gateIdleTime { // the gate was not advanced for that time
 			return w.sendProbes(ctx, tx, g, now, counts)
 		}
 	case gateShut:

@@ -98,7 +98,7 @@ func TestAutomatic_ObservesOnAttachedRiver(t *testing.T) {
 		AND job_kind = 'dlqd_message'`))
 }
 
-// Entries that wait for automatic redelivery are not claimed. Older than the due ones, they would
+// Entries that wait for automatic redelivery are not claimed. They are older than the due entries, and would otherwise
 // fill every batch.
 func TestClaim_SkipsEntriesThatWaitForAutomatic(t *testing.T) {
 	t.Parallel()
@@ -119,7 +119,7 @@ func TestClaim_SkipsEntriesThatWaitForAutomatic(t *testing.T) {
 	require.Equal(t, 1, j.count(`SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_processing'
 		AND job_kind = 'dlqd_message'`))
 
-	// The same holds once the switch is on: Release sends them, at their pace.
+	// The entries are not claimed after the switch is on, either: Release sends them, at their pace.
 	j.exec("SELECT dlq.set_automatic('all', NULL, true, p_actor => 'kim')")
 	_, err = small.RunOnce(t.Context())
 	require.NoError(t, err)
@@ -127,8 +127,8 @@ func TestClaim_SkipsEntriesThatWaitForAutomatic(t *testing.T) {
 	require.Equal(t, 1, j.inStatus(deadletter.Processing))
 }
 
-// Once switched on, observed entries are released at the pace of their queue, oldest first. Those
-// that are not due keep their time.
+// After automatic redelivery is switched on, observed entries are released at the pace of their queue, oldest first.
+// Entries that are not due keep their time.
 func TestAutomatic_ReleasesAtPaceWhenSwitchedOn(t *testing.T) {
 	t.Parallel()
 	j := attached(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 10\nstrategies: {immediate: {jitter: 0}}\n"})
@@ -162,7 +162,7 @@ func TestAutomatic_ReleasesAtPaceWhenSwitchedOn(t *testing.T) {
 	require.Equal(t, 45, j.inStatus(deadletter.Processing))
 }
 
-// A pace below one per second releases, too.
+// Release also works with a pace below one entry per second.
 func TestAutomatic_ReleasesAtPaceBelowOnePerSecond(t *testing.T) {
 	t.Parallel()
 	j := attached(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0.1\nautomatic: {queues: {slow: {enabled: " +
@@ -181,8 +181,8 @@ func TestAutomatic_ReleasesAtPaceBelowOnePerSecond(t *testing.T) {
 	require.Equal(t, 3, j.inStatus(deadletter.Processing), "one per ten seconds")
 }
 
-// Paces are reserved in the same order everywhere. A release whose queues sort differently from
-// their paces would otherwise deadlock with a batch.
+// Release and batches reserve paces in the same order. If the order of queues differs from the order of their paces, a
+// release could otherwise deadlock with a batch.
 func TestAutomatic_ReservesPacesInFixedOrder(t *testing.T) {
 	t.Parallel()
 	j := attached(t, nil)
@@ -212,7 +212,7 @@ func TestAutomatic_ReservesPacesInFixedOrder(t *testing.T) {
 	require.Zero(t, j.observed())
 }
 
-// Entries of jobs with one attempt and backfilled entries are manual, unless a switch names them.
+// Backfilled entries, and entries of jobs with one attempt, become manual, unless a switch names their rule.
 func TestAutomatic_ParksSingleAttemptAndBackfilledUnlessIncluded(t *testing.T) {
 	t.Parallel()
 	j := setupWithPolicy(t, nil) // applies to dlqd's own River, too
@@ -230,7 +230,7 @@ func TestAutomatic_ParksSingleAttemptAndBackfilledUnlessIncluded(t *testing.T) {
 	require.Regexp(t, `^job \d+ failed: class transient \(rule connection\): its job had one attempt; an operator decides whether it may run again$`,
 		j.text("SELECT t.reason FROM dlq.dead_letter_transitions t WHERE t.kind = 'once' AND t.to_status = 'dlq_manual'"))
 
-	// Once a switch includes backfilled and single-attempt entries, reclassify makes them pending.
+	// After a switch includes backfilled and single-attempt entries, reclassify makes them pending.
 	reclassify := func() *worker.Reclassified {
 		result, err := worker.Reclassify(t.Context(), j.store, j.planner.Load(), deadletter.Act{Actor: "kim"}, false)
 		require.NoError(t, err)
@@ -254,8 +254,8 @@ func TestAutomatic_ParksSingleAttemptAndBackfilledUnlessIncluded(t *testing.T) {
 	require.Equal(t, 2, j.inStatus(deadletter.Processing))
 }
 
-// Entries that were decided before switches existed, or while a switch named them, become manual
-// when they come due or are released, if no switch names them any more.
+// Some entries were decided before switches existed, or while a switch named their rule. If no switch names it any
+// more, they become manual when they come due or are released.
 func TestAutomatic_ParksEntriesNoLongerIncluded(t *testing.T) {
 	t.Parallel()
 	j := attached(t, policytest.Files{"dlq-routing": "redeliveriesPerSecond: 0\n"})
@@ -273,7 +273,7 @@ func TestAutomatic_ParksEntriesNoLongerIncluded(t *testing.T) {
 	require.Equal(t, 2, j.inStatus(deadletter.Manual), "and the observed entry")
 }
 
-// Once switched off, due entries are deferred and new failures are observed.
+// After automatic redelivery is switched off, due entries are deferred and new failures are observed.
 func TestAutomatic_DefersWhenSwitchedOff(t *testing.T) {
 	t.Parallel()
 	j := setupWithPolicy(t, nil)
@@ -412,7 +412,7 @@ func TestAutomatic_GatesObeySwitches(t *testing.T) {
 		"a released entry still waits for its condition")
 }
 
-// Smart retry obeys the switches.
+// Smart retry follows the switches.
 func TestAutomatic_SmartRetryObeysSwitches(t *testing.T) {
 	t.Parallel()
 	j := attached(t, policytest.Files{"dlq-routing": "smartRetry: {enabled: true, over: 1h, minJobs: 10, errorRate: 10, " +
@@ -440,7 +440,7 @@ func TestAutomatic_SmartRetryObeysSwitches(t *testing.T) {
 	require.Equal(t, 8, j.inStatus(deadletter.Manual), "the kind that is off, and entries with one attempt")
 }
 
-// A rolled-back release has not written the new policy's switches; the next one does.
+// If a release is rolled back, it has not written the new policy's switches. The next release writes them.
 func TestAutomatic_PublishesSwitchesOnCommitOnly(t *testing.T) {
 	t.Parallel()
 	j := attached(t, nil)
@@ -460,7 +460,7 @@ func TestAutomatic_PublishesSwitchesOnCommitOnly(t *testing.T) {
 	require.NotEqual(t, before, published())
 }
 
-// A switch change that does not end is a failure even if nothing is due: entries may wait for a
+// A switch change that does not end is reported as a failure even if no entry is due, because entries may wait for a
 // release or a condition.
 func TestAutomatic_HangingSwitchChangeFailsRelease(t *testing.T) {
 	t.Parallel()
