@@ -223,12 +223,16 @@ COMMENT ON FUNCTION dlq.job_traffic IS
     'A sample of the jobs that completed or failed for good in a period and are not of a replay run, by kind and '
     'duration: levels as places in destination_traffic.deliveries.';
 
-CREATE OR REPLACE FUNCTION dlq.is_progressive(p_run uuid) RETURNS boolean
+CREATE OR REPLACE FUNCTION dlq.is_progressive(p_run uuid, p_entry uuid) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT EXISTS (SELECT FROM dlq.replay_runs r WHERE r.id = p_run AND r.progressive
         AND r.status IN ('running', 'paused', 'stopped'))
+        AND NOT EXISTS (SELECT FROM dlq.replay_run_entries e
+            JOIN dlq.replay_run_groups g ON g.run_id = e.run_id AND g.number = e.group_number
+            WHERE e.run_id = p_run AND e.entry_id = p_entry AND g.state = 'ended')
 $$;
-COMMENT ON FUNCTION dlq.is_progressive IS 'Whether a replay run is progressive and has not ended.';
+COMMENT ON FUNCTION dlq.is_progressive IS
+    'Whether a replay run is progressive and has not ended, and no operator has ended the group of the entry.';
 
 -- If two processes delete the same rows, the second one skips locked rows instead of waiting.
 CREATE OR REPLACE FUNCTION dlq.add_traffic(p_counts jsonb) RETURNS void

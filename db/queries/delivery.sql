@@ -146,4 +146,4 @@ SELECT t.kind::text AS kind, t.level::integer AS level, t.jobs::bigint AS jobs
 FROM dlq.job_traffic(@run::uuid, @from_time::timestamptz, @until::timestamptz) t;
 
 -- name: IsProgressive :one
-SELECT dlq.is_progressive(@run::uuid)::boolean AS progressive;
+SELECT dlq.is_progressive(@run::uuid, sqlc.narg('entry')::uuid)::boolean AS progressive;

@@ -204,13 +204,15 @@ func (w *Worker) retryDelay(job *river.Job[Args], attempt int) time.Duration {
 }
 
 // isPostponed reports whether a redelivery whose destination asked for fewer requests is made again later instead of
-// failing. It is if a progressive run sent the redelivery, at most maxPostponed times. The run then sends less, and
-// counts no outcome of the redelivery yet.
+// failing. It is if a progressive run sent the redelivery, at most maxPostponed times, until the run or the group of the
+// entry has ended. The run then sends less, and counts no outcome of the redelivery yet.
 func (w *Worker) isPostponed(ctx context.Context, job *river.Job[Args], meta *metadata) bool {
 	if meta.RunID == nil || meta.Snoozes >= maxPostponed {
 		return false
 	}
-	progressive, err := dbsqlc.New(w.config.DB).IsProgressive(ctx, *meta.RunID)
+	progressive, err := dbsqlc.New(w.config.DB).IsProgressive(ctx, dbsqlc.IsProgressiveParams{
+		Run: *meta.RunID, Entry: meta.EntryID,
+	})
 	if err != nil {
 		w.config.Logger.WarnContext(ctx, "a redelivery failed, because it is not known whether its replay run is progressive",
 			"queue", job.Queue, "job", job.ID, "run", *meta.RunID, "error", err)
@@ -319,7 +321,9 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
 	}
 	if err != nil {
 		outcome, failure := w.classify(planner, job, err)
-		if result.Limited && w.isPostponed(ctx, job, meta) {
+		// The rules end what another attempt cannot help: a quota that is used up, for example.
+		_, ends := errors.AsType[*river.JobCancelError](failure)
+		if result.Limited && !ends && w.isPostponed(ctx, job, meta) {
 			return outcome, river.JobSnooze(w.retryDelay(job, meta.Snoozes+1))
 		}
 		return outcome, failure

@@ -369,6 +369,41 @@ func TestDeliver_PostponesWhatAProgressiveRunSendsTooFast(t *testing.T) {
 	}
 }
 
+// A redelivery is not postponed if an operator has ended its group, or if the rules end what the answer says.
+func TestDeliver_PostponesNothingThatIsToEnd(t *testing.T) {
+	t.Parallel()
+	url := answering(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Dlqd-Run-Id") != "" {
+			w.Header().Set("Retry-After", "900")
+			w.WriteHeader(http.StatusTooManyRequests)
+		}
+	})
+	for _, test := range []struct{ group, routing, state string }{
+		{"held", "", "scheduled"},
+		{"ended", "", "discarded"},
+		{"going", "rules: [{name: quota, match: {status: 429}, class: business}]\n", "cancelled"},
+	} {
+		b := setupWithRules(t, url, "backoff: {delay: 10s}", test.routing)
+		job := b.deliver("", rivertype.JobStateCompleted)
+		run, entry := uuid.New(), uuid.New()
+		_, err := b.pool.Exec(t.Context(), `WITH run AS (INSERT INTO dlq.replay_runs (id, filter, actor, total, progressive)
+				VALUES ($1, '{}', 'kim', 1, true)), chosen AS (
+				INSERT INTO dlq.replay_run_entries (run_id, entry_id, group_number) VALUES ($1, $2, 1))
+			INSERT INTO dlq.replay_run_groups (run_id, number, entries, quota, state) VALUES ($1, 1, 1, 1, $3)`,
+			run, entry, test.group)
+		require.NoError(t, err)
+		var id int64
+		require.NoError(t, b.pool.QueryRow(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, metadata)
+			SELECT kind, args, queue, 1, jsonb_build_object('dlq:run_id', $2::uuid, 'dlq:entry_id', $3::uuid)
+			FROM river_job WHERE id = $1 RETURNING id`, job.ID, run, entry).Scan(&id))
+		require.Eventually(t, func() bool {
+			var state string
+			err := b.pool.QueryRow(t.Context(), "SELECT state FROM river_job WHERE id = $1", id).Scan(&state)
+			return err == nil && state == test.state
+		}, time.Minute, 10*time.Millisecond, "%+v", test)
+	}
+}
+
 // A Retry-After of zero or in the past does not use up all attempts at once.
 func TestDeliver_RetryAfterDoesNotShortenBackoff(t *testing.T) {
 	t.Parallel()

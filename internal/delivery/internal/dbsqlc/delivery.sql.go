@@ -179,11 +179,16 @@ func (q *Queries) ForgetOrdered(ctx context.Context) (int32, error) {
 }
 
 const IsProgressive = `-- name: IsProgressive :one
-SELECT dlq.is_progressive($1::uuid)::boolean AS progressive
+SELECT dlq.is_progressive($1::uuid, $2::uuid)::boolean AS progressive
 `
 
-func (q *Queries) IsProgressive(ctx context.Context, run uuid.UUID) (bool, error) {
-	row := q.db.QueryRow(ctx, IsProgressive, run)
+type IsProgressiveParams struct {
+	Run   uuid.UUID
+	Entry *uuid.UUID
+}
+
+func (q *Queries) IsProgressive(ctx context.Context, arg IsProgressiveParams) (bool, error) {
+	row := q.db.QueryRow(ctx, IsProgressive, arg.Run, arg.Entry)
 	var progressive bool
 	err := row.Scan(&progressive)
 	return progressive, err
