@@ -49,7 +49,7 @@ type gate struct {
 	probes   int           // number of probes
 	shutTime time.Duration // how long the gate stays shut after failed probes
 	reason   string        // reason in the audit trail
-	// claim locks at most most of the waiting entries and returns their ids.
+	// claim locks waiting entries, not more than most, and returns their ids.
 	claim func(ctx context.Context, tx transaction, most int) ([]uuid.UUID, error)
 }
 

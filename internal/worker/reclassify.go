@@ -45,7 +45,6 @@ type Reclassified struct {
 // Reclassify judges pending and manual entries again by the planner's rules. It skips entries that have not been
 // decided yet, entries that an operator or a worker parked (parked_by), and entries that fail again or are locked by
 // another session meanwhile. A dry run changes nothing.
-// nothing.
 //
 //nolint:gocognit // the steps of one batch follow each other
 func Reclassify(
@@ -165,7 +164,6 @@ func alsoChanged(row *dbsqlc.ClaimDueRow, current *dbsqlc.ClaimDecidedRow, d *st
 	}
 	// NextRetryAt is compared only if the entry waits for its time or for automatic redelivery. For an entry that waits
 	// for a condition, its pace or its order, NextRetryAt does not come from the strategy.
-	// strategy.
 	if next := d.Next.Truncate(time.Microsecond); row.NextRetryAt != nil && !d.Next.IsZero() &&
 		!next.Equal(*row.NextRetryAt) &&
 		(next.After(now) || row.NextRetryAt.After(now)) &&
