@@ -204,8 +204,8 @@ func (w *Worker) retryDelay(job *river.Job[Args], attempt int) time.Duration {
 }
 
 // isPostponed reports whether a redelivery whose destination asked for fewer requests is made again later instead of
-// failing. It is if a progressive run sent the redelivery, at most maxPostponed times, until the run or the group of the
-// entry has ended. The run then sends less, and counts no outcome of the redelivery yet.
+// failing. A redelivery of a progressive run is made again, at most maxPostponed times, until the run or the group of
+// the entry has ended. The run then sends less, and counts no outcome of the redelivery yet.
 func (w *Worker) isPostponed(ctx context.Context, job *river.Job[Args], meta *metadata) bool {
 	if meta.RunID == nil || meta.Snoozes >= maxPostponed {
 		return false
