@@ -31,6 +31,9 @@ const (
 	// trafficInterval is the time between two writes of counts, and trafficTimeout the time limit of one write.
 	trafficInterval = 5 * time.Second
 	trafficTimeout  = 30 * time.Second
+	// jobsTimeout is the time limit of reading a sample of jobs. Without River's index on finalized_at, or while another
+	// session locks River's table, the sample would take much longer.
+	jobsTimeout = 2 * time.Second
 	// trafficLeast is the number of deliveries that each of the two periods needs for a comparison.
 	trafficLeast = 30
 	// trafficShare is the share of the deliveries of the hour before the run that are slower than that hour's 95th
@@ -58,8 +61,9 @@ type Traffic struct {
 	mu  sync.Mutex
 	new map[trafficSlotOf]*trafficCounts // not written yet
 
-	jobsMu sync.Mutex
-	jobs   map[jobTrafficOf]*jobTraffic
+	jobsMu   sync.Mutex
+	jobs     map[jobTrafficOf]*jobTraffic
+	jobsLate time.Time // when a sample last took longer than jobsTimeout; zero if none did
 }
 
 // jobTraffic has two samples of jobs by kind: one of the hour before a run, and one of the time during the run.
@@ -178,21 +182,36 @@ func (t *Traffic) Worse(ctx context.Context, destination string, run uuid.UUID, 
 
 // JobsWorse does the same as [Traffic.Worse] for the jobs of a kind. It reads a sample of the jobs that River still
 // keeps: completed jobs by duration, and jobs that failed for good. The sample during the run is up to ten seconds old.
+// If River's table does not answer within jobsTimeout, the result is unknown, and JobsWorse reads no sample for
+// trafficDuring.
 func (t *Traffic) JobsWorse(ctx context.Context, kind string, run uuid.UUID, began, from, now time.Time) (
 	worse, unknown string, err error,
 ) {
 	t.jobsMu.Lock()
 	defer t.jobsMu.Unlock()
+	others := "other jobs of kind " + kind + " (sampled)"
+	late := fmt.Sprintf("not known whether %s are worse: River's table did not answer within %s", others, jobsTimeout)
+	if !t.jobsLate.IsZero() && now.Sub(t.jobsLate) < trafficDuring {
+		return "", late, nil
+	}
+	inTime, cancel := context.WithTimeout(ctx, jobsTimeout)
+	defer cancel()
+	defer func() {
+		if err != nil && ctx.Err() == nil && inTime.Err() != nil {
+			t.jobsLate = now
+			worse, unknown, err = "", late, nil
+		}
+	}()
 	key := jobTrafficOf{run, from}
 	jobs := t.jobs[key]
 	if jobs == nil || now.Sub(jobs.read) >= trafficSlot {
 		fresh := jobTraffic{read: now}
 		if jobs != nil {
 			fresh.before = jobs.before
-		} else if fresh.before, err = t.readJobs(ctx, run, began.Add(-trafficBefore), began); err != nil {
+		} else if fresh.before, err = t.readJobs(inTime, run, began.Add(-trafficBefore), began); err != nil {
 			return "", "", err
 		}
-		if fresh.during, err = t.readJobs(ctx, run, duringFrom(from, now), now); err != nil {
+		if fresh.during, err = t.readJobs(inTime, run, duringFrom(from, now), now); err != nil {
 			return "", "", err
 		}
 		maps.DeleteFunc(t.jobs, func(_ jobTrafficOf, j *jobTraffic) bool { return now.Sub(j.read) > trafficDuring })
@@ -200,8 +219,7 @@ func (t *Traffic) JobsWorse(ctx context.Context, kind string, run uuid.UUID, beg
 		t.jobs[key] = jobs
 	}
 	before, during := jobs.before[kind], jobs.during[kind]
-	worse, unknown = compare(cmp.Or(before, &trafficLevelsOf{}), cmp.Or(during, &trafficLevelsOf{}),
-		"other jobs of kind "+kind+" (sampled)")
+	worse, unknown = compare(cmp.Or(before, &trafficLevelsOf{}), cmp.Or(during, &trafficLevelsOf{}), others)
 	return worse, unknown, nil
 }
 

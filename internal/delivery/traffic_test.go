@@ -2,6 +2,7 @@ package delivery_test
 
 import (
 	"cmp"
+	"context"
 	"testing"
 	"time"
 
@@ -214,4 +215,30 @@ func TestTraffic_TellsWhetherOtherJobsOfTheKindAreWorse(t *testing.T) {
 	worse, _, err = traffic.JobsWorse(t.Context(), "much", run, began, began, now.Add(10*time.Second))
 	require.NoError(t, err)
 	require.NotEmpty(t, worse)
+}
+
+// While River's table does not answer, a run waits for no sample of jobs.
+func TestTraffic_DoesNotWaitForJobs(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = tx.Exec(t.Context(), "LOCK TABLE river_job")
+	require.NoError(t, err)
+	traffic, now := delivery.NewTraffic(pool), time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	const late = "not known whether other jobs of kind k (sampled) are worse: River's table did not answer within 2s"
+	worse, unknown, err := traffic.JobsWorse(ctx, "k", uuid.New(), now, now, now)
+	require.NoError(t, err)
+	require.Empty(t, worse)
+	require.Equal(t, late, unknown)
+	require.NoError(t, tx.Rollback(t.Context()))
+	_, unknown, err = traffic.JobsWorse(ctx, "k", uuid.New(), now, now, now.Add(time.Minute))
+	require.NoError(t, err)
+	require.Equal(t, late, unknown)
+	_, unknown, err = traffic.JobsWorse(ctx, "k", uuid.New(), now, now, now.Add(2*time.Minute))
+	require.NoError(t, err)
+	require.Contains(t, unknown, "0 since, 0 in the hour before the run")
 }
