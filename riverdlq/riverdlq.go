@@ -204,8 +204,8 @@ func storable(context map[string]any) json.RawMessage {
 	return raw
 }
 
-// maxNumberLength is the maximum number of characters of a number. jsonb writes all digits of a number. The largest
-// float64 has 309 digits.
+// maxNumberLength limits the characters of a number, because jsonb writes all digits of a number. It is more than the
+// 309 digits of the largest float64.
 const maxNumberLength = 400
 
 // cleanTree makes all texts in tree storable. It reports whether all numbers in tree can be stored.

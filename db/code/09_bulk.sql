@@ -1039,7 +1039,8 @@ COMMENT ON FUNCTION dlq.lock_filed IS
     'Locks the given entries that are in one of these states. All must be filed. Returns their ids, their '
     'stages, and when the first and the last of them closed (null if none is closed).';
 
--- lock_entries first files the entries that are still in the inbox, and then locks all entries with lock_filed.
+-- lock_entries first files those of the given entries that are still in the inbox, and then locks the given entries
+-- with lock_filed.
 CREATE OR REPLACE FUNCTION dlq.lock_entries(p_ids uuid[], p_from dlq.dead_letter_status[],
     OUT ids uuid[], OUT stages dlq.dead_letter_stage[], OUT since timestamptz, OUT until timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

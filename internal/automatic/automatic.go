@@ -138,8 +138,7 @@ func Read(ctx context.Context, db postgres.DB, p *policy.Policy) (*Switches, err
 	return InForce(p, rows), nil
 }
 
-// InForce returns the switches of a policy, in so far as switches of operators do not override them, and the switches
-// of operators.
+// InForce returns the switches of operators, and the switches of the policy that these do not override.
 func InForce(p *policy.Policy, rows []dbsqlc.AutomaticSwitchesRow) *Switches {
 	s := &Switches{}
 	for i := range rows {

@@ -144,8 +144,8 @@ func New(config Config) *Loop {
 // Name returns the loop's name.
 func (l *Loop) Name() string { return l.config.Name }
 
-// Wake makes the next turn start when the current turn has ended, after waiting for Gather. It shortens neither the
-// delay after a failed turn nor the wait of an idle loop. Wake never blocks.
+// Wake makes the next turn start at once or, during a turn, when that turn has ended. If Gather is set, the turn starts
+// that much later. Wake shortens neither the delay after a failed turn nor the wait of an idle loop. It never blocks.
 func (l *Loop) Wake() {
 	select {
 	case l.wake <- struct{}{}:

@@ -52,8 +52,8 @@ func TestRunAgain_CopiesEachJobOnceForEachReason(t *testing.T) {
 	require.Equal(t, "2", s.text("SELECT count(*)::text FROM dlq.dead_letter_queue WHERE queue = 'r'"))
 }
 
-// The runbooks for a restored backup and for a burst of failures park all pending entries, of any number. They neither
-// resolve nor redeliver entries that were parked before.
+// The runbooks for a restored backup and for a burst of failures park all pending entries, however many there are.
+// They neither resolve nor redeliver entries that were parked before.
 func TestRunbooks_ParkAndReturnTheSameEntries(t *testing.T) {
 	t.Parallel()
 	for file, entries := range map[string]struct{ kind, args, waits string }{

@@ -169,8 +169,8 @@ func isOwnHost(own []string, host string, local net.Addr) bool {
 // Host returns the host name of a request, without the port.
 func Host(r *http.Request) string { return hostOf(r.Host) }
 
-// IsOwnHost reports whether a request is for one of dlqd's own names. Unlike [Guard], it also checks requests through a
-// Unix socket.
+// IsOwnHost reports whether a request is for one of dlqd's own names. Unlike [Guard], it also checks the name
+// if the request came through a Unix socket.
 func (c *Config) IsOwnHost(r *http.Request) bool {
 	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	return isOwnHost(c.names(), hostOf(r.Host), local)

@@ -653,8 +653,8 @@ func (p *Policy) ExpiresAny() bool {
 	return false
 }
 
-// MatchPattern reports whether text matches a pattern in which * stands for any text. Patterns of queues, kinds and
-// grants all use it.
+// MatchPattern reports whether text matches a pattern in which * stands for any text. The patterns of
+// queues, kinds and grants all follow this rule.
 func MatchPattern(pattern, text string) bool { return access.MatchPattern(pattern, text) }
 
 // SmartRetryOn reports whether smart retry is on for a queue.

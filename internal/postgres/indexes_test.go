@@ -23,8 +23,8 @@ func TestIndexes_AreBuiltConcurrently(t *testing.T) {
 	require.NotZero(t, leaves)
 	execute(t, pool, `DROP INDEX dlq.dead_letter_open_by_code, dlq.dead_letter_failed_by_code,
 		dlq.dead_letter_resolved_by_code, dlq.dead_letter_archived_by_destination`)
-	// An interrupted upgrade leaves the table's index without indexes of its partitions, and the index of one partition,
-	// which is not attached yet.
+	// An interrupted upgrade leaves the table's index without indexes of its partitions, and one index of a
+	// partition that is not attached to the table's index.
 	execute(t, pool, "CREATE INDEX dead_letter_failed_by_code ON ONLY dlq.dead_letter_failed (error_code, id) "+
 		"WHERE error_code IS NOT NULL")
 	execute(t, pool, "CREATE INDEX dead_letter_failed_default_by_code ON dlq.dead_letter_failed_default (error_code, "+

@@ -73,8 +73,8 @@ type Migrator struct {
 	Pool    *pgxpool.Pool
 	Schemas Schemas
 	Logger  *slog.Logger
-	// OwnRiver lets Up treat an existing River as dlqd's River. If it is false, Up takes it for an application's and
-	// fails.
+	// OwnRiver lets Up treat an existing River as dlqd's River. If it is false, Up fails on a River whose owner is not
+	// recorded, because an application may own it.
 	OwnRiver bool
 	// Tries bounds the attempts of a change that other sessions' locks block. 0 means 25, about half a minute.
 	Tries int
