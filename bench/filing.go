@@ -142,8 +142,8 @@ func (b *bench) filingRate(entries, batch int, found func(*pgxpool.Pool, func() 
 	return rate, wal, err
 }
 
-// insertFailing inserts jobs at their last attempt. Two thirds have transient errors. The errors of the others need an
-// operator.
+// insertFailing inserts jobs at their last attempt. A third each has a transient error, an outage, and an error that
+// needs an operator.
 func insertFailing(ctx context.Context, pool *pgxpool.Pool, jobs int) error {
 	_, err := pool.Exec(ctx, `INSERT INTO river_job (kind, args, queue, priority, max_attempts, attempt, state,
 		attempted_at, errors)

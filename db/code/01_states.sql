@@ -329,7 +329,8 @@ DECLARE
     v_left   text;
     v_joined text;
     v_stage  constant dlq.dead_letter_stage := OLD.stage;
-    -- The triggers of the open partition and of the root write the audit rows of the statement (dlq.on_moves).
+    -- Whether dlq.on_moves, the trigger of dead_letter_queue and of the open partition, writes the audit rows of the
+    -- statement in place of this function.
     v_batch  constant boolean := OLD.stage = 'open' AND dlq.moves_in_batch();
     v_raw    dlq.dead_letter_queue; -- the row as capture wrote it
 BEGIN

@@ -48,9 +48,9 @@ COMMENT ON FUNCTION dlq.seconds_worked IS
     'order, or infinite: Postgres cannot subtract those.';
 
 -- carried_metadata keeps the metadata that the application wrote and drops the metadata that describes the old job.
--- River needs an object: metadata of another type becomes {}. Postgres inlines this expression and that of
--- dlq.is_superseded, because no part of them is STABLE; a cast of an expression to text[] and to_jsonb would be
--- (measured: 5 of the 110 µs of a redelivery).
+-- River needs an object: metadata of another type becomes {}. This expression and that of dlq.is_superseded use nothing
+-- that is STABLE, such as to_jsonb or the cast of a CASE to text[]. So Postgres inlines both (measured: saves 5 of the
+-- 110 µs of a redelivery).
 CREATE OR REPLACE FUNCTION dlq.carried_metadata(p_metadata jsonb, p_checkpoint text DEFAULT NULL) RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN jsonb_typeof(p_metadata) = 'object'

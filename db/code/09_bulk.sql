@@ -540,7 +540,8 @@ COMMENT ON FUNCTION dlq.skip_defaults IS
     'What a replay run skips because the policy says so (skipStale and skipSuperseded of queues and kinds), where its '
     'request says nothing (null); null for nothing.';
 
--- Callers with a scope see these choices as stored in runs and requests, so no other queue may be named in them.
+-- A caller with a scope can read these choices in stored runs and requests for approval. So they name only queues and
+-- kinds of the entries that the run selects.
 CREATE OR REPLACE FUNCTION dlq.applying_skips(p_skips jsonb, p_queues text[], p_kinds text[]) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 RETURN CASE WHEN dlq.scope() IS NULL THEN p_skips ELSE (

@@ -364,7 +364,8 @@ DECLARE
     v_role     text;
     v_grant    record;
     v_function regprocedure;
-    -- The functions that each role may call. Functions that only dlqd calls are not listed.
+    -- The functions that each role may call, beside those of the roles before it. Functions that only dlqd calls are
+    -- not listed.
     v_functions constant jsonb := '{
         "dlq_reader": ["act_in_scope", "actor", "allowed_moves", "approved", "audit", "automatic_for",
             "breaker_in_scope", "by_rule", "caller", "capture_limit", "capture_mode", "capture_status",

@@ -36,7 +36,8 @@ CROSS JOIN LATERAL (
 LIMIT @max_entries::integer;
 
 -- name: ClaimUndecided :many
--- ClaimUndecided locks the given entries, except entries that were decided or failed again since they were read.
+-- ClaimUndecided locks the given entries that are still pending and undecided, except entries that have failed again
+-- since they were read, that are observed, or that another session has locked.
 SELECT e.id FROM dlq.dead_letter_open e
 JOIN (SELECT unnest(@ids::uuid[]) AS id, unnest(@last_failed_ats::timestamptz[]) AS last_failed_at) j ON e.id = j.id
     AND e.last_failed_at = j.last_failed_at
@@ -69,9 +70,9 @@ FOR KEY SHARE OF i SKIP LOCKED;
 SELECT dlq.has_unfiled(@after::uuid)::boolean AS has;
 
 -- name: RescuedTogether :many
--- RescuedTogether returns, for each entry, how many other jobs of the application River's rescuer discarded in the run
--- that discarded the entry's job. All jobs that one run discards have the same finalized_at. At most 1,000 jobs of a
--- run are counted.
+-- RescuedTogether returns, for each entry, the number of other jobs of the application that River's rescuer discarded
+-- together with the entry's job. The jobs that one batch of the rescuer discards have the same finalized_at. At most
+-- 1,000 of them are counted.
 WITH entries AS MATERIALIZED (
     SELECT e.id, e.river_job_id, e.job_created_at, e.last_failed_at FROM dlq.dead_letter_queue e
     WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('inbox', 'open')
@@ -337,8 +338,8 @@ ORDER BY e.id
 LIMIT @max_entries::integer;
 
 -- name: ClaimDecided :many
--- ClaimDecided locks the given entries, except entries that DecidedEntries would no longer return and entries that have
--- failed again since. It also returns other columns that a decision may change.
+-- ClaimDecided locks the given entries, except entries that DecidedEntries would no longer return, that have failed
+-- again since, or that another session has locked. It also returns other columns that a decision may change.
 SELECT e.id, e.priority, e.tags, coalesce(e.assigned_to, '')::text AS assigned_to, e.dlq_max_retries
 FROM dlq.dead_letter_open e
 JOIN (SELECT unnest(@ids::uuid[]) AS id, unnest(@last_failed_ats::timestamptz[]) AS last_failed_at) j ON e.id = j.id

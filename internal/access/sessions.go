@@ -307,9 +307,9 @@ func sessionCookie(r *http.Request) string {
 }
 
 // isOwnPage reports whether a request comes from a page of dlqd, or from a browser that opens a page of dlqd by its
-// address or by a link. Only then the session cookie is accepted. Browsers send Sec-Fetch-Site. Older browsers send
-// only Origin, with requests that change something. A request with neither header is a read of an older browser, or
-// comes from another program.
+// address or by a link. The session cookie is accepted only from such requests. Browsers send Sec-Fetch-Site. Older
+// browsers send only Origin, with requests that change something. A request with neither header is a read of an older
+// browser, or comes from another program.
 func isOwnPage(r *http.Request) bool {
 	switch r.Header.Get("Sec-Fetch-Site") {
 	case "same-origin", "none":

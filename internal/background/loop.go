@@ -18,7 +18,7 @@ import (
 const (
 	// DefaultTimeout bounds a turn if the loop sets no timeout.
 	DefaultTimeout = 30 * time.Second
-	// DefaultRetry is the delay after a failed turn.
+	// DefaultRetry is the delay after the first failed turn if the loop sets no Retry, and at most the interval.
 	DefaultRetry = time.Second
 	// More is the delay that a turn returns if work is left. The next turn then begins at once.
 	More = time.Duration(-1)

@@ -135,7 +135,8 @@ func (in *request) parseTime(text string) (at time.Time, ok bool) {
 	return at, false
 }
 
-// ranged returns a filter whose time range is replaced by the page's parameters from and to.
+// ranged returns a filter whose time range is replaced by the parameters from and to of the page's address. If both are
+// absent, it returns the filter unchanged; if a time is invalid, it also returns the problem.
 func (in *request) ranged(query string) (string, *api.Problem) {
 	ends := map[string]string{}
 	for _, name := range []string{"from", "to"} {

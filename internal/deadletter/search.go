@@ -26,8 +26,8 @@ const (
 	// firstSliceTimeout limits an attempt to read the first slice, which gets smaller after each timeout. The first slice
 	// is read even if no budget is left, so that every search makes progress.
 	firstSliceTimeout = 2 * time.Second
-	// oneEntryTimeout limits the last such attempt of [Store.Search], which reads a single entry. Only on a very busy
-	// server this takes so long.
+	// oneEntryTimeout limits the last such attempt of [Store.Search], which reads one entry of each part. It takes that
+	// long only on a very busy server.
 	oneEntryTimeout = 30 * time.Second
 )
 

@@ -41,7 +41,8 @@ var sqlStates = map[string]error{
 	"DLQ05": ErrUnhealthy, "DLQ06": ErrForbidden, "DLQ07": ErrApproval,
 }
 
-// MoveError is a rejected move, with a detail and a hint for the caller.
+// MoveError is a move or another request that dlqd rejected, with a detail and a hint for the caller. Functions of the
+// database reject with the SQLSTATEs of sqlStates.
 type MoveError struct {
 	Kind   error // ErrNotFound, ErrNotAllowed, ErrLiveJob, ErrInvalid, ErrUnhealthy, ErrForbidden or ErrApproval
 	Detail string
@@ -176,7 +177,8 @@ func (s *Store) Where(ctx context.Context, f *filter.Filter) (string, error) {
 // FilterValue is a suggested value for a field of a filter.
 type FilterValue = dbsqlc.FilterValuesRow
 
-// FilterValues returns up to most values that open entries have in a JSON field of the filter and that contain text.
+// FilterValues suggests up to most values for a JSON field of the filter: values of open entries that contain text, or
+// fingerprints of failure groups that begin with it. It looks at the first 500 values or at the newest 2,000 entries.
 // Likely values come first.
 func (s *Store) FilterValues(ctx context.Context, field, text string, most int) ([]FilterValue, error) {
 	rows, err := s.queries.FilterValues(ctx, dbsqlc.FilterValuesParams{
@@ -737,7 +739,7 @@ func (s *Store) Unpark(ctx context.Context, id uuid.UUID, act Act) error {
 	return s.call(ctx, "unpark", id, act)
 }
 
-// Reopen moves a resolved or archived entry to manual.
+// Reopen moves a resolved, archived or returned entry to manual.
 func (s *Store) Reopen(ctx context.Context, id uuid.UUID, act Act) error {
 	return s.call(ctx, "reopen", id, act)
 }

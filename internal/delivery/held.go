@@ -42,7 +42,8 @@ const (
 	holdTime = 15 * time.Minute
 	// maxWake is the maximum number of ordering keys in one round. A key takes some 0.1 ms.
 	maxWake = 500
-	// maxRelease is the maximum number of messages of a destination that one round releases.
+	// maxRelease is the maximum number of messages that one round releases for a destination, and for a restored
+	// database.
 	maxRelease = 1000
 	// restoredLinger is how long other processes may still hold messages after an operator has resumed sending.
 	restoredLinger = time.Minute

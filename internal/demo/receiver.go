@@ -80,8 +80,8 @@ func (r *Receiver) Serve(ctx context.Context, address string, announce func(url,
 	return nil
 }
 
-// ServeHTTP answers like the service of the path. The answer depends on a hash of the message's id. So if a service
-// permanently refuses a message, it refuses each redelivery, too.
+// ServeHTTP answers like the service of the path; /count and /recover control the receiver. A permanent refusal depends
+// on a hash of the message's id, so a service that refuses a message refuses each redelivery, too.
 func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	_, _ = io.Copy(io.Discard, req.Body) // only after that does the server notice that a client disconnects
 	id := req.Header.Get("Webhook-Id")

@@ -34,8 +34,8 @@ const (
 // errLost says that the broker removed records that were not read.
 var errLost = errors.New("the broker removed records before they were read")
 
-// partition is a partition that is assigned to a reader. At most one goroutine works on it: it finds the position,
-// stores fetched records, and starts over after an error.
+// partition is a partition that is assigned to a reader. At most one goroutine works on a partition. The goroutine
+// finds the position, stores fetched records, and starts over after an error.
 type partition struct {
 	r      *reader
 	id     source.Partition

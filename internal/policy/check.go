@@ -229,7 +229,8 @@ func (l *loader) readFile(file, at, path string) (content string) {
 	return content
 }
 
-// secretPath returns the path of a file that the policy names.
+// secretPath returns the path of a file that the policy names, such as a secret or a descriptor. A relative path is
+// relative to the directory of the policy.
 func (l *loader) secretPath(path string) string {
 	if filepath.IsAbs(path) {
 		return path

@@ -627,7 +627,7 @@ func (p *Policy) Skips() Skips {
 }
 
 // ReplaysWhenFixed returns the queues with ReplayWhenFixed: dlqd starts a replay run of a failure group of such a queue
-// when the group is fixed.
+// once a version in which the group is fixed is deployed (see replay.Fixes).
 func (p *Policy) ReplaysWhenFixed() []string {
 	var queues []string
 	for _, name := range slices.Sorted(maps.Keys(p.Routing.Queues)) {

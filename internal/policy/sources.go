@@ -321,7 +321,8 @@ func (l *loader) checkFeedTopic(at string, f *Feed) {
 	}
 }
 
-// descriptor reads the descriptor file of a Protobuf message. of is nil if the file does not describe the message.
+// descriptor reads the descriptor file of a Protobuf message, and returns its content and the message's descriptor,
+// which is nil if the file does not describe the message.
 func (l *loader) descriptor(file, at, name, message string) (set []byte, of protoreflect.MessageDescriptor) {
 	set = []byte(l.readFile(file, at, name))
 	of, err := grpc.MessageOf(message, set)

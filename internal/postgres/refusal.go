@@ -81,8 +81,8 @@ func IsAway(err error) bool {
 		errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errStandby)
 }
 
-// IsUnanswered reports whether a statement failed because the server is away ([IsAway]), or because the statement or
-// its wait for a lock took too long.
+// IsUnanswered reports whether a statement failed because the server is away ([IsAway]), because Postgres cancelled the
+// statement ([IsCancelled]), or because another session held a lock ([IsLocked]).
 func IsUnanswered(err error) bool {
 	return IsAway(err) || IsLocked(err) || IsCancelled(err)
 }

@@ -243,10 +243,10 @@ func (r *Replica) admit(ctx context.Context, conn *pgx.Conn) error {
 	return err
 }
 
-// Read calls run with a context in which statements use the standby, if the standby may answer. That is so if its lag
-// is within the policy's limit, it masks the same data as the primary, and it has the last changes of the actors, who
-// see the answer. asOf is the time of the data, or zero if the primary answered. If run fails on the standby, Read
-// calls it again with a context for the primary.
+// Read calls run with a context in which statements use the standby, if the standby may answer: it follows the primary,
+// its lag is within the policy's limit, it masks the same data as the primary, and it has the last changes of the
+// actors, who see the answer. asOf is the time of the data, or zero if the primary answered. If run fails on the
+// standby and ctx is not done, Read calls run again with a context for the primary.
 func (r *Replica) Read(ctx context.Context, actors []string,
 	run func(context.Context) error,
 ) (asOf time.Time, err error) {

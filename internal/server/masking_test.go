@@ -191,7 +191,7 @@ func TestMask_NoOperationShowsASecret(t *testing.T) {
 	check("log", log.text())
 	require.Contains(t, log.text(), "Job cancelled explicitly", "the log says that a job failed, without its error")
 
-	// Revealing requires a reason and the role, and leaves an audit row.
+	// Revealing requires a reason and the role operator, and leaves an audit row.
 	reveal := "/api/dlq/entries/" + id + "/reveal"
 	for body, want := range map[string]int{``: 422, `{}`: 422, `{"note": ""}`: 422, `{"note": " "}`: 422} {
 		status, out = b.as(operator, "POST", reveal, body)

@@ -388,8 +388,8 @@ func (s *Server) migrator() *postgres.Migrator {
 	return &postgres.Migrator{Pool: s.pool, Schemas: s.config.Schemas, Logger: s.logger, OwnRiver: s.embedded != nil}
 }
 
-// openDatabase opens the database and starts an embedded one. It migrates an embedded database. It only checks the
-// schema of any other database, because that database's owner decides when the schema changes.
+// openDatabase opens the database of the URL or, without a URL, an embedded one, which it starts and migrates. Of a
+// database with a URL, it only checks the schema, because the database's owner decides when the schema changes.
 func (s *Server) openDatabase(ctx context.Context) error {
 	url := s.config.DatabaseURL
 	if url == "" {

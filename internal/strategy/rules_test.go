@@ -66,7 +66,7 @@ rules:
 		{Facts{Context: json.RawMessage(`{"ids": [12345678901234567891]}`)}, "account"},
 		{Facts{Context: json.RawMessage(`{"ids": [12345678901234567890]}`)}, "none"},
 		{Facts{Context: json.RawMessage(`{"grpcStatus": "ABORTED"}`)}, "call"},
-		// rules read only the beginning of a gRPC status, as of other texts
+		// Rules read only the first maxMatchBytes of a gRPC status, as they do with every text.
 		{Facts{Context: json.RawMessage(`{"grpcStatus": "` + strings.Repeat("x", maxMatchBytes) + `late"}`)}, "none"},
 		{Facts{}, "none"},
 		{Facts{Class: riverdlq.ClassOutage, Message: "a known bug"}, "bug"}, // rules come before the worker's class
@@ -395,7 +395,8 @@ rules:
 	require.Contains(t, policy.ReservedRules(), policy.RuleTooSlow)
 }
 
-// Each name and text of the table finds its own line. No earlier line has the same name or text.
+// Each name without * finds its own line, and each text its own line or an earlier one. No other line has the same name
+// or text.
 func TestTable_EveryEntryFindsItsLine(t *testing.T) {
 	t.Parallel()
 	for _, lines := range [][]line{table, weak} {

@@ -61,8 +61,8 @@ const (
 	// maxBlockedGap is the longest gap between two blocked transactions that count as the same change.
 	// Some loop starts a transaction every second.
 	maxBlockedGap = time.Minute
-	// rescuedSpacing is the time between redeliveries of entries whose jobs were rescued twice or more. Each queue
-	// redelivers one such entry at a time.
+	// rescuedSpacing is how long an entry whose job was rescued twice or more waits if another such redelivery is
+	// running in its queue. The nth such entry of a batch waits n times as long.
 	rescuedSpacing = time.Minute
 	// busyPause is how long an entry waits if another transaction has locked its job or the job's unique key.
 	busyPause = 10 * time.Second

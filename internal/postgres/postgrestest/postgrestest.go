@@ -68,7 +68,8 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Start starts a throwaway server, or returns the URL of the existing one.
+// Start returns the URL of the server for tests: the value of URLVariable or, if that is not set, the URL of a
+// throwaway server that the first call starts.
 func Start(ctx context.Context) (string, error) {
 	server.once.Do(func() {
 		if server.url = os.Getenv(URLVariable); server.url != "" {

@@ -62,8 +62,8 @@ type ClaimDecidedRow struct {
 	DlqMaxRetries int32
 }
 
-// ClaimDecided locks the given entries, except entries that DecidedEntries would no longer return and entries that have
-// failed again since. It also returns other columns that a decision may change.
+// ClaimDecided locks the given entries, except entries that DecidedEntries would no longer return, that have failed
+// again since, or that another session has locked. It also returns other columns that a decision may change.
 func (q *Queries) ClaimDecided(ctx context.Context, arg ClaimDecidedParams) ([]ClaimDecidedRow, error) {
 	rows, err := q.db.Query(ctx, ClaimDecided, arg.Ids, arg.LastFailedAts)
 	if err != nil {
@@ -356,7 +356,8 @@ type ClaimUndecidedParams struct {
 	LastFailedAts []time.Time
 }
 
-// ClaimUndecided locks the given entries, except entries that were decided or failed again since they were read.
+// ClaimUndecided locks the given entries that are still pending and undecided, except entries that have failed again
+// since they were read, that are observed, or that another session has locked.
 func (q *Queries) ClaimUndecided(ctx context.Context, arg ClaimUndecidedParams) ([]uuid.UUID, error) {
 	rows, err := q.db.Query(ctx, ClaimUndecided, arg.Ids, arg.LastFailedAts)
 	if err != nil {
@@ -1304,9 +1305,9 @@ type RescuedTogetherRow struct {
 	Others int32
 }
 
-// RescuedTogether returns, for each entry, how many other jobs of the application River's rescuer discarded in the run
-// that discarded the entry's job. All jobs that one run discards have the same finalized_at. At most 1,000 jobs of a
-// run are counted.
+// RescuedTogether returns, for each entry, the number of other jobs of the application that River's rescuer discarded
+// together with the entry's job. The jobs that one batch of the rescuer discards have the same finalized_at. At most
+// 1,000 of them are counted.
 func (q *Queries) RescuedTogether(ctx context.Context, ids []uuid.UUID) ([]RescuedTogetherRow, error) {
 	rows, err := q.db.Query(ctx, RescuedTogether, ids)
 	if err != nil {
