@@ -74,6 +74,8 @@ func otherValue(f *pflag.Flag) string {
 		return testEntry
 	case f.Name == "format":
 		return "csv"
+	case f.Name == "since":
+		return "2026-11-28T09:00:00Z"
 	}
 	return "7"
 }
@@ -83,6 +85,7 @@ func TestFlags_APICommandsUseOrRejectEveryFlag(t *testing.T) {
 	needs := map[string][]string{
 		"send": {"--kind", "k"}, "automatic on": {"--all"}, "automatic off": {"--all"}, "automatic reset": {"--all"},
 		"approvals approve": {"--expect", "6"}, "sources rewind": {"--topic", "t"},
+		"feeds rewind": {"--since", "2026-11-28T08:00:00Z"},
 	}
 	tried := 0
 	eachCommand(newRoot(t.Context()), func(cmd *cobra.Command) {
