@@ -22,10 +22,12 @@ COMMENT ON FUNCTION dlq.publish_feeds IS
 CREATE OR REPLACE FUNCTION dlq.snapshot_before(p_snapshot txid_snapshot, p_xid bigint) RETURNS txid_snapshot
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT (least(txid_snapshot_xmin(p_snapshot), p_xid) || ':' || p_xid || ':' || coalesce((
-        SELECT string_agg(x::text, ',' ORDER BY x) FROM txid_snapshot_xip(p_snapshot) x WHERE x < p_xid), ''))::txid_snapshot
+        SELECT string_agg(x::text, ',' ORDER BY x)
+        FROM txid_snapshot_xip(p_snapshot) x WHERE x < p_xid), ''))::txid_snapshot
 $$;
 COMMENT ON FUNCTION dlq.snapshot_before IS
-    'What a snapshot shows of the transactions with ids below p_xid, which must not be above the snapshot''s own limit.';
+    'What a snapshot shows of the transactions with ids below p_xid, which must not be above the snapshot''s own '
+    'limit.';
 
 -- If there are more than p_limit new entries, collect_feed takes the entries of the first transactions and moves the
 -- position past them, so that later entries are not read again in each call. If a single transaction filed more, the

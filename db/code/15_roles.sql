@@ -221,7 +221,8 @@ COMMENT ON VIEW dlq.entries IS
 CREATE OR REPLACE FUNCTION dlq.fence_entries() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.fence_entries', 0)); -- of two concurrent changes, the later one sees both
+    -- Of two concurrent changes, the later one sees both.
+    PERFORM pg_advisory_xact_lock(hashtextextended('dlq.fence_entries', 0));
     IF EXISTS (SELECT FROM dlq.role_scopes) THEN
         ALTER VIEW dlq.visible_entries SET (security_barrier);
     ELSE
