@@ -225,12 +225,8 @@ func (s *service) registerFeeds(api huma.API, feed source.FeedStatus, at time.Ti
 func (s *service) changeFeed(ctx context.Context, in *FeedActionInput,
 	change func(ctx context.Context, feed, actor, note string) (bool, error),
 ) (*source.FeedStatus, error) {
-	if in.Body == nil {
-		in.Body = &Action{}
-	}
-	act := in.Body.act(ctx)
-	if _, err := change(ctx, in.Name, act.Actor, act.Note); err != nil {
-		return nil, s.problem(ctx, err)
+	if err := s.pauseOrResume(ctx, in.Name, in.Body, change); err != nil {
+		return nil, err
 	}
 	feeds, err := s.Sources.Feeds(ctx)
 	if err != nil {
@@ -267,14 +263,25 @@ func (s *service) source(ctx context.Context, name string) (*SourceOutputBody, e
 func (s *service) changeSource(ctx context.Context, in *SourceActionInput,
 	change func(ctx context.Context, source, actor, note string) (bool, error),
 ) (*SourceOutputBody, error) {
-	if in.Body == nil {
-		in.Body = &Action{}
-	}
-	act := in.Body.act(ctx)
-	if _, err := change(ctx, in.Name, act.Actor, act.Note); err != nil {
-		return nil, s.problem(ctx, err)
+	if err := s.pauseOrResume(ctx, in.Name, in.Body, change); err != nil {
+		return nil, err
 	}
 	return s.source(ctx, in.Name)
+}
+
+// pauseOrResume calls change, which pauses or resumes a source or a feed, with the actor and the note of an operator.
+// body may be nil.
+func (s *service) pauseOrResume(ctx context.Context, name string, body *Action,
+	change func(ctx context.Context, name, actor, note string) (bool, error),
+) error {
+	if body == nil {
+		body = &Action{}
+	}
+	act := body.act(ctx)
+	if _, err := change(ctx, name, act.Actor, act.Note); err != nil {
+		return s.problem(ctx, err)
+	}
+	return nil
 }
 
 func (s *service) rewindSource(ctx context.Context, in *RewindInput) (*source.Rewound, error) {

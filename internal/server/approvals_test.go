@@ -93,7 +93,7 @@ func (b *scopeBundle) decide(token, id, verb, body string) int {
 }
 
 // TestApprovals_OfExports checks that an approved export has exactly the dead letters that matched at the approval, and
-// that nobody except the requester gets the export.
+// that only the requester gets the export.
 func TestApprovals_OfExports(t *testing.T) {
 	t.Parallel()
 	b := approvalsSetup(t, policy.ApprovalRule{Operations: []string{"export"}, Above: 2})
