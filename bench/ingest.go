@@ -110,42 +110,53 @@ type load struct {
 	server, postgres float64 // ms of CPU per thousand messages
 }
 
-// measure empties the database, starts a server in a separate process, and sends messages to the server.
+// measure empties the database and measures a server (measureServer).
 func (b *bench) measure(subject string, connections int, messages int64, withToken bool) (l load, err error) {
 	err = b.withPool(4, func(pool *pgxpool.Pool) error {
 		if err := b.reset(pool, true); err != nil {
 			return err
 		}
-		server, err := b.startServer(subject, withToken)
-		if err != nil {
-			return err
-		}
-		postmaster, err := b.postmaster(pool)
-		if err != nil {
-			return err
-		}
-		before := postgresCPU(postmaster)
-		start := time.Now()
-		latencies, err := sendMessages(b.ctx, server, connections, messages)
-		took := time.Since(start)
-		cpu := postgresCPU(postmaster) - before
-		if used := server.stop(); err == nil {
-			l = load{
-				rate: float64(messages) / took.Seconds(), p50: latencies[len(latencies)/2].Seconds() * 1000,
-				p99:    latencies[len(latencies)*99/100].Seconds() * 1000,
-				server: perThousand(used, messages), postgres: perThousand(cpu, messages),
-			}
-		}
-		var stored int64
-		if err := errors.Join(err, pool.QueryRow(b.ctx, "SELECT count(*) FROM river_job").Scan(&stored)); err != nil {
-			return err
-		}
-		if stored != messages {
-			return fmt.Errorf("%d messages were accepted (202), %d are stored", messages, stored)
-		}
-		return nil
+		l, err = b.measureServer(pool, subject, connections, messages, withToken)
+		return err
 	})
 	return l, err
+}
+
+// measureServer starts a server in a separate process, sends messages to it, and checks that all are stored.
+func (b *bench) measureServer(pool *pgxpool.Pool, subject string, connections int, messages int64, withToken bool,
+) (l load, err error) {
+	const stored = "SELECT count(*) FROM river_job"
+	var existing, found int64
+	if err := pool.QueryRow(b.ctx, stored).Scan(&existing); err != nil {
+		return l, err
+	}
+	server, err := b.startServer(subject, withToken)
+	if err != nil {
+		return l, err
+	}
+	postmaster, err := b.postmaster(pool)
+	if err != nil {
+		return l, err
+	}
+	before := postgresCPU(postmaster)
+	start := time.Now()
+	latencies, err := sendMessages(b.ctx, server, connections, messages)
+	took := time.Since(start)
+	cpu := postgresCPU(postmaster) - before
+	if used := server.stop(); err == nil {
+		l = load{
+			rate: float64(messages) / took.Seconds(), p50: latencies[len(latencies)/2].Seconds() * 1000,
+			p99:    latencies[len(latencies)*99/100].Seconds() * 1000,
+			server: perThousand(used, messages), postgres: perThousand(cpu, messages),
+		}
+	}
+	if err := errors.Join(err, pool.QueryRow(b.ctx, stored).Scan(&found)); err != nil {
+		return l, err
+	}
+	if found-existing != messages {
+		return l, fmt.Errorf("%d messages were accepted (202), %d are stored", messages, found-existing)
+	}
+	return l, nil
 }
 
 func perThousand(used time.Duration, messages int64) float64 {

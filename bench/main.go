@@ -18,6 +18,8 @@
 //	                            repeat for nothing; each round after the first has other sizes
 //	go run ./bench filing       failures filed and decided per second, and the time from a job's commit to the decision
 //	go run ./bench indexes      what each list index of the open partition costs filing; times of its lists without it
+//	go run ./bench growth       the main paths and reads at 10,000 to 10,000,000 entries: whether their cost grows with
+//	                            the history
 //	go run ./bench production   connections, WAL, disk, processor time and memory of 1, 2 and 4 processes
 //	go run ./bench kafka        records of a topic (of kfake) stored, beside a bare consumer that inserts the same rows;
 //	                            filed and decided, beside River's failures; the memory of a catch-up of 1,000,000
@@ -82,6 +84,7 @@ var runs = map[string]func(*bench, float64) error{
 	"retries":    retriesBench,
 	"analytics":  analyticsBench,
 	"incident":   incidentBench,
+	"growth":     growth,
 	"kafka":      kafkaBench,
 	"indexes":    indexStudy,
 }
@@ -123,7 +126,7 @@ func main() {
 	run := runs[flag.Arg(0)]
 	if run == nil {
 		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] "+
-			"ingest|access|processing|capture|claim|compare|console|filing|incident|indexes|kafka|metrics|outage|peers|production|replay|"+
+			"ingest|access|processing|capture|claim|compare|console|filing|growth|incident|indexes|kafka|metrics|outage|peers|production|replay|"+
 			"retention|retries|suite|analytics")
 		os.Exit(2)
 	}
