@@ -123,6 +123,10 @@ bench-compare: install-postgres ## run BENCH of this tree and of BASE (the last 
 trial-growth: install-postgres ## measure the main paths and reads at 10,000 to 10,000,000 entries (SCALE=0.1: 1,000,000; ten million need 50 GB)
 	go run ./bench -rounds 1 -scale $(or $(SCALE),1) growth
 
+.PHONY: soak
+soak: install-postgres ## keep dlqd under load for two hours (SCALE=0.1: 12 minutes), and print what changes with time
+	go run ./bench -rounds 1 -scale $(or $(SCALE),1) soak
+
 .PHONY: trial-upgrade
 trial-upgrade: install-postgres ## upgrade from 0.1 (built from git) and run two versions beside each other, under load, with a ledger
 	DLQD_TRIAL=1 $(WITH_POSTGRES) go test -count=1 -timeout 0 -v -run TestServe_UpgradesBeside ./cmd/dlqd

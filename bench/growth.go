@@ -160,7 +160,10 @@ func reads(ctx context.Context, pool *pgxpool.Pool) ([]figure, error) {
 		{"list: queue and class", list("queue:queue_1 class:outage")},
 		{"list: group", list("group:" + fingerprint)},
 		{"search: words", list(`"connection refused"`)},
-		{"groups", func() error { _, _, err := groups.List(ctx, group.Filter{Order: "latest", Over: 24 * time.Hour, Limit: 50}); return err }},
+		{"groups", func() error {
+			_, _, err := groups.List(ctx, group.Filter{Order: "latest", Over: 24 * time.Hour, Limit: 50})
+			return err
+		}},
 		{"backlog and rates by queue", func() error { _, err := stats.Flow(ctx, week, "queue", ""); return err }},
 		{"count of a list", func() error {
 			_, _, err := store.CountWithin(ctx, filter.Filter{Queue: []string{"queue_1"}}, 1000, time.Second)

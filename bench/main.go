@@ -20,6 +20,7 @@
 //	go run ./bench indexes      what each list index of the open partition costs filing; times of its lists without it
 //	go run ./bench growth       the main paths and reads at 10,000 to 10,000,000 entries: whether their cost grows with
 //	                            the history
+//	go run ./bench soak         two hours at 60 % of the capacity, 5 % of it dead letters: what changes with time
 //	go run ./bench production   connections, WAL, disk, processor time and memory of 1, 2 and 4 processes
 //	go run ./bench kafka        records of a topic (of kfake) stored, beside a bare consumer that inserts the same rows;
 //	                            filed and decided, beside River's failures; the memory of a catch-up of 1,000,000
@@ -85,6 +86,7 @@ var runs = map[string]func(*bench, float64) error{
 	"analytics":  analyticsBench,
 	"incident":   incidentBench,
 	"growth":     growth,
+	"soak":       soak,
 	"kafka":      kafkaBench,
 	"indexes":    indexStudy,
 }
@@ -127,7 +129,7 @@ func main() {
 	if run == nil {
 		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] "+
 			"ingest|access|processing|capture|claim|compare|console|filing|growth|incident|indexes|kafka|metrics|outage|peers|production|replay|"+
-			"retention|retries|suite|analytics")
+			"retention|retries|soak|suite|analytics")
 		os.Exit(2)
 	}
 	if err := start(run, *rounds, *scale, *bin, *keep, *beside, *profile); err != nil {

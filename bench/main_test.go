@@ -11,7 +11,7 @@ import (
 // thousandth of the data.
 func TestBenchmarks(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"claim", "replay", "retention", "retries"} {
+	for _, name := range []string{"claim", "replay", "retention", "retries", "soak"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			require.NoError(t, start(runs[name], 1, 0.001, os.Getenv("DLQD_TEST_POSTGRES_BIN"), "", "", ""))

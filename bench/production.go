@@ -41,12 +41,9 @@ func production(b *bench, scale float64) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	program := filepath.Join(dir, "dlqd")
-	build := exec.CommandContext(b.ctx, "go", "build", "-ldflags=-w", "-o", program, //nolint:gosec // in a directory of its own
-		"./cmd/dlqd")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as "make build" does
-	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("build: %w: %s", err, out)
+	program, err := buildProgram(b.ctx, dir)
+	if err != nil {
+		return err
 	}
 	b.row("processes", "messages/s", "dlqd: CPU ms/1,000", "Postgres: CPU ms/1,000", "WAL bytes each", "disk bytes each",
 		"connections: idle", "most", "memory: idle MB", "most", "answers")
@@ -60,7 +57,8 @@ func production(b *bench, scale float64) error {
 				if err := b.reset(pool, true); err != nil {
 					return err
 				}
-				p := productionRun{bench: b, pool: pool, program: program, processes: processes, messages: n, fails: fails}
+				p := productionRun{bench: b, pool: pool, program: program, processes: processes, messages: n, fails: fails,
+					archive: "none"}
 				if err := p.run(); err != nil {
 					return err
 				}
@@ -68,6 +66,18 @@ func production(b *bench, scale float64) error {
 		}
 		return nil
 	})
+}
+
+// buildProgram builds dlqd in a directory, and returns its path.
+func buildProgram(ctx context.Context, dir string) (string, error) {
+	program := filepath.Join(dir, "dlqd")
+	build := exec.CommandContext(ctx, "go", "build", "-ldflags=-w", "-o", program, //nolint:gosec // in a directory of its own
+		"github.com/dlqd/dlqd/cmd/dlqd")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as "make build" does
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build: %w: %s", err, out)
+	}
+	return program, nil
 }
 
 // productionRun is one row of the table.
@@ -78,7 +88,8 @@ type productionRun struct {
 	program   string
 	processes int
 	messages  int
-	fails     bool // every message becomes a dead letter
+	fails     bool   // every message becomes a dead letter
+	archive   string // directory, or "none"
 
 	commands []*exec.Cmd
 	apis     []string
@@ -175,7 +186,7 @@ func (p *productionRun) start(receiver string) error {
 			return err
 		}
 		cmd := exec.CommandContext(p.ctx, p.program, "serve", "--listen", address, //nolint:gosec // built above
-			"--database-url", p.server.URL()+"&application_name=served", "--destination", receiver, "--archive", "none",
+			"--database-url", p.server.URL()+"&application_name=served", "--destination", receiver, "--archive", p.archive,
 			"--log-level", "error")
 		cmd.Stderr = os.Stderr
 		if err := cmd.Start(); err != nil {
