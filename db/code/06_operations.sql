@@ -54,7 +54,7 @@ COMMENT ON FUNCTION dlq.seconds_worked IS
 CREATE OR REPLACE FUNCTION dlq.carried_metadata(p_metadata jsonb, p_checkpoint text DEFAULT NULL) RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN jsonb_typeof(p_metadata) = 'object'
-    THEN p_metadata - '{dlq:error,dlq:attempts,dlq:entry_id,dlq:held,dlq:run_id,dlq:replay,dlq:trace,dlq:destination,dlq:done_by,dlq:done,dlq:copied,dlq:rescues,dlq:logical_failure,dlq:stage,dlq:version,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
+    THEN p_metadata - '{dlq:error,dlq:attempts,dlq:entry_id,dlq:held,dlq:run_id,dlq:replay,dlq:trace,dlq:destination,dlq:done_by,dlq:done,dlq:copied,dlq:rescues,dlq:logical_failure,dlq:stage,dlq:version,dlq:place,dlq:postponed,cancel_attempted_at,unique_key_conflict,snoozes,output,river:log,river:rescue_count,river:unique_nonce}'::text[]
                     - CASE WHEN p_checkpoint = 'discard' THEN '{river:resumable_step,river:resumable_cursor}'::text[]
                         ELSE '{}'::text[] END
     ELSE '{}' END;

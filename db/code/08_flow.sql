@@ -22,6 +22,47 @@ COMMENT ON FUNCTION dlq.reserve_pace IS
     'Reserves the next p_count places in a stream of p_rate redeliveries per second: the first at first_at, the '
     'others behind it. With p_within, only the places (granted) that come within that time.';
 
+-- run_place takes the places of a run and of a destination in the order in which a run takes them, so that no deadlock
+-- arises. The time at which a run falls to a lower rate is in the "fell" of its pace (internal/replay/pace.go).
+CREATE OR REPLACE FUNCTION dlq.run_place(p_run uuid, p_destination text, p_at timestamptz, p_taken timestamptz,
+    OUT place_at timestamptz, OUT taken_at timestamptz, OUT wait float8)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_rate    float8;
+    v_lowered float8;
+    v_fell    timestamptz;
+BEGIN
+    taken_at := clock_timestamp();
+    place_at := taken_at;
+    wait := 0;
+    SELECT r.rate, (r.paces -> p_destination ->> 'rate')::float8, (r.paces -> p_destination ->> 'fell')::timestamptz
+    INTO v_rate, v_lowered, v_fell
+    FROM dlq.replay_runs r WHERE r.id = p_run AND r.progressive AND r.status IN ('running', 'paused', 'stopped');
+    IF NOT FOUND OR v_rate IS NULL AND v_lowered IS NULL THEN
+        RETURN;
+    END IF;
+    IF p_taken >= coalesce(v_fell, '-infinity') THEN
+        place_at := p_at;
+        taken_at := p_taken;
+    ELSE
+        IF v_rate IS NOT NULL THEN
+            SELECT coalesce(p.first_at, place_at) INTO place_at -- null if another session has just reset the pace
+            FROM dlq.reserve_pace('replay:' || p_run, v_rate, 1, taken_at) p;
+        END IF;
+        IF v_lowered < coalesce(v_rate, 'infinity') THEN
+            SELECT greatest(place_at, p.first_at) INTO place_at
+            FROM dlq.reserve_pace('replay:' || p_run || ':' || p_destination, v_lowered, 1, taken_at) p;
+        END IF;
+    END IF;
+    wait := greatest(extract(epoch FROM place_at - clock_timestamp()), 0);
+END
+$$;
+COMMENT ON FUNCTION dlq.run_place IS
+    'The place of a redelivery in the pace of its progressive run to a destination: when it is sent (place_at), when '
+    'that place was taken (taken_at), and in how many seconds it is (wait). p_at and p_taken are its place until now; '
+    'without one, or if the run became slower after p_taken, it gets a new place. wait is 0 if the run has no rate, '
+    'has ended or is not progressive.';
+
 -- A held message is a River job with the metadata key dlq:held, scheduled for a few minutes later. p_horizon limits the
 -- scan, because a queue may have any number of jobs that applications scheduled. A caller releases, each second, the
 -- messages that may go in that second, so they are spread over it.

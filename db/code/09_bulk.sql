@@ -910,14 +910,16 @@ BEGIN
     -- After a change of the rate, lowered rates to destinations are reset, and earlier answers of destinations do not
     -- count.
     UPDATE dlq.replay_runs r SET rate = p_rate, updated_at = now(), paces = (
-        SELECT jsonb_object_agg(p.key, jsonb_build_object('from', clock_timestamp())) FROM jsonb_each(r.paces) p)
+        SELECT jsonb_object_agg(p.key, jsonb_build_object('from', n.now, 'fell', n.now))
+        FROM jsonb_each(r.paces) p CROSS JOIN clock_timestamp() n (now))
     WHERE r.id = p_run
         AND r.status IN ('running', 'paused', 'stopped') AND dlq.scope_within(r.scope, dlq.scope());
     IF NOT FOUND THEN
         RAISE EXCEPTION 'replay run %: there is no such run, or it has ended', p_run USING ERRCODE = 'DLQ02';
     END IF;
     -- The place of the next entry was reserved at the old rate.
-    DELETE FROM dlq.paces WHERE name = 'replay:' || p_run OR name LIKE 'replay:' || p_run || ':%';
+    DELETE FROM dlq.paces WHERE name = 'replay:' || p_run; -- first, as in dlq.run_place
+    DELETE FROM dlq.paces WHERE name LIKE 'replay:' || p_run || ':%';
     PERFORM dlq.record_act('replay run ' || p_run, 'rate changed', p_actor, NULL, jsonb_build_object('rate', p_rate));
 END
 $$;

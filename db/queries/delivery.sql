@@ -145,5 +145,9 @@ WHERE t.destination = @destination::text AND t.run_id = @run::uuid AND t.at >= @
 SELECT t.kind::text AS kind, t.level::integer AS level, t.jobs::bigint AS jobs
 FROM dlq.job_traffic(@run::uuid, @from_time::timestamptz, @until::timestamptz) t;
 
+-- name: RunPlace :one
+SELECT p.place_at::timestamptz AS place_at, p.taken_at::timestamptz AS taken_at, p.wait::float8 AS wait
+FROM dlq.run_place(@run::uuid, @destination::text, sqlc.narg('at')::timestamptz, sqlc.narg('taken')::timestamptz) p;
+
 -- name: IsProgressive :one
 SELECT dlq.is_progressive(@run::uuid, sqlc.narg('entry')::uuid)::boolean AS progressive;

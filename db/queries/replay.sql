@@ -174,8 +174,11 @@ WHERE g.run_id = @id AND g.number = @number;
 SELECT dlq.replay_group_move(@id::uuid, @number::integer, @move::text, @actor::text, @reason::text);
 
 -- name: SetPace :exec
--- SetPace writes the pace of a run to a destination, and records the decision.
-WITH paced AS (UPDATE dlq.replay_runs SET paces = coalesce(paces, '{}') || @pace::jsonb WHERE id = @id)
+-- SetPace writes the pace of a run to a destination, and records the decision. If the rate falls, no place that was
+-- taken at the greater rate counts any more (see dlq.run_place).
+WITH paced AS (UPDATE dlq.replay_runs SET paces = coalesce(paces, '{}') || @pace::jsonb WHERE id = @id),
+freed AS (DELETE FROM dlq.paces
+    WHERE @fell::boolean AND name = 'replay:' || @id::uuid || ':' || @destination::text)
 SELECT dlq.record_act('replay run ' || @id::uuid, @act::text, @actor::text, @reason::text,
     jsonb_build_object('destination', @destination::text, 'reason', @reason::text));
 

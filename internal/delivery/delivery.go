@@ -65,6 +65,17 @@ const (
 	maxPostponed = 10
 	// LogicalFailureKey is the key in a job's metadata that marks a logical failure: a 2xx answer that reports a failure.
 	LogicalFailureKey = "dlq:logical_failure"
+	// placeKey is the key of the place of a redelivery in the pace of its replay run, for which the redelivery waits.
+	placeKey = "dlq:place"
+	// keepsPlace is how long the first attempt of a redelivery may wait for a worker and keep the place that its replay
+	// run took for it, even if the run has become slower in the meantime.
+	keepsPlace = time.Second
+	// placeSlack is how long before its place a redelivery may be sent. The clock of this process may differ a little
+	// from the clock of the database.
+	placeSlack = 50 * time.Millisecond
+	// placeLook is the longest time for which a redelivery waits for its place before it looks again whether it needs
+	// one: the run may have ended, or an operator may have changed its rate.
+	placeLook = time.Minute
 )
 
 // Error types of deliveries without an answer, and of an answer that reports a logical failure.
@@ -220,6 +231,44 @@ func (w *Worker) isPostponed(ctx context.Context, job *river.Job[Args], meta *me
 	return progressive
 }
 
+// place is a place of a redelivery in the pace of its replay run.
+type place struct {
+	At    time.Time `json:"at"`    // the redelivery is sent at this time
+	Taken time.Time `json:"taken"` // if the run became slower after this time, the place is lost
+}
+
+// untilPlace returns how long a redelivery of a progressive run has to wait for its place in the pace of the run to the
+// destination. The run took a place for the first attempt when it sent the entry. If that place is lost, and for every
+// other attempt, untilPlace takes one. It returns 0 if the redelivery may be sent now.
+func (w *Worker) untilPlace(ctx context.Context, job *river.Job[Args], meta *metadata, destination string,
+	waited time.Duration,
+) (time.Duration, error) {
+	isFirst := meta.Place == nil && meta.Snoozes == 0 && job.Attempt <= 1
+	if meta.RunID == nil || isFirst && waited < keepsPlace {
+		return 0, nil
+	}
+	had := meta.Place
+	if isFirst {
+		had = &place{At: job.CreatedAt, Taken: job.CreatedAt}
+	}
+	params := dbsqlc.RunPlaceParams{Run: *meta.RunID, Destination: destination}
+	if had != nil {
+		params.At, params.Taken = &had.At, &had.Taken
+	}
+	has, err := dbsqlc.New(w.config.DB).RunPlace(ctx, params)
+	if err != nil {
+		return 0, fmt.Errorf("take a place in the pace of replay run %s: %w", *meta.RunID, err)
+	}
+	wait := time.Duration(has.Wait * float64(time.Second))
+	if wait > placeSlack {
+		return min(wait, placeLook), river.MetadataSet(ctx, placeKey, place{At: has.PlaceAt, Taken: has.TakenAt})
+	}
+	if meta.Place == nil {
+		return 0, nil
+	}
+	return 0, river.MetadataSet(ctx, placeKey, nil) // the next attempt needs another place
+}
+
 // Backoff returns the delay before the next attempt, varied at random by up to 20 %. An exponential backoff doubles
 // with each attempt, up to 24 hours before the variation. attempt is the number of the failed attempt, from 1; random
 // is in [0, 1).
@@ -298,6 +347,9 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
 		if current, err := w.isCurrentAttempt(ctx, job); err != nil || !current {
 			return hold(ctx, job, heldFor, errors.Join(errAttemptLost, err))
 		}
+	}
+	if wait, err := w.untilPlace(ctx, job, meta, destination, result.Waited); err != nil || wait > 0 {
+		return OutcomeHeld, errors.Join(river.JobSnooze(cmp.Or(wait, time.Second)), err)
 	}
 	// The releaser takes a place for each message that it releases, and removes HeldKey. A message that still has HeldKey
 	// was not released but became due, so it has no place yet. A redelivery at its first attempt has no place either.
@@ -511,6 +563,7 @@ type metadata struct {
 	Trace   string     `json:"dlq:trace"`  // traceparent and tracestate of the request that asked for the replay
 	Snoozes int        `json:"snoozes"`    // the number of snoozes, which River counts
 	Held    string     `json:"dlq:held"`   // HeldKey
+	Place   *place     `json:"dlq:place"`  // placeKey
 	// Record says that the entry was made from a record of a source. The redelivery publishes the record.
 	Record bool `json:"dlq:record"`
 	// Destination is where an operator sent this redelivery, or "" for the queue's destination.

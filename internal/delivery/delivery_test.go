@@ -369,6 +369,72 @@ func TestDeliver_PostponesWhatAProgressiveRunSendsTooFast(t *testing.T) {
 	}
 }
 
+// Each attempt of a redelivery takes a place in the pace of its progressive run to the destination. The run has taken
+// the place of the first attempt.
+func TestDeliver_TakesAPlaceOfItsRunForEachAttempt(t *testing.T) {
+	t.Parallel()
+	b := setup(t, answering(t, func(http.ResponseWriter, *http.Request) {}), "maxAttempts: 2")
+	job, run := b.deliver("", rivertype.JobStateCompleted), uuid.New()
+	require.Equal(t, delivery.OutcomeOK, <-b.outcomes)
+	exec := func(sql string, args ...any) {
+		_, err := b.pool.Exec(t.Context(), sql, args...)
+		require.NoError(t, err)
+	}
+	exec(`INSERT INTO dlq.replay_runs (id, filter, actor, total, progressive, rate, paces)
+		VALUES ($1, '{}', 'kim', 4, true, 0.01, '{"default": {"rate": 0.001, "of": 1, "from": "2026-11-29T08:00:00Z"}}')`,
+		run)
+	// redeliver makes a redelivery with a number of earlier attempts and snoozes, and returns the outcome of the next one.
+	redeliver := func(attempts, snoozes int) (id int64, outcome string) {
+		require.NoError(t, b.pool.QueryRow(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, attempt,
+				metadata)
+			SELECT kind, args, queue, max_attempts, $3, jsonb_build_object('dlq:run_id', $2::uuid, 'snoozes', $4::int)
+			FROM river_job WHERE id = $1 RETURNING id`, job.ID, run, attempts, snoozes).Scan(&id))
+		return id, <-b.outcomes
+	}
+	// placeOf returns the place of a redelivery that waits, once the place was taken after the given time.
+	placeOf := func(id int64, after time.Time) (at, taken time.Time) {
+		require.Eventually(t, func() bool {
+			err := b.pool.QueryRow(t.Context(), `SELECT (metadata -> 'dlq:place' ->> 'at')::timestamptz,
+					(metadata -> 'dlq:place' ->> 'taken')::timestamptz
+				FROM river_job WHERE id = $1 AND state = 'scheduled' AND metadata ->> 'dlq:place' IS NOT NULL`, id).
+				Scan(&at, &taken)
+			return err == nil && !taken.Before(after)
+		}, time.Minute, 10*time.Millisecond)
+		return at, taken
+	}
+	again := func(id int64) string {
+		exec("UPDATE river_job SET state = 'available', scheduled_at = now() WHERE id = $1", id)
+		return <-b.outcomes
+	}
+	_, outcome := redeliver(0, 0)
+	require.Equal(t, delivery.OutcomeOK, outcome)
+	_, outcome = redeliver(0, 1)
+	require.Equal(t, delivery.OutcomeOK, outcome, "the first place is now")
+	second, outcome := redeliver(0, 1)
+	require.Equal(t, delivery.OutcomeHeld, outcome)
+	third, outcome := redeliver(1, 0)
+	require.Equal(t, delivery.OutcomeHeld, outcome)
+	at, taken := placeOf(second, time.Time{})
+	require.InDelta(t, 1000, at.Sub(taken).Seconds(), 100)
+	later, _ := placeOf(third, time.Time{})
+	require.InDelta(t, 1000, later.Sub(at).Seconds(), 1)
+
+	// A redelivery keeps its place until the run becomes slower. Then it takes another one.
+	require.Equal(t, delivery.OutcomeHeld, again(second))
+	kept, _ := placeOf(second, taken)
+	require.WithinDuration(t, at, kept, 0)
+	fell := taken.Add(time.Microsecond)
+	exec(`UPDATE dlq.replay_runs SET paces = jsonb_set(paces, '{default,fell}', to_jsonb($1::timestamptz))`, fell)
+	require.Equal(t, delivery.OutcomeHeld, again(second))
+	lost, _ := placeOf(second, fell)
+	require.InDelta(t, 1000, lost.Sub(later).Seconds(), 1)
+
+	// After the end of the run, none waits.
+	exec("UPDATE dlq.replay_runs SET status = 'cancelled'")
+	require.Equal(t, delivery.OutcomeOK, again(second))
+	require.Equal(t, delivery.OutcomeOK, again(third))
+}
+
 // A redelivery is not postponed if an operator has ended its group, or if the rules end what the answer says.
 func TestDeliver_PostponesNothingThatIsToEnd(t *testing.T) {
 	t.Parallel()

@@ -13,6 +13,7 @@ import (
 var markers = []string{
 	"dlq:entry_id", "dlq:run_id", "dlq:replay", "dlq:trace", "dlq:destination", "dlq:held", "dlq:error",
 	"dlq:attempts", "dlq:stage", "dlq:version", "dlq:logical_failure", "dlq:done_by", "dlq:done",
+	"dlq:place", "dlq:postponed",
 }
 
 // Left is an object or a change that a detach leaves behind, and the commands that remove it.

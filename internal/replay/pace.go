@@ -36,6 +36,7 @@ type pace struct {
 	Rate float64   `json:"rate,omitempty"` // entries per second; 0 means the rate of the run
 	Of   float64   `json:"of,omitempty"`   // the rate before the first decrease
 	From time.Time `json:"from"`           // the next decision ignores deliveries before this time
+	Fell time.Time `json:"fell,omitzero"`  // redeliveries that took their place before this time take another one
 }
 
 // Decisions about a rate, as the audit trail names them.
@@ -59,7 +60,7 @@ func (p pace) decide(destination string, most float64, s *breaker.Strain, now ti
 			next.Of = next.Rate
 		}
 		next.Rate = max(next.Rate/paceFall, next.Of/paceLeast)
-		if next.From = now; next.Rate == p.Rate {
+		if next.From, next.Fell = now, now; next.Rate == p.Rate {
 			return p, "", ""
 		}
 		return next, actLowered, fmt.Sprintf("the rate of %s was lowered from %s %s a second: %s", destination, was,
@@ -114,6 +115,7 @@ func (r *Runner) adapt(ctx context.Context, tx transaction, run *dbsqlc.LockProg
 		}
 		if err := tx.SetPace(ctx, dbsqlc.SetPaceParams{
 			ID: run.ID, Pace: changed, Act: act, Actor: r.actor, Destination: destination, Reason: reason,
+			Fell: act == actLowered,
 		}); err != nil {
 			return err
 		}

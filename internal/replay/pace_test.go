@@ -27,19 +27,19 @@ func TestPace_Decides(t *testing.T) {
 		"falls to half": {
 			pace{},
 			100, strained,
-			pace{Rate: 50, Of: 100, From: now},
+			pace{Rate: 50, Of: 100, From: now, Fell: now},
 			"the rate of bank was lowered from 100 to 50 a second: 3 of 400 answers were 429 or had a Retry-After",
 		},
 		"falls again": {
 			pace{Rate: 50, Of: 100},
 			100, slower,
-			pace{Rate: 25, Of: 100, From: now},
+			pace{Rate: 25, Of: 100, From: now, Fell: now},
 			"the rate of bank was lowered from 50 to 25 a second: 9 of 90 deliveries failed",
 		},
 		"has a least": {
 			pace{Rate: 2, Of: 100},
 			100, strained,
-			pace{Rate: 100. / 64, Of: 100, From: now},
+			pace{Rate: 100. / 64, Of: 100, From: now, Fell: now},
 			"the rate of bank was lowered from 2 to 1.56 a second",
 		},
 		"does not fall below it": {pace{Rate: 100. / 64, Of: 100}, 100, strained, pace{Rate: 100. / 64, Of: 100}, ""},
@@ -62,14 +62,14 @@ func TestPace_Decides(t *testing.T) {
 		"without a rate, falls to half of what the destination got": {
 			pace{},
 			0, strained,
-			pace{Rate: 20, Of: 40, From: now},
+			pace{Rate: 20, Of: 40, From: now, Fell: now},
 			"the rate of bank was lowered from no limit to 20 a second",
 		},
 		"without a rate, does not follow a canary": {
 			pace{},
 			0,
 			breaker.Strain{PerSecond: 0.5, Reason: "slow"},
-			pace{Rate: 5, Of: 10, From: now},
+			pace{Rate: 5, Of: 10, From: now, Fell: now},
 			"the rate of bank was lowered from no limit to 5 a second: slow",
 		},
 		"without a rate, rises without end": {

@@ -567,6 +567,36 @@ func (q *Queries) ReleaseHeld(ctx context.Context, arg ReleaseHeldParams) (int32
 	return released, err
 }
 
+const RunPlace = `-- name: RunPlace :one
+SELECT p.place_at::timestamptz AS place_at, p.taken_at::timestamptz AS taken_at, p.wait::float8 AS wait
+FROM dlq.run_place($1::uuid, $2::text, $3::timestamptz, $4::timestamptz) p
+`
+
+type RunPlaceParams struct {
+	Run         uuid.UUID
+	Destination string
+	At          *time.Time
+	Taken       *time.Time
+}
+
+type RunPlaceRow struct {
+	PlaceAt time.Time
+	TakenAt time.Time
+	Wait    float64
+}
+
+func (q *Queries) RunPlace(ctx context.Context, arg RunPlaceParams) (RunPlaceRow, error) {
+	row := q.db.QueryRow(ctx, RunPlace,
+		arg.Run,
+		arg.Destination,
+		arg.At,
+		arg.Taken,
+	)
+	var i RunPlaceRow
+	err := row.Scan(&i.PlaceAt, &i.TakenAt, &i.Wait)
+	return i, err
+}
+
 const ShowJobs = `-- name: ShowJobs :many
 SELECT j.id::bigint AS id, j.state::text AS state, j.queue::text AS queue, coalesce(j.kind, '')::text AS kind,
     coalesce(j.message_id, '')::text AS message_id, j.priority::integer AS priority, j.attempt::integer AS attempt,

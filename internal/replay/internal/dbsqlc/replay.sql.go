@@ -2001,7 +2001,9 @@ func (q *Queries) SetForecast(ctx context.Context, arg SetForecastParams) error 
 }
 
 const SetPace = `-- name: SetPace :exec
-WITH paced AS (UPDATE dlq.replay_runs SET paces = coalesce(paces, '{}') || $6::jsonb WHERE id = $1)
+WITH paced AS (UPDATE dlq.replay_runs SET paces = coalesce(paces, '{}') || $6::jsonb WHERE id = $1),
+freed AS (DELETE FROM dlq.paces
+    WHERE $7::boolean AND name = 'replay:' || $1::uuid || ':' || $5::text)
 SELECT dlq.record_act('replay run ' || $1::uuid, $2::text, $3::text, $4::text,
     jsonb_build_object('destination', $5::text, 'reason', $4::text))
 `
@@ -2013,9 +2015,11 @@ type SetPaceParams struct {
 	Reason      string
 	Destination string
 	Pace        json.RawMessage
+	Fell        bool
 }
 
-// SetPace writes the pace of a run to a destination, and records the decision.
+// SetPace writes the pace of a run to a destination, and records the decision. If the rate falls, no place that was
+// taken at the greater rate counts any more (see dlq.run_place).
 func (q *Queries) SetPace(ctx context.Context, arg SetPaceParams) error {
 	_, err := q.db.Exec(ctx, SetPace,
 		arg.ID,
@@ -2024,6 +2028,7 @@ func (q *Queries) SetPace(ctx context.Context, arg SetPaceParams) error {
 		arg.Reason,
 		arg.Destination,
 		arg.Pace,
+		arg.Fell,
 	)
 	return err
 }
