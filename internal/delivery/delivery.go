@@ -65,6 +65,9 @@ const (
 	maxPostponed = 10
 	// LogicalFailureKey is the key in a job's metadata that marks a logical failure: a 2xx answer that reports a failure.
 	LogicalFailureKey = "dlq:logical_failure"
+	// postponedKey is the key of the number of times that a redelivery was postponed, because its destination asked for
+	// fewer requests.
+	postponedKey = "dlq:postponed"
 	// placeKey is the key of the place of a redelivery in the pace of its replay run, for which the redelivery waits.
 	placeKey = "dlq:place"
 	// keepsPlace is how long the first attempt of a redelivery may wait for a worker and keep the place that its replay
@@ -218,7 +221,7 @@ func (w *Worker) retryDelay(job *river.Job[Args], attempt int) time.Duration {
 // failing. A redelivery of a progressive run is made again, at most maxPostponed times, until the run or the group of
 // the entry has ended. The run then sends less, and counts no outcome of the redelivery yet.
 func (w *Worker) isPostponed(ctx context.Context, job *river.Job[Args], meta *metadata) bool {
-	if meta.RunID == nil || meta.Snoozes >= maxPostponed {
+	if meta.RunID == nil || meta.Postponed >= maxPostponed {
 		return false
 	}
 	progressive, err := dbsqlc.New(w.config.DB).IsProgressive(ctx, dbsqlc.IsProgressiveParams{
@@ -376,7 +379,8 @@ func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
 		// The rules end what another attempt cannot help: a quota that is used up, for example.
 		_, ends := errors.AsType[*river.JobCancelError](failure)
 		if result.Limited && !ends && w.isPostponed(ctx, job, meta) {
-			return outcome, river.JobSnooze(w.retryDelay(job, meta.Snoozes+1))
+			times := meta.Postponed + 1
+			return outcome, errors.Join(river.JobSnooze(w.retryDelay(job, times)), river.MetadataSet(ctx, postponedKey, times))
 		}
 		return outcome, failure
 	}
@@ -564,6 +568,9 @@ type metadata struct {
 	Snoozes int        `json:"snoozes"`    // the number of snoozes, which River counts
 	Held    string     `json:"dlq:held"`   // HeldKey
 	Place   *place     `json:"dlq:place"`  // placeKey
+
+	Postponed int `json:"dlq:postponed"` // postponedKey
+
 	// Record says that the entry was made from a record of a source. The redelivery publishes the record.
 	Record bool `json:"dlq:record"`
 	// Destination is where an operator sent this redelivery, or "" for the queue's destination.

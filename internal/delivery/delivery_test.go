@@ -340,16 +340,17 @@ func TestDeliver_PostponesWhatAProgressiveRunSendsTooFast(t *testing.T) {
 	job := b.deliver("", rivertype.JobStateCompleted)
 	require.Equal(t, delivery.OutcomeOK, <-b.outcomes)
 	for _, test := range []struct {
-		progressive bool
-		status      string
-		snoozes     int
-		state       string
+		progressive        bool
+		status             string
+		snoozes, postponed int
+		state              string
 	}{
-		{true, "running", 0, "scheduled"},
-		{true, "running", 9, "scheduled"},
-		{true, "running", 10, "discarded"},
-		{true, "cancelled", 0, "discarded"},
-		{false, "running", 0, "discarded"},
+		{true, "running", 0, 0, "scheduled"},
+		{true, "running", 9, 9, "scheduled"},
+		{true, "running", 10, 0, "scheduled"}, // it was held ten times
+		{true, "running", 10, 10, "discarded"},
+		{true, "cancelled", 0, 0, "discarded"},
+		{false, "running", 0, 0, "discarded"},
 	} {
 		run := uuid.New()
 		_, err := b.pool.Exec(t.Context(), `INSERT INTO dlq.replay_runs (id, filter, actor, total, status, progressive)
@@ -357,8 +358,9 @@ func TestDeliver_PostponesWhatAProgressiveRunSendsTooFast(t *testing.T) {
 		require.NoError(t, err)
 		var id int64
 		require.NoError(t, b.pool.QueryRow(t.Context(), `INSERT INTO river_job (kind, args, queue, max_attempts, metadata)
-			SELECT kind, args, queue, 1, jsonb_build_object('dlq:run_id', $2::uuid, 'snoozes', $3::int) FROM river_job
-			WHERE id = $1 RETURNING id`, job.ID, run, test.snoozes).Scan(&id))
+			SELECT kind, args, queue, 1, jsonb_build_object('dlq:run_id', $2::uuid, 'snoozes', $3::int,
+				'dlq:postponed', $4::int)
+			FROM river_job WHERE id = $1 RETURNING id`, job.ID, run, test.snoozes, test.postponed).Scan(&id))
 		require.Equal(t, "rate_limited", <-b.outcomes)
 		require.Eventually(t, func() bool {
 			var state string
