@@ -316,7 +316,7 @@ func (t *Traffic) Strain(ctx context.Context, destination string, run uuid.UUID,
 			}
 		}
 		if ends := row.At.Add(trafficSlot); !ends.Add(trafficInterval).After(now) { // all processes have written the slot
-			s.Closed = ends
+			s.Closed, s.Taken = ends, float64(deliveries(row.Deliveries))/trafficSlot.Seconds()
 		}
 	}
 	total := sum(during[:])
@@ -357,6 +357,14 @@ func (t *Traffic) before(ctx context.Context, destination string, run uuid.UUID,
 		}
 	}
 	return before, err
+}
+
+// deliveries returns the number of deliveries of a row.
+func deliveries(counts []int32) (total int) {
+	for _, n := range counts[:min(len(counts), trafficLevels)] {
+		total += int(n)
+	}
+	return total
 }
 
 func sum(counts []int) (total int) {

@@ -128,6 +128,7 @@ func TestTraffic_TellsWhetherARunStrainsItsDestination(t *testing.T) {
 		require.Contains(t, got.Reason, c.reason, name)
 		require.InDelta(t, float64(c.during)/29, got.PerSecond, 0.01, name)
 		require.WithinDuration(t, began.Add(30*time.Second), got.Closed, 0, name)
+		require.InDelta(t, float64(c.during)/20, got.Taken, 1, "half of them in each of two slots: %s", name)
 		require.Positive(t, strain(began.Add(20*time.Second)).PerSecond, name)
 		require.Zero(t, strain(began.Add(20*time.Second+time.Millisecond)), "slots that begin later: %s", name)
 	}

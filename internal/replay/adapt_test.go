@@ -22,6 +22,7 @@ type weak struct {
 	run       *replay.Run
 	now       time.Time
 	url       string
+	steps     int          // how often a process sends in a turn
 	takes     atomic.Int64 // requests in a turn
 	got       atomic.Int64 // in this turn
 	processes []*replay.Runner
@@ -33,7 +34,7 @@ const turnTime = 5 * time.Second
 
 func newWeak(t *testing.T, takes int64, request replay.Request) *weak {
 	t.Helper()
-	w := &weak{bundle: setup(t), now: time.Now().Truncate(time.Minute)}
+	w := &weak{bundle: setup(t), now: time.Now().Truncate(time.Minute), steps: 1}
 	w.takes.Store(takes)
 	receiver := httptest.NewServer(http.HandlerFunc(func(answer http.ResponseWriter, _ *http.Request) {
 		if w.got.Add(1) > w.takes.Load() {
@@ -58,11 +59,13 @@ func newWeak(t *testing.T, takes int64, request replay.Request) *weak {
 func (w *weak) turn(number int) (sent int64) {
 	w.Helper()
 	before := w.get(w.run).Replayed
-	w.now = w.now.Add(turnTime)
 	w.got.Store(0)
 	process := number % len(w.processes)
-	_, err := w.processes[process].RunOnce(w.Context())
-	require.NoError(w, err)
+	for range w.steps {
+		w.now = w.now.Add(turnTime / time.Duration(w.steps))
+		_, err := w.processes[process].RunOnce(w.Context())
+		require.NoError(w, err)
+	}
 	rows, err := w.pool.Query(w.Context(), "SELECT id FROM river_job WHERE state = 'available' ORDER BY id")
 	require.NoError(w, err)
 	var jobs, done []int64
@@ -104,11 +107,12 @@ func (w *weak) acts() (acts []string) {
 // The rate of a run falls below the rate at which the destination answers 429, stays above zero, and rises again.
 func TestProgressive_AdaptsItsRate(t *testing.T) {
 	t.Parallel()
-	w := newWeak(t, 7, replay.Request{All: true, Progressive: true, Rate: 200})
+	w := newWeak(t, 7, replay.Request{All: true, Progressive: true, Rate: 2})
+	w.steps = 10 // to use the rate
 	fell, well := 0, 0
 	for number := range 400 {
 		sent := w.turn(number)
-		require.LessOrEqual(t, sent, int64(11), "200 a second are 10 in 50 ms")
+		require.LessOrEqual(t, sent, int64(11), "2 a second are 10 in 5 s")
 		acts := w.acts()
 		if fell == 0 && slices.Contains(acts, "rate lowered") {
 			fell = number
@@ -130,7 +134,7 @@ func TestProgressive_AdaptsItsRate(t *testing.T) {
 	acts := w.acts()
 	require.Equal(t, "rate raised", acts[len(acts)-1])
 	first := slices.IndexFunc(run.Decisions, func(d replay.RunDecision) bool { return d.Act == "rate lowered" })
-	require.Regexp(t, `^the rate of default was lowered from \d+ to \d+ a second: \d+ of \d+ answers were 429 or had a `+
+	require.Regexp(t, `^the rate of default was lowered from 2 to 1 a second: \d+ of \d+ answers were 429 or had a `+
 		`Retry-After$`, run.Decisions[first].Reason)
 	require.Equal(t, len(acts), w.count(`SELECT count(*) FROM dlq.audit('{}', 5000)
 		WHERE reason LIKE 'replay run %: rate %' AND note LIKE 'the rate of default was %'`))

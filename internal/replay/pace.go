@@ -24,6 +24,9 @@ const (
 	paceFall = 2
 	// paceRises sets the size of an increase: the rate before the first decrease, divided by paceRises.
 	paceRises = 10
+	// paceUsed is the share of the rate that the run must have used before the rate rises. A rate that is not used does
+	// not show what the destination can take.
+	paceUsed = 0.8
 	// paceLeast bounds the decrease: the rate is at least the rate before the first decrease, divided by paceLeast.
 	paceLeast = 64
 	// unlimitedPace is used for a run without a rate: the rate before the first decrease, in entries per second, is at
@@ -65,14 +68,14 @@ func (p pace) decide(destination string, most float64, s *breaker.Strain, now ti
 		}
 		return next, actLowered, fmt.Sprintf("the rate of %s was lowered from %s %s a second: %s", destination, was,
 			perSecond(next.Rate), s.Reason)
-	case p.Rate > 0 && s.Closed.After(p.From):
+	case p.Rate > 0 && s.Closed.After(p.From) && s.Taken >= paceUsed*p.Rate:
 		next.Rate, next.From = p.Rate+p.Of/paceRises, s.Closed
 		shown := next.Rate
 		if most > 0 && next.Rate >= most {
 			next.Rate, shown = 0, most
 		}
 		return next, actRaised, fmt.Sprintf("the rate of %s was raised from %s to %s a second: it took %s a second",
-			destination, perSecond(p.Rate), perSecond(shown), perSecond(s.PerSecond))
+			destination, perSecond(p.Rate), perSecond(shown), perSecond(s.Taken))
 	}
 	return p, "", ""
 }

@@ -16,7 +16,7 @@ func TestPace_Decides(t *testing.T) {
 	closed := now.Add(-7 * time.Second)
 	strained := breaker.Strain{PerSecond: 40, Reason: "3 of 400 answers were 429 or had a Retry-After"}
 	slower := breaker.Strain{PerSecond: 40, Reason: "9 of 90 deliveries failed"}
-	well := breaker.Strain{PerSecond: 40, Closed: closed}
+	well := breaker.Strain{PerSecond: 30, Taken: 40, Closed: closed}
 	for name, test := range map[string]struct {
 		pace   pace
 		most   float64
@@ -51,9 +51,14 @@ func TestPace_Decides(t *testing.T) {
 		},
 		"rises up to the rate of the run": {
 			pace{Rate: 95, Of: 100},
-			100, well,
+			100, breaker.Strain{Taken: 94, Closed: closed},
 			pace{Of: 100, From: closed},
 			"the rate of bank was raised from 95 to 100 a second",
+		},
+		"does not rise if the run did not use it": {
+			pace{Rate: 50, Of: 100},
+			100, breaker.Strain{PerSecond: 50, Taken: 39, Closed: closed},
+			pace{Rate: 50, Of: 100}, "",
 		},
 		"rises once a slot":          {pace{Rate: 50, Of: 100, From: closed}, 100, well, pace{Rate: 50, Of: 100, From: closed}, ""},
 		"does not rise without news": {pace{Rate: 50, Of: 100}, 100, breaker.Strain{PerSecond: 1}, pace{Rate: 50, Of: 100}, ""},
@@ -74,7 +79,7 @@ func TestPace_Decides(t *testing.T) {
 		},
 		"without a rate, rises without end": {
 			pace{Rate: 100, Of: 40},
-			0, well,
+			0, breaker.Strain{Taken: 80, Closed: closed},
 			pace{Rate: 104, Of: 40, From: closed},
 			"the rate of bank was raised from 100 to 104 a second",
 		},
@@ -92,7 +97,7 @@ func TestPace_KeepsWithinTheRateOfTheRun(t *testing.T) {
 	now, p := time.Now(), pace{}
 	for range 10_000 {
 		now = now.Add(10 * time.Second)
-		strain := breaker.Strain{PerSecond: 1, Closed: now}
+		strain := breaker.Strain{PerSecond: 1, Taken: 200, Closed: now}
 		if rand.IntN(4) == 0 {
 			strain.Reason = "slow"
 		}
