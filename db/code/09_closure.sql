@@ -22,11 +22,13 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
            CASE c.closure WHEN 'failed_new' THEN c.fingerprint
                WHEN 'taken_over' THEN c.taken_by
                WHEN 'expired' THEN coalesce(c.taken_by, 'the policy')
+               WHEN 'failed' THEN CASE c.reason WHEN 'process_lost' THEN 'its process was lost' ELSE '' END
                WHEN 'skipped' THEN coalesce(regexp_replace(split_part(c.detail, ':', 1), '[0-9]+', '#', 'g'),
                    'the run was cancelled')
                ELSE '' END,
            c.sent_at, c.ended_at,
-           CASE c.closure WHEN 'skipped' THEN coalesce(c.reason, CASE WHEN c.outcome IS NULL THEN 'cancelled' END) END,
+           CASE c.closure WHEN 'skipped' THEN coalesce(c.reason, CASE WHEN c.outcome IS NULL THEN 'cancelled' END)
+               WHEN 'failed' THEN c.reason END,
            c.worked, c.job_id
     FROM (SELECT x.entry_id, coalesce(x.was, '') AS was, x.fingerprint, x.taken_by, x.detail, x.sent_at, x.ended_at,
               x.reason, x.worked, x.job_id, x.outcome,
@@ -37,9 +39,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 $$;
 COMMENT ON FUNCTION dlq.run_closures IS
     'What became of each entry of a replay run (dlq.closure_of), or expired, if it was closed so before its turn. '
-    'was is its failure group at the start; what is the new failure group, who took the entry over or expired it, or '
-    'why it was skipped, with # for numbers; reason is the identifier of the latter (replay_run_entries.reason, or '
-    'cancelled), worked the seconds that the redelivery worked, and job_id the redelivery.';
+    'was is its failure group at the start; what is the new failure group, who took the entry over or expired it, that '
+    'its process was lost, or why it was skipped, with # for numbers; reason is the identifier of the latter two '
+    '(replay_run_entries.reason, or cancelled), worked the seconds that the redelivery worked, and job_id the redelivery.';
 
 CREATE OR REPLACE FUNCTION dlq.run_report(p_run uuid, p_limit integer)
 RETURNS TABLE (is_total boolean, was text, closure text, what text, entries bigint, since timestamptz, median float8,
@@ -98,6 +100,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
                   AND p.version IS NOT DISTINCT FROM first_value(p.version) OVER latest AS last
               FROM (SELECT x.run_id, x.outcome, x.ended_at, x.version FROM dlq.replay_run_entries x
                     WHERE x.queue = g.queue AND x.was = g.fingerprint AND x.outcome IN ('succeeded', 'failed')
+                        AND x.reason IS DISTINCT FROM 'process_lost'
                         AND EXISTS (SELECT FROM dlq.replay_runs r
                             WHERE r.id = x.run_id AND dlq.scope_within(r.scope, dlq.scope()))
                     ORDER BY x.ended_at DESC LIMIT 100) p

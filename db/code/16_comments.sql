@@ -302,6 +302,10 @@ BEGIN
             ('replay_run_entries', 'leads', 'Whether another entry of the run waits for this one.'),
             ('replay_run_entries', 'outcome', 'succeeded, failed or skipped; null until then.'),
             ('replay_run_entries', 'detail', 'The error, or why the entry was skipped.'),
+            ('replay_run_entries', 'reason',
+             'Why the entry was skipped, as an identifier that does not change: moved, stale, superseded, patch, '
+             'checkpoint, held, ordering_key, live_job, done_job, open_entry, busy, resolved, group_ended or rejected. '
+             'Of a failure: process_lost, or null.'),
             ('rollup_state', NULL, 'Progress of the rollups: one row, written by dlq.refresh_rollups().'),
             ('rollup_state', 'one', 'Always true: there is one row.'),
             ('rollup_state', 'snapshot', 'Moves of transactions that are visible in this snapshot are counted.'),

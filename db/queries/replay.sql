@@ -127,7 +127,9 @@ LEFT JOIN dlq.dead_letter_queue e ON e.id = r.entry_id AND e.stage <> 'inbox'
     AND e.replay_attempts -> -1 -> 'jobId' = to_jsonb(r.job_id);
 
 -- name: WriteJudgements :exec
-UPDATE dlq.replay_run_entries r SET error_class = d.error_class, fingerprint = nullif(d.fingerprint, '')
+-- WriteJudgements writes the class and the fingerprint of failures. The redeliveries @lost were lost with their process.
+UPDATE dlq.replay_run_entries r SET error_class = d.error_class, fingerprint = nullif(d.fingerprint, ''),
+    reason = CASE WHEN r.entry_id = ANY (@lost::uuid[]) THEN 'process_lost' END
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@error_classes::text[]) AS error_class,
           unnest(@fingerprints::text[]) AS fingerprint) d
 WHERE r.run_id = @run AND r.entry_id = d.id AND r.outcome = 'failed' AND r.error_class IS NULL;
@@ -140,7 +142,8 @@ SELECT r.id, r.status::text AS status, extract(epoch FROM r.step_deadline)::floa
 FROM dlq.replay_runs r WHERE r.id = @id AND r.unsettled FOR UPDATE OF r SKIP LOCKED;
 
 -- name: TakeOutcomes :many
--- TakeOutcomes marks outcomes of a progressive run as counted, the earliest first, and returns them.
+-- TakeOutcomes marks outcomes of a progressive run as counted, the earliest first, and returns them. The outcome of a
+-- redelivery that was lost with its process is lost.
 WITH due AS MATERIALIZED (
     SELECT e.entry_id FROM dlq.replay_run_entries e
     WHERE e.run_id = @id AND e.group_number IS NOT NULL AND e.outcome IS NOT NULL AND NOT e.counted
@@ -149,9 +152,11 @@ WITH due AS MATERIALIZED (
 ), taken AS (
     UPDATE dlq.replay_run_entries e SET counted = true FROM due
     WHERE e.run_id = @id AND e.entry_id = due.entry_id
-    RETURNING e.entry_id, e.group_number, e.outcome, e.ended_at, e.fingerprint, e.error_class
+    RETURNING e.entry_id, e.group_number, e.outcome, e.ended_at, e.fingerprint, e.error_class, e.reason
 )
-SELECT t.group_number::integer AS number, t.outcome::text AS outcome, coalesce(t.fingerprint, '')::text AS fingerprint,
+SELECT t.group_number::integer AS number,
+    CASE WHEN t.outcome = 'failed' AND t.reason = 'process_lost' THEN 'lost' ELSE t.outcome END::text AS outcome,
+    coalesce(t.fingerprint, '')::text AS fingerprint,
     coalesce(t.error_class, '')::text AS error_class
 FROM taken t ORDER BY t.ended_at, t.entry_id;
 
@@ -165,10 +170,15 @@ SELECT g.number, coalesce(g.queue, '')::text AS queue, coalesce(g.fingerprint, '
     extract(epoch FROM clock_timestamp() - g.active_at)::float8 AS quiet
 FROM dlq.replay_run_groups g WHERE g.run_id = @id ORDER BY g.number;
 
--- name: SaveGroup :exec
+-- name: SaveGroup :one
+-- SaveGroup writes the counts of a group. The test of the group ignores lost redeliveries, and its step sends other
+-- entries for the first @most_lost of them. It returns the quota.
 UPDATE dlq.replay_run_groups g SET succeeded = @succeeded, failed = @failed, skipped = @skipped,
-    active_at = clock_timestamp()
-WHERE g.run_id = @id AND g.number = @number;
+    active_at = clock_timestamp(), from_failed = g.from_failed + @lost::bigint,
+    quota = greatest(g.quota, least(g.quota + @lost::bigint, g.entries - @skipped,
+        dlq.replay_quota(g.entries - @skipped, g.step) + @most_lost::bigint))
+WHERE g.run_id = @id AND g.number = @number
+RETURNING g.quota;
 
 -- name: MoveGroup :exec
 SELECT dlq.replay_group_move(@id::uuid, @number::integer, @move::text, @actor::text, @reason::text);

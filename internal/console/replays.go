@@ -431,7 +431,7 @@ func (r *runDetail) Closures(g replay.RunGroupReport) []string {
 	for i, why := range g.Reasons {
 		word := map[string]string{
 			"failed_new": "failed in a new way, in group ", "skipped": "skipped: ", "taken_over": "taken over by ",
-			"expired": "expired by ",
+			"expired": "expired by ", "failed": "failed: ",
 		}[why.Closure]
 		list[i] = number(why.Entries) + " " + word + why.What
 	}

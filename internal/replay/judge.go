@@ -3,6 +3,7 @@ package replay
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -73,12 +74,16 @@ func (r *Runner) judge(ctx context.Context, id uuid.UUID) (more bool, err error)
 	if err != nil || len(rows) == 0 {
 		return false, err
 	}
-	judged := dbsqlc.WriteJudgementsParams{Run: id}
+	judged := dbsqlc.WriteJudgementsParams{Run: id, Ids: []uuid.UUID{}, Lost: []uuid.UUID{}}
 	for i := range rows {
 		class, fingerprint := riverdlq.ClassUnknown, ""
 		if row := &rows[i]; row.HasFailure {
 			decision := planner.Decide(failureOf(row), time.Now())
 			class, fingerprint = decision.Class, decision.Fingerprint
+			if isLost(row) {
+				fingerprint = ""
+				judged.Lost = append(judged.Lost, row.EntryID)
+			}
 		}
 		judged.Ids = append(judged.Ids, rows[i].EntryID)
 		judged.ErrorClasses = append(judged.ErrorClasses, string(class))
@@ -88,6 +93,13 @@ func (r *Runner) judge(ctx context.Context, id uuid.UUID) (more bool, err error)
 		return false, fmt.Errorf("judge failures: %w", err)
 	}
 	return len(rows) == judgedAtOnce, nil
+}
+
+// isLost reports whether a redelivery of a message ended because the process of dlqd that delivered it was lost
+// (dlq.put_back). That says nothing about the failure group. The job of an application is different: it may have ended
+// its process itself.
+func isLost(row *dbsqlc.UnjudgedFailuresRow) bool {
+	return row.ReportedClass == "" && strings.HasPrefix(row.ErrorMessage, strategy.RescuedBy+" dlqd: ")
 }
 
 // failureOf returns the failure of an entry for the planner.

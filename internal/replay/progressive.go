@@ -37,6 +37,9 @@ const (
 	// watchGap is the longest time between two turns in which a process still counts as watching a run. One turn takes
 	// less.
 	watchGap = turnTimeout
+	// lostReplaced is how many lost redeliveries of a step are replaced by other entries, so that the test gets as many
+	// outcomes as without the loss.
+	lostReplaced = 5
 	// outcomesAtOnce limits the outcomes that one transaction counts.
 	outcomesAtOnce = 2000
 )
@@ -103,6 +106,7 @@ type group struct {
 	dbsqlc.RunGroupsRow
 
 	counted bool             // this turn counted outcomes
+	lost    int64            // failures that this turn counted and that say nothing about the group, see isLost
 	stop    *tally           // the outcomes at which the test decided that the group is broken
 	unknown map[string]int64 // new failures by fingerprint
 	class   string           // class of one of these failures
@@ -125,6 +129,10 @@ func (g *group) count(o *dbsqlc.TakeOutcomesRow, isKnown func(fingerprint string
 		g.Succeeded++
 	case "skipped":
 		g.Skipped++
+	case "lost":
+		g.Failed++
+		g.FromFailed++ // the test ignores it
+		g.lost++
 	default:
 		g.Failed++
 		// If an entry had no failure group, its new failure may be the same as the old one, so it does not count as new.
@@ -302,9 +310,11 @@ func (r *Runner) countOutcomes(ctx context.Context, tx transaction, id uuid.UUID
 	}
 	for i := range groups {
 		if g := &groups[i]; g.counted {
-			if err := tx.SaveGroup(ctx, dbsqlc.SaveGroupParams{
-				ID: id, Number: g.Number, Succeeded: g.Succeeded, Failed: g.Failed, Skipped: g.Skipped,
-			}); err != nil {
+			g.Quota, err = tx.SaveGroup(ctx, dbsqlc.SaveGroupParams{
+				ID: id, Number: g.Number, Succeeded: g.Succeeded, Failed: g.Failed, Skipped: g.Skipped, Lost: g.lost,
+				MostLost: lostReplaced,
+			})
+			if err != nil {
 				return nil, err
 			}
 		}

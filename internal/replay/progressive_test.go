@@ -66,7 +66,7 @@ func TestGroup_Decides(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		group    dbsqlc.RunGroupsRow
-		outcomes string // s: succeeded, f: failed as before, n: failed in a new way, k: skipped
+		outcomes string // s: succeeded, f: failed as before, n: failed in a new way, k: skipped, l: lost with its process
 		unmet    string
 		quiet    time.Duration
 		move     string
@@ -143,6 +143,13 @@ func TestGroup_Decides(t *testing.T) {
 			"ksfn", "", 0, moveDone,
 			"done: of 3 sent, 1 recovered and 2 failed again; 1 were skipped",
 		},
+		"ignores what was lost with its process": {
+			dbsqlc.RunGroupsRow{Quota: 7, Entries: 100, Sent: 7},
+			"lsslsss", "", 0, moveNext, "goes on after the canary: 5 of 5 recovered",
+		},
+		"counts what was lost as ended": {
+			dbsqlc.RunGroupsRow{Quota: 3, Entries: 3, Sent: 3}, "lss", "", 0, moveDone, "2 recovered and 1 failed again",
+		},
 		"waits while its last are under way": {
 			dbsqlc.RunGroupsRow{Quota: 3, Entries: 3, Sent: 3}, "ff", "", time.Hour, "", "",
 		},
@@ -161,6 +168,8 @@ func TestGroup_Decides(t *testing.T) {
 					row.Outcome, row.Fingerprint, row.ErrorClass = "failed", "new", "outage"
 				case 'k':
 					row.Outcome = "skipped"
+				case 'l':
+					row.Outcome, row.ErrorClass = "lost", "business"
 				}
 				g.count(row, func(fingerprint string) bool { return fingerprint == "old" })
 			}

@@ -79,14 +79,14 @@ type RunGroupReport struct {
 	Slowest     float64     `json:"slowestSeconds,omitempty" doc:"Longest time from the redelivery to the recovery, in seconds."`
 	Requests    int64       `json:"requests" doc:"Number of redeliveries that the run sent."`
 	Worked      float64     `json:"workedSeconds" doc:"Seconds that they worked."`
-	Reasons     []RunReason `json:"reasons,omitempty" doc:"New failure groups, reasons why entries were skipped, and who took entries over or expired them."`
+	Reasons     []RunReason `json:"reasons,omitempty" doc:"New failure groups, reasons why entries were skipped, lost processes, and who took entries over or expired them."`
 }
 
 // RunReason is a reason of a closure, with its number of entries.
 type RunReason struct {
-	Closure string `json:"closure" enum:"failed_new,skipped,taken_over,expired" doc:"What became of the entries."`
-	Reason  string `json:"reason,omitempty" enum:"moved,stale,superseded,patch,checkpoint,held,ordering_key,live_job,done_job,open_entry,busy,resolved,group_ended,rejected,cancelled" doc:"For skipped: the identifier of the reason; absent in runs of earlier versions."`
-	What    string `json:"what" doc:"The new failure group, the reason of the skip (# stands for numbers), or who took them over or expired them."`
+	Closure string `json:"closure" enum:"failed_new,failed,skipped,taken_over,expired" doc:"What became of the entries."`
+	Reason  string `json:"reason,omitempty" enum:"moved,stale,superseded,patch,checkpoint,held,ordering_key,live_job,done_job,open_entry,busy,resolved,group_ended,rejected,cancelled,process_lost" doc:"For skipped and failed: the identifier of the reason; absent in runs of earlier versions."`
+	What    string `json:"what" doc:"The new failure group, the reason of the skip (# stands for numbers), that the process of the redelivery was lost, or who took them over or expired them."`
 	Entries int64  `json:"entries" doc:"Number of entries."`
 }
 

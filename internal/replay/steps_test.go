@@ -3,6 +3,7 @@ package replay_test
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -157,6 +158,52 @@ func TestRun_JudgesEachFailure(t *testing.T) {
 	require.NotEmpty(t, entries[0].FailedAs)
 	require.Equal(t, "completed", b.get(run).Status)
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.replay_runs WHERE unsettled"))
+}
+
+// A redelivery that is lost with its process says nothing about its group. The step sends another entry instead, but not
+// more than five. The job of an application may have ended its process itself, so its failure counts.
+func TestProgressive_IgnoresWhatIsLostWithItsProcess(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for _, group := range []string{"MESSAGES", "LOST", "JOBS"} {
+		b.failAs(100, "a", group)
+	}
+	b.exec("UPDATE dlq.dead_letter_queue SET error_class = 'business'")
+	lose := func(group, by string, n int) {
+		b.exec(`UPDATE river_job SET state = 'discarded', finalized_at = now(), attempt = 1,
+			errors = ARRAY[jsonb_build_object('error', 'Stuck job rescued by ' || $2, 'attempt', 1)]
+			WHERE id IN (SELECT j.id FROM river_job j JOIN dlq.dead_letter_open e ON e.redelivery_job_id = j.id
+				WHERE j.state = 'available' AND e.error_type = $1 ORDER BY j.id LIMIT $3)`, group, by, n)
+		b.turn()
+	}
+	const silent = "dlqd: its process was silent"
+	run := b.start(replay.Request{All: true, Progressive: true})
+	b.turn()
+	b.endGroup("completed", "MESSAGES", 3)
+	lose("MESSAGES", silent, 2)
+	group := b.groups(run)["MESSAGES"]
+	require.Equal(t, "going", group.State, group.Reason)
+	require.EqualValues(t, 7, group.Sent)
+	require.EqualValues(t, 2, group.Failed)
+	b.endGroup("completed", "MESSAGES", 2)
+	b.turn()
+	require.Contains(t, b.groups(run)["MESSAGES"].Reason, "goes on after the canary: 5 of 5 recovered")
+	report, err := b.replayer.Report(t.Context(), run.ID)
+	require.NoError(t, err)
+	at := slices.IndexFunc(report.Groups, func(g replay.RunGroupReport) bool { return g.Fingerprint == "MESSAGES" })
+	require.Equal(t, []replay.RunReason{
+		{Closure: "failed", Reason: "process_lost", What: "its process was lost", Entries: 2},
+	}, report.Groups[at].Reasons)
+
+	lose("LOST", silent, 5)
+	require.Equal(t, "going", b.groups(run)["LOST"].State)
+	lose("LOST", silent, 5)
+	group = b.groups(run)["LOST"]
+	require.EqualValues(t, 10, group.Sent)
+	require.Contains(t, group.Reason, "held at the end of the canary: 0 of 0 recovered")
+
+	lose("JOBS", "Rescuer", 1)
+	require.Contains(t, b.groups(run)["JOBS"].Reason, "1 of 1 failed in a new way")
 }
 
 func TestProgressive_GoesBackAStep(t *testing.T) {

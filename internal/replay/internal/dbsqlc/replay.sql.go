@@ -1928,29 +1928,40 @@ func (q *Queries) SaveBeforeLookup(ctx context.Context) error {
 	return err
 }
 
-const SaveGroup = `-- name: SaveGroup :exec
+const SaveGroup = `-- name: SaveGroup :one
 UPDATE dlq.replay_run_groups g SET succeeded = $1, failed = $2, skipped = $3,
-    active_at = clock_timestamp()
-WHERE g.run_id = $4 AND g.number = $5
+    active_at = clock_timestamp(), from_failed = g.from_failed + $4::bigint,
+    quota = greatest(g.quota, least(g.quota + $4::bigint, g.entries - $3,
+        dlq.replay_quota(g.entries - $3, g.step) + $5::bigint))
+WHERE g.run_id = $6 AND g.number = $7
+RETURNING g.quota
 `
 
 type SaveGroupParams struct {
 	Succeeded int64
 	Failed    int64
 	Skipped   int64
+	Lost      int64
+	MostLost  int64
 	ID        uuid.UUID
 	Number    int32
 }
 
-func (q *Queries) SaveGroup(ctx context.Context, arg SaveGroupParams) error {
-	_, err := q.db.Exec(ctx, SaveGroup,
+// SaveGroup writes the counts of a group. The test of the group ignores lost redeliveries, and its step sends other
+// entries for the first @most_lost of them. It returns the quota.
+func (q *Queries) SaveGroup(ctx context.Context, arg SaveGroupParams) (int64, error) {
+	row := q.db.QueryRow(ctx, SaveGroup,
 		arg.Succeeded,
 		arg.Failed,
 		arg.Skipped,
+		arg.Lost,
+		arg.MostLost,
 		arg.ID,
 		arg.Number,
 	)
-	return err
+	var quota int64
+	err := row.Scan(&quota)
+	return quota, err
 }
 
 const SetFix = `-- name: SetFix :one
@@ -2282,9 +2293,11 @@ WITH due AS MATERIALIZED (
 ), taken AS (
     UPDATE dlq.replay_run_entries e SET counted = true FROM due
     WHERE e.run_id = $1 AND e.entry_id = due.entry_id
-    RETURNING e.entry_id, e.group_number, e.outcome, e.ended_at, e.fingerprint, e.error_class
+    RETURNING e.entry_id, e.group_number, e.outcome, e.ended_at, e.fingerprint, e.error_class, e.reason
 )
-SELECT t.group_number::integer AS number, t.outcome::text AS outcome, coalesce(t.fingerprint, '')::text AS fingerprint,
+SELECT t.group_number::integer AS number,
+    CASE WHEN t.outcome = 'failed' AND t.reason = 'process_lost' THEN 'lost' ELSE t.outcome END::text AS outcome,
+    coalesce(t.fingerprint, '')::text AS fingerprint,
     coalesce(t.error_class, '')::text AS error_class
 FROM taken t ORDER BY t.ended_at, t.entry_id
 `
@@ -2301,7 +2314,8 @@ type TakeOutcomesRow struct {
 	ErrorClass  string
 }
 
-// TakeOutcomes marks outcomes of a progressive run as counted, the earliest first, and returns them.
+// TakeOutcomes marks outcomes of a progressive run as counted, the earliest first, and returns them. The outcome of a
+// redelivery that was lost with its process is lost.
 func (q *Queries) TakeOutcomes(ctx context.Context, arg TakeOutcomesParams) ([]TakeOutcomesRow, error) {
 	rows, err := q.db.Query(ctx, TakeOutcomes, arg.ID, arg.Most)
 	if err != nil {
@@ -2539,21 +2553,25 @@ func (q *Queries) UnworkedQueues(ctx context.Context, queues []string) ([]string
 }
 
 const WriteJudgements = `-- name: WriteJudgements :exec
-UPDATE dlq.replay_run_entries r SET error_class = d.error_class, fingerprint = nullif(d.fingerprint, '')
-FROM (SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS error_class,
-          unnest($4::text[]) AS fingerprint) d
-WHERE r.run_id = $1 AND r.entry_id = d.id AND r.outcome = 'failed' AND r.error_class IS NULL
+UPDATE dlq.replay_run_entries r SET error_class = d.error_class, fingerprint = nullif(d.fingerprint, ''),
+    reason = CASE WHEN r.entry_id = ANY ($1::uuid[]) THEN 'process_lost' END
+FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS error_class,
+          unnest($5::text[]) AS fingerprint) d
+WHERE r.run_id = $2 AND r.entry_id = d.id AND r.outcome = 'failed' AND r.error_class IS NULL
 `
 
 type WriteJudgementsParams struct {
+	Lost         []uuid.UUID
 	Run          uuid.UUID
 	Ids          []uuid.UUID
 	ErrorClasses []string
 	Fingerprints []string
 }
 
+// WriteJudgements writes the class and the fingerprint of failures. The redeliveries @lost were lost with their process.
 func (q *Queries) WriteJudgements(ctx context.Context, arg WriteJudgementsParams) error {
 	_, err := q.db.Exec(ctx, WriteJudgements,
+		arg.Lost,
 		arg.Run,
 		arg.Ids,
 		arg.ErrorClasses,
