@@ -183,6 +183,15 @@ RETURNING g.quota;
 -- name: MoveGroup :exec
 SELECT dlq.replay_group_move(@id::uuid, @number::integer, @move::text, @actor::text, @reason::text);
 
+-- name: Postponed :one
+-- Postponed counts redeliveries of a group that are made again later, because their destination asked for fewer
+-- requests, and returns when the first and the last of them are due.
+SELECT count(*) AS redeliveries, coalesce(min(j.scheduled_at), 'epoch')::timestamptz AS first,
+    coalesce(max(j.scheduled_at), 'epoch')::timestamptz AS last
+FROM dlq.replay_run_entries e JOIN river.river_job j ON j.id = e.job_id
+WHERE e.run_id = @id AND e.group_number = @number::integer AND e.outcome IS NULL AND e.job_id IS NOT NULL
+    AND j.state IN ('available', 'scheduled') AND j.metadata ? 'dlq:postponed';
+
 -- name: SetPace :exec
 -- SetPace writes the pace of a run to a destination, and records the decision. If the rate falls, no place that was
 -- taken at the greater rate counts any more (see dlq.run_place).

@@ -371,6 +371,13 @@ func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.Loc
 		if move == "" || hasEnded(run) && move != moveDone {
 			continue
 		}
+		if move == moveHold && g.underWay() > 0 {
+			refused, err := tx.Postponed(ctx, dbsqlc.PostponedParams{ID: run.ID, Number: g.Number})
+			if err != nil {
+				return moved, err
+			}
+			reason += refusals(&refused)
+		}
 		if err := tx.MoveGroup(ctx, dbsqlc.MoveGroupParams{
 			ID: run.ID, Number: g.Number, Move: move, Actor: r.actor, Reason: reason,
 		}); err != nil {
@@ -385,6 +392,15 @@ func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.Loc
 		}
 	}
 	return moved, nil
+}
+
+// refusals describes redeliveries of a group that their destination refused as too many requests; "" if there are none.
+func refusals(p *dbsqlc.PostponedRow) string {
+	if p.Redeliveries == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; the destination asked for fewer requests (429 or Retry-After) in answer to %d of the redeliveries "+
+		"under way, which are sent again from %s to %s", p.Redeliveries, p.First.UTC().Format(time.RFC3339), p.Last.UTC().Format(time.RFC3339))
 }
 
 // harm describes how other deliveries to the group's destination, or other jobs of the kinds that the group sends next,

@@ -247,6 +247,25 @@ func TestProgressive_HoldsWithoutOutcomes(t *testing.T) {
 	require.EqualValues(t, 5, b.get(run).Replayed)
 }
 
+// The reason of a hold says how many redeliveries the destination refused, and when they are sent again.
+func TestProgressive_SaysWhatWasRefused(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.failAs(20, "a", "T")
+	run := b.start(replay.Request{All: true, Progressive: true})
+	b.turn()
+	b.exec(`UPDATE river_job j SET state = 'scheduled', metadata = j.metadata || '{"dlq:postponed": 2}',
+			scheduled_at = '2100-01-01Z'::timestamptz + n.number * interval '1 minute'
+		FROM (SELECT id, row_number() OVER (ORDER BY id) AS number FROM river_job WHERE state = 'available') n
+		WHERE j.id = n.id AND n.number <= 3`)
+	b.unmet = "circuit breaker x is open"
+	b.turn()
+	require.Equal(t, "held in the canary: circuit breaker x is open; the destination asked for fewer requests (429 or "+
+		"Retry-After) in answer to 3 of the redeliveries under way, which are sent again from 2100-01-01T00:01:00Z to "+
+		"2100-01-01T00:03:00Z",
+		b.groups(run)["T"].Reason)
+}
+
 // A new failure holds its group, even if more outcomes are left than one transaction counts.
 func TestProgressive_DecidesWithOutcomesUncounted(t *testing.T) {
 	t.Parallel()

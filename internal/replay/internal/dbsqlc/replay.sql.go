@@ -1219,6 +1219,34 @@ func (q *Queries) Places(ctx context.Context, ids []uuid.UUID) ([]PlacesRow, err
 	return items, nil
 }
 
+const Postponed = `-- name: Postponed :one
+SELECT count(*) AS redeliveries, coalesce(min(j.scheduled_at), 'epoch')::timestamptz AS first,
+    coalesce(max(j.scheduled_at), 'epoch')::timestamptz AS last
+FROM dlq.replay_run_entries e JOIN river.river_job j ON j.id = e.job_id
+WHERE e.run_id = $1 AND e.group_number = $2::integer AND e.outcome IS NULL AND e.job_id IS NOT NULL
+    AND j.state IN ('available', 'scheduled') AND j.metadata ? 'dlq:postponed'
+`
+
+type PostponedParams struct {
+	ID     uuid.UUID
+	Number int32
+}
+
+type PostponedRow struct {
+	Redeliveries int64
+	First        time.Time
+	Last         time.Time
+}
+
+// Postponed counts redeliveries of a group that are made again later, because their destination asked for fewer
+// requests, and returns when the first and the last of them are due.
+func (q *Queries) Postponed(ctx context.Context, arg PostponedParams) (PostponedRow, error) {
+	row := q.db.QueryRow(ctx, Postponed, arg.ID, arg.Number)
+	var i PostponedRow
+	err := row.Scan(&i.Redeliveries, &i.First, &i.Last)
+	return i, err
+}
+
 const RecordOrigins = `-- name: RecordOrigins :many
 SELECT o.queue::text AS queue, o.topic::text AS topic, coalesce(o.original_topic, '')::text AS original_topic,
     coalesce(o.consumer_group, '')::text AS consumer_group
