@@ -9,7 +9,7 @@ SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.pa
        coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor, r.progressive,
        r.skip_stale, r.skip_superseded, coalesce(r.skips, '{}')::jsonb AS skips, r.for_fix,
        coalesce(r.paces, '{}')::jsonb AS paces, coalesce(r.destination, '')::text AS destination,
-       coalesce(r.queue, '')::text AS queue,
+       coalesce(r.queue, '')::text AS queue, clock_timestamp()::timestamptz AS now,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id
            AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
@@ -138,7 +138,8 @@ WHERE r.run_id = @run AND r.entry_id = d.id AND r.outcome = 'failed' AND r.error
 -- LockProgressive locks a run, so that one process at a time decides about its groups; other processes skip the run.
 SELECT r.id, r.status::text AS status, extract(epoch FROM r.step_deadline)::float8 AS step_deadline,
     coalesce(r.destination, '')::text AS destination, coalesce(r.queue, '')::text AS queue, r.created_at,
-    coalesce(r.rate, 0)::float8 AS rate, coalesce(r.paces, '{}')::jsonb AS paces
+    coalesce(r.rate, 0)::float8 AS rate, coalesce(r.paces, '{}')::jsonb AS paces,
+    clock_timestamp()::timestamptz AS now
 FROM dlq.replay_runs r WHERE r.id = @id AND r.unsettled FOR UPDATE OF r SKIP LOCKED;
 
 -- name: TakeOutcomes :many

@@ -31,6 +31,8 @@ const (
 	// trafficInterval is the time between two writes of counts, and trafficTimeout the time limit of one write.
 	trafficInterval = 5 * time.Second
 	trafficTimeout  = 30 * time.Second
+	// clockInterval is the time between two comparisons of the clock of this process with the clock of the database.
+	clockInterval = time.Minute
 	// jobsTimeout is the time limit of reading a sample of jobs. Without River's index on finalized_at, or while another
 	// session locks River's table, the sample would take much longer.
 	jobsTimeout = 2 * time.Second
@@ -58,8 +60,11 @@ const (
 type Traffic struct {
 	db postgres.DB
 
-	mu  sync.Mutex
-	new map[trafficSlotOf]*trafficCounts // not written yet
+	mu       sync.Mutex
+	new      map[trafficSlotOf]*trafficCounts // not written yet
+	ahead    time.Duration                    // how far the clock of this process is ahead of the database's
+	measured time.Time                        // when ahead was measured
+	now      func() time.Time                 // the clock of this process
 
 	jobsMu   sync.Mutex
 	jobs     map[jobTrafficOf]*jobTraffic
@@ -92,14 +97,16 @@ type trafficSlotOf struct {
 
 // NewTraffic returns a Traffic that writes its counts to a database.
 func NewTraffic(db postgres.DB) *Traffic {
-	return &Traffic{db: db, new: map[trafficSlotOf]*trafficCounts{}, jobs: map[jobTrafficOf]*jobTraffic{}}
+	return &Traffic{
+		db: db, new: map[trafficSlotOf]*trafficCounts{}, now: time.Now, jobs: map[jobTrafficOf]*jobTraffic{},
+	}
 }
 
 func slotOf(at time.Time) int64 { return at.Unix() / int64(trafficSlot/time.Second) }
 
 func slotTime(slot int64) time.Time { return time.Unix(slot*int64(trafficSlot/time.Second), 0).UTC() }
 
-// Observe counts a delivery that ended at the given time, unless it was held or had no destination. It is for
+// Observe counts a delivery that ended at the given time of this process, unless it was held or had no destination. It is for
 // [Config.Observe].
 func (t *Traffic) Observe(d *Delivered, at time.Time) {
 	if d.Destination == "" || d.Outcome == OutcomeHeld {
@@ -111,7 +118,7 @@ func (t *Traffic) Observe(d *Delivered, at time.Time) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	key := trafficSlotOf{d.Destination, d.Run, slotOf(at)}
+	key := trafficSlotOf{d.Destination, d.Run, slotOf(at.Add(-t.ahead))}
 	if t.new[key] == nil {
 		t.new[key] = &trafficCounts{}
 	}
@@ -139,6 +146,9 @@ func (t *Traffic) Write(ctx context.Context) error {
 		Run         uuid.UUID      `json:"run"`
 		Deliveries  *trafficCounts `json:"deliveries"`
 	}
+	if err := t.measure(ctx); err != nil {
+		return err
+	}
 	t.mu.Lock()
 	rows := make([]row, 0, len(t.new))
 	for key, levels := range t.new {
@@ -154,6 +164,27 @@ func (t *Traffic) Write(ctx context.Context) error {
 		return err
 	}
 	return dbsqlc.New(t.db).AddTraffic(ctx, counts)
+}
+
+// measure compares the clock of this process with the clock of the database once in clockInterval. All processes count in
+// the slots of the database: otherwise a process whose clock is ahead would count in a slot that has not begun, and a
+// run would slow down again and again because of the same deliveries. measure rounds to seconds, because slots are
+// long, and the answer of the database takes some time.
+func (t *Traffic) measure(ctx context.Context) error {
+	t.mu.Lock()
+	now, measured := t.now(), t.measured
+	t.mu.Unlock()
+	if !measured.IsZero() && now.Sub(measured) < clockInterval {
+		return nil
+	}
+	database, err := dbsqlc.New(t.db).Clock(ctx)
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ahead, t.measured = now.Add(t.now().Sub(now)/2).Sub(database).Round(time.Second), now
+	return nil
 }
 
 // Worse compares the deliveries to a destination that do not belong to the run with the deliveries of the hour before

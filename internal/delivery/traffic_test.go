@@ -137,6 +137,27 @@ func TestTraffic_TellsWhetherARunStrainsItsDestination(t *testing.T) {
 	require.Empty(t, reached)
 }
 
+// All processes count in slots of the database's time.
+func TestTraffic_CountsInTheTimeOfTheDatabase(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	run, destination := uuid.New(), "default"
+	for _, ahead := range []time.Duration{0, time.Hour, -time.Hour} {
+		traffic := delivery.NewTraffic(pool)
+		now := func() time.Time { return time.Now().Add(ahead) }
+		traffic.SetClock(now)
+		require.NoError(t, traffic.Write(t.Context()))
+		traffic.Observe(&delivery.Delivered{Destination: destination, Run: run, Available: true}, now())
+		require.NoError(t, traffic.Write(t.Context()))
+	}
+	var counted, inTime int
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT sum(n), sum(n) FILTER (
+			WHERE t.at BETWEEN clock_timestamp() - interval '5 minutes' AND clock_timestamp())
+		FROM dlq.destination_traffic t CROSS JOIN unnest(t.deliveries) n WHERE t.run_id = $1`, run).Scan(&counted, &inTime))
+	require.Equal(t, 3, counted)
+	require.Equal(t, 3, inTime)
+}
+
 func TestTraffic_TellsWhetherOtherJobsOfTheKindAreWorse(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)

@@ -94,7 +94,7 @@ func (r *Runner) adapt(ctx context.Context, tx transaction, run *dbsqlc.LockProg
 	if err != nil {
 		return err
 	}
-	now := r.now()
+	now := r.clock(run.Now)
 	destinations, err := r.Reached(ctx, run.ID, now)
 	if err != nil {
 		return err
@@ -183,7 +183,7 @@ func (r *Runner) nextOfGroups(ctx context.Context, tx transaction, run *dbsqlc.L
 	}
 	next := dbsqlc.NextOfGroupsParams{ID: run.ID, NewestFirst: run.NewestFirst, OtherThan: []string{}, Most: int32(most)}
 	for _, part := range parts {
-		places, until, err := r.placesOf(ctx, tx, run.ID, &part, most-len(ids))
+		places, until, err := r.placesOf(ctx, tx, run, &part, most-len(ids))
 		if err != nil {
 			return nil, 0, err
 		}
@@ -209,10 +209,10 @@ func (r *Runner) nextOfGroups(ctx context.Context, tx transaction, run *dbsqlc.L
 
 // placesOf returns how many entries of a part may be sent now, at most most. If none may, it returns the time after
 // which to ask again.
-func (r *Runner) placesOf(ctx context.Context, tx transaction, id uuid.UUID, part *part, most int,
+func (r *Runner) placesOf(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, part *part, most int,
 ) (places int, wait time.Duration, err error) {
-	step, now := paceStep, r.now()
-	name := "replay:" + id.String() + ":" + part.destination
+	step, now := paceStep, r.clock(run.Now)
+	name := "replay:" + run.ID.String() + ":" + part.destination
 	slots, err := deadletter.ReservePlaces(ctx, tx, name, part.rate, most, now, &step)
 	if err != nil || slots.Granted > 0 {
 		return slots.Granted, 0, err

@@ -359,7 +359,7 @@ func (r *Runner) moveGroups(ctx context.Context, tx transaction, run *dbsqlc.Loc
 				unmet = r.planner().UnmetBy(queue, run.Destination, breakerClosed)
 			}
 			if unmet == "" {
-				if unmet, unknown, err = r.harm(ctx, tx, run, g, queue, time.Now()); err != nil {
+				if unmet, unknown, err = r.harm(ctx, tx, run, g, queue, r.clock(run.Now)); err != nil {
 					return moved, err
 				}
 			}

@@ -54,7 +54,7 @@ type Runner struct {
 	planner func() *strategy.Planner // of the active policy
 	actor   string                   // actor of decisions in the audit trail
 	maySend func(ctx context.Context, tx postgres.DB) (bool, error)
-	now     func() time.Time  // clock for the rates of progressive runs
+	now     func() time.Time  // clock for the rates of runs; nil means the clock of the database
 	singly  map[uuid.UUID]int // entries left to send one by one after the database rejected a batch, by run
 
 	watched        map[uuid.UUID]watched // how long this process has watched each progressive run
@@ -69,9 +69,17 @@ func NewRunner(store *deadletter.Store, planner func() *strategy.Planner, logger
 ) *Runner {
 	return &Runner{
 		store: store, planner: planner, actor: "worker:" + postgres.ProcessName(), logger: logger, maySend: maySend,
-		now: time.Now, singly: map[uuid.UUID]int{}, watched: map[uuid.UUID]watched{}, released: map[groupOf]bool{},
+		singly: map[uuid.UUID]int{}, watched: map[uuid.UUID]watched{}, released: map[groupOf]bool{},
 		outcomesAtOnce: outcomesAtOnce,
 	}
+}
+
+// clock returns the time for the rates of runs. database is the time of the database, which all processes share.
+func (r *Runner) clock(database time.Time) time.Time {
+	if r.now != nil {
+		return r.now()
+	}
+	return database
 }
 
 // Times until the next batch of a run is tried.
@@ -302,7 +310,7 @@ func (r *Runner) capacity(ctx context.Context, tx transaction, run *dbsqlc.LockR
 		}
 	}
 	if run.Rate != nil {
-		step, now := paceStep, r.now()
+		step, now := paceStep, r.clock(run.Now)
 		slots, err := deadletter.ReservePlaces(ctx, tx, "replay:"+run.ID.String(), *run.Rate, size, now, &step)
 		if err != nil || slots.Granted == 0 {
 			return 0, min(max(slots.First.Sub(now)-step, soon), idle), err

@@ -872,7 +872,8 @@ func (q *Queries) LimitStatements(ctx context.Context, timeout string) error {
 const LockProgressive = `-- name: LockProgressive :one
 SELECT r.id, r.status::text AS status, extract(epoch FROM r.step_deadline)::float8 AS step_deadline,
     coalesce(r.destination, '')::text AS destination, coalesce(r.queue, '')::text AS queue, r.created_at,
-    coalesce(r.rate, 0)::float8 AS rate, coalesce(r.paces, '{}')::jsonb AS paces
+    coalesce(r.rate, 0)::float8 AS rate, coalesce(r.paces, '{}')::jsonb AS paces,
+    clock_timestamp()::timestamptz AS now
 FROM dlq.replay_runs r WHERE r.id = $1 AND r.unsettled FOR UPDATE OF r SKIP LOCKED
 `
 
@@ -885,6 +886,7 @@ type LockProgressiveRow struct {
 	CreatedAt    time.Time
 	Rate         float64
 	Paces        json.RawMessage
+	Now          time.Time
 }
 
 // LockProgressive locks a run, so that one process at a time decides about its groups; other processes skip the run.
@@ -900,6 +902,7 @@ func (q *Queries) LockProgressive(ctx context.Context, id uuid.UUID) (LockProgre
 		&i.CreatedAt,
 		&i.Rate,
 		&i.Paces,
+		&i.Now,
 	)
 	return i, err
 }
@@ -909,7 +912,7 @@ SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.pa
        coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor, r.progressive,
        r.skip_stale, r.skip_superseded, coalesce(r.skips, '{}')::jsonb AS skips, r.for_fix,
        coalesce(r.paces, '{}')::jsonb AS paces, coalesce(r.destination, '')::text AS destination,
-       coalesce(r.queue, '')::text AS queue,
+       coalesce(r.queue, '')::text AS queue, clock_timestamp()::timestamptz AS now,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id
            AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
@@ -940,6 +943,7 @@ type LockReplayRow struct {
 	Paces          json.RawMessage
 	Destination    string
 	Queue          string
+	Now            time.Time
 	Ended          int64
 	Failed         int64
 }
@@ -970,6 +974,7 @@ func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, 
 		&i.Paces,
 		&i.Destination,
 		&i.Queue,
+		&i.Now,
 		&i.Ended,
 		&i.Failed,
 	)
