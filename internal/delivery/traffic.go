@@ -236,11 +236,11 @@ func (t *Traffic) JobsWorse(ctx context.Context, kind string, run uuid.UUID, beg
 	key := jobTrafficOf{run, from}
 	jobs := t.jobs[key]
 	if jobs == nil || now.Sub(jobs.read) >= trafficSlot {
-		fresh := jobTraffic{read: now}
-		if jobs != nil {
-			fresh.before = jobs.before
-		} else if fresh.before, err = t.readJobs(inTime, run, began.Add(-trafficBefore), began); err != nil {
-			return "", "", err
+		fresh := jobTraffic{read: now, before: t.jobsBefore(run)} // all comparisons of a run have the same hour
+		if fresh.before == nil {
+			if fresh.before, err = t.readJobs(inTime, run, began.Add(-trafficBefore), began); err != nil {
+				return "", "", err
+			}
 		}
 		if fresh.during, err = t.readJobs(inTime, run, duringFrom(from, now), now); err != nil {
 			return "", "", err
@@ -252,6 +252,16 @@ func (t *Traffic) JobsWorse(ctx context.Context, kind string, run uuid.UUID, beg
 	before, during := jobs.before[kind], jobs.during[kind]
 	worse, unknown = compare(cmp.Or(before, &trafficLevelsOf{}), cmp.Or(during, &trafficLevelsOf{}), others)
 	return worse, unknown, nil
+}
+
+// jobsBefore returns the sample of the hour before a run, or nil if it has not been read.
+func (t *Traffic) jobsBefore(run uuid.UUID) map[string]*trafficLevelsOf {
+	for of, jobs := range t.jobs {
+		if of.run == run {
+			return jobs.before
+		}
+	}
+	return nil
 }
 
 // readJobs returns, by kind, a sample of the jobs of a period that do not belong to the run.

@@ -237,6 +237,13 @@ func TestTraffic_TellsWhetherOtherJobsOfTheKindAreWorse(t *testing.T) {
 	worse, _, err = traffic.JobsWorse(t.Context(), "much", run, began, began, now.Add(10*time.Second))
 	require.NoError(t, err)
 	require.NotEmpty(t, worse)
+
+	// It reads the hour before the run only once, also for a group that an operator let go on later.
+	_, err = pool.Exec(t.Context(), "DELETE FROM river_job WHERE finalized_at < $1", began)
+	require.NoError(t, err)
+	worse, _, err = traffic.JobsWorse(t.Context(), "much", run, began, began.Add(time.Millisecond), now)
+	require.NoError(t, err)
+	require.NotEmpty(t, worse)
 }
 
 // While River's table does not answer, a run waits for no sample of jobs.
