@@ -127,7 +127,8 @@ LEFT JOIN dlq.dead_letter_queue e ON e.id = r.entry_id AND e.stage <> 'inbox'
     AND e.replay_attempts -> -1 -> 'jobId' = to_jsonb(r.job_id);
 
 -- name: WriteJudgements :exec
--- WriteJudgements writes the class and the fingerprint of failures. The redeliveries @lost were lost with their process.
+-- WriteJudgements writes the class and the fingerprint of failures. The redeliveries @lost were lost with their
+-- process.
 UPDATE dlq.replay_run_entries r SET error_class = d.error_class, fingerprint = nullif(d.fingerprint, ''),
     reason = CASE WHEN r.entry_id = ANY (@lost::uuid[]) THEN 'process_lost' END
 FROM (SELECT unnest(@ids::uuid[]) AS id, unnest(@error_classes::text[]) AS error_class,

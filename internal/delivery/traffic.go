@@ -106,8 +106,8 @@ func slotOf(at time.Time) int64 { return at.Unix() / int64(trafficSlot/time.Seco
 
 func slotTime(slot int64) time.Time { return time.Unix(slot*int64(trafficSlot/time.Second), 0).UTC() }
 
-// Observe counts a delivery that ended at the given time of this process, unless it was held or had no destination. It is for
-// [Config.Observe].
+// Observe counts a delivery that ended at the given time of this process, unless it was held or had no destination. It
+// is for [Config.Observe].
 func (t *Traffic) Observe(d *Delivered, at time.Time) {
 	if d.Destination == "" || d.Outcome == OutcomeHeld {
 		return
@@ -166,9 +166,9 @@ func (t *Traffic) Write(ctx context.Context) error {
 	return dbsqlc.New(t.db).AddTraffic(ctx, counts)
 }
 
-// measure compares the clock of this process with the clock of the database once in clockInterval. All processes count in
-// the slots of the database: otherwise a process whose clock is ahead would count in a slot that has not begun, and a
-// run would slow down again and again because of the same deliveries. measure rounds to seconds, because slots are
+// measure compares the clock of this process with the clock of the database once in clockInterval. All processes count
+// in the slots of the database: otherwise a process whose clock is ahead would count in a slot that has not begun, and
+// a run would slow down again and again because of the same deliveries. measure rounds to seconds, because slots are
 // long, and the answer of the database takes some time.
 func (t *Traffic) measure(ctx context.Context) error {
 	t.mu.Lock()

@@ -160,8 +160,8 @@ func TestRun_JudgesEachFailure(t *testing.T) {
 	require.Zero(t, b.count("SELECT count(*) FROM dlq.replay_runs WHERE unsettled"))
 }
 
-// A redelivery that is lost with its process says nothing about its group. The step sends another entry instead, but not
-// more than five. The job of an application may have ended its process itself, so its failure counts.
+// A redelivery that is lost with its process says nothing about its group. The step sends another entry instead, but
+// not more than five. The job of an application may have ended its process itself, so its failure counts.
 func TestProgressive_IgnoresWhatIsLostWithItsProcess(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

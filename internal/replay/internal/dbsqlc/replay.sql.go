@@ -2601,7 +2601,8 @@ type WriteJudgementsParams struct {
 	Fingerprints []string
 }
 
-// WriteJudgements writes the class and the fingerprint of failures. The redeliveries @lost were lost with their process.
+// WriteJudgements writes the class and the fingerprint of failures. The redeliveries @lost were lost with their
+// process.
 func (q *Queries) WriteJudgements(ctx context.Context, arg WriteJudgementsParams) error {
 	_, err := q.db.Exec(ctx, WriteJudgements,
 		arg.Lost,
