@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"math/rand/v2"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -25,7 +26,15 @@ import (
 	"github.com/dlqd/dlqd/internal/strategy"
 )
 
-func TestMain(m *testing.M) { postgrestest.Main(m) }
+func TestMain(m *testing.M) {
+	if url := os.Getenv(workerURL); url != "" {
+		if err := work(url); err != nil {
+			panic(err)
+		}
+		return
+	}
+	postgrestest.Main(m)
+}
 
 // bundle is a database with dead letters, a replayer and a runner.
 type bundle struct {
