@@ -525,6 +525,9 @@ func printRun(cmd *cobra.Command, run *replay.Run) error {
 	for _, text := range replay.SkipTexts(run.Skips, nil, nil) {
 		printSafef(cmd.OutOrStdout(), "%s\n", text)
 	}
+	if text := replay.KeyedText(run.KeyedJobs, replay.PlainWords()); text != "" {
+		printSafef(cmd.OutOrStdout(), "%s\n", text)
+	}
 	if run.NotKnown > 0 {
 		printSafef(cmd.OutOrStdout(), "%d were sent although it is not known whether a later job has done their work\n",
 			run.NotKnown)

@@ -294,17 +294,18 @@ $$;
 COMMENT ON FUNCTION dlq.record_act IS 'Writes an audit row for an act on an object that is not an entry.';
 
 -- Each process publishes the policy that it loads, at startup and whenever its files change. An audit row is written
--- only if another version was published before. A process of an earlier version passes no skips, and does not change
--- the published ones.
-CREATE OR REPLACE FUNCTION dlq.publish_policy(p_version text, p_approvals text, p_actor text, p_skips text DEFAULT NULL)
-    RETURNS void
+-- only if another version was published before. A process of an earlier version passes no skips or keys, and does not
+-- change the published ones.
+CREATE OR REPLACE FUNCTION dlq.publish_policy(p_version text, p_approvals text, p_actor text, p_skips text DEFAULT NULL,
+    p_keys text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_before text;
 BEGIN
     SELECT s.value INTO v_before FROM dlq.settings s WHERE s.key = 'policy_version' FOR UPDATE;
     INSERT INTO dlq.settings AS s (key, value) SELECT k.key, k.value
-    FROM (VALUES ('policy_version', p_version), ('approvals', p_approvals), ('replay_skips', p_skips)) k (key, value)
+    FROM (VALUES ('policy_version', p_version), ('approvals', p_approvals), ('replay_skips', p_skips),
+        ('replay_keys', p_keys)) k (key, value)
     WHERE k.value IS NOT NULL
     ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now() WHERE s.value <> excluded.value;
     IF v_before <> p_version THEN
@@ -313,8 +314,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.publish_policy IS
-    'Publishes the version of the policy in force, the operations that need a second person, and what replay runs '
-    'skip by default (dlq.skip_defaults). A changed version leaves an audit row (dlq.policy_changes).';
+    'Publishes the version of the policy in force, the operations that need a second person, what replay runs skip by '
+    'default (dlq.skip_defaults), and where jobs have their ordering keys (dlq.job_key). A changed version leaves an '
+    'audit row (dlq.policy_changes).';
 
 -- on_move checks a move and writes its audit row. It is a BEFORE trigger, because AFTER UPDATE triggers do not fire for
 -- a row that changes its partition, as every closing entry does. It files an entry that is still in the inbox first.

@@ -575,6 +575,33 @@ END
 $$;
 COMMENT ON FUNCTION dlq.skips_of IS 'dlq.applying_skips for the entries that match a filter.';
 
+-- The setting has the paths by kind, the longest pattern first, and by queue. A kind without a path has that of its
+-- queue.
+CREATE OR REPLACE FUNCTION dlq.job_key() RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_keys constant jsonb := (SELECT s.value::jsonb FROM dlq.settings s WHERE s.key = 'replay_keys');
+    v_path text; -- an expression for the path
+BEGIN
+    SELECT 'coalesce(' || nullif(concat_ws(', ',
+        (SELECT 'CASE ' || string_agg(format('WHEN e.kind LIKE %L THEN %L::text[]',
+             (dlq.like_patterns(jsonb_build_array(k.value -> 'kind')))[1], k.path), ' ' ORDER BY k.place) || ' END'
+         FROM (SELECT j.value, j.place, CASE WHEN j.value ? 'path'
+                   THEN ARRAY(SELECT jsonb_array_elements_text(j.value -> 'path')) END AS path
+               FROM jsonb_array_elements(v_keys -> 'kinds') WITH ORDINALITY j (value, place)) k),
+        (SELECT 'CASE e.queue ' || string_agg(format('WHEN %L THEN %L::text[]',
+             q.key, ARRAY(SELECT jsonb_array_elements_text(q.value))), ' ') || ' END'
+         FROM jsonb_each(v_keys -> 'queues') q)), '') || ')' INTO v_path;
+    RETURN 'CASE WHEN e.job_kind <> ''dlqd_message'' AND e.ordering_key IS NULL AND jsonb_typeof(e.original_event #> '
+        || v_path || ') IN (''string'', ''number'', ''boolean'') THEN nullif(e.original_event #>> ' || v_path
+        || ', '''') END';
+END
+$$;
+COMMENT ON FUNCTION dlq.job_key IS
+    'Returns the SQL expression of the ordering key of an entry e of an application''s job: the value in its args at the '
+    'path that the policy names for its kind or queue (orderingKey). It is null for a job without such a value, and for '
+    'messages. Returns null if the policy names no path.';
+
 CREATE OR REPLACE FUNCTION dlq.replay_start(p_filter jsonb, p_actor text DEFAULT session_user, p_note text DEFAULT NULL,
     p_all boolean DEFAULT false,
     p_newest_first boolean DEFAULT false, p_batch_size integer DEFAULT 100, p_rate float8 DEFAULT NULL,
@@ -597,8 +624,11 @@ DECLARE
     v_number   text := 'NULL::integer'; -- an expression for the group number of an entry e
     v_join     text := '';
     v_skips    constant jsonb := dlq.skip_defaults(p_skip_stale, p_skip_superseded);
+    v_job_key  constant text := dlq.job_key();
+    v_key      text; -- an expression for the ordering key of an entry e
     v_total    bigint;
     v_ordered  bigint;
+    v_keyed    bigint := 0;
 BEGIN
     p_progressive := coalesce(p_progressive, false);
     p_step_deadline := coalesce(p_step_deadline, '15 minutes');
@@ -653,7 +683,7 @@ BEGIN
             || CASE WHEN p_all THEN '{"all": true}' ELSE '{}' END::jsonb);
     -- The entries are selected once, at the start. Entries that match the filter later are not added; an entry that no
     -- longer matches stays in the report. Entries with the same ordering key run one after the other, in the order of
-    -- their messages, not in the order of their failures.
+    -- their messages or jobs, not in the order of their failures.
     v_where := dlq.filter_where(v_filter)
         || ' AND (e.stage <> ''inbox'' OR NOT dlq.is_repeat(e.river_job_id, e.job_created_at))';
     IF p_progressive THEN
@@ -663,26 +693,30 @@ BEGIN
     END IF;
     EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id, was, queue, group_number)
              SELECT $2, e.id, e.fingerprint, e.queue, '
-        || v_number || ' FROM dlq.dead_letter_queue e' || v_join || ' WHERE e.ordering_key IS NULL AND ' || v_where
+        || v_number || ' FROM dlq.dead_letter_queue e' || v_join || ' WHERE e.ordering_key IS NULL AND '
+        || coalesce('(' || v_job_key || ') IS NULL AND ', '') || v_where
         -- The inbox may contain the same failure twice.
         || ' ON CONFLICT DO NOTHING' USING v_filter, v_id, v_groups;
     GET DIAGNOSTICS v_total = ROW_COUNT;
-    EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id, was, queue, group_number, behind, leads)
-             SELECT $2, e.id, e.fingerprint, e.queue, ' || v_number || ', lag(e.id) OVER k,
-                 lead(e.id) OVER k IS NOT NULL
-             FROM dlq.dead_letter_queue e' || v_join || ' WHERE e.ordering_key IS NOT NULL AND ' || v_where
-        || ' WINDOW k AS (PARTITION BY e.queue, e.ordering_key ORDER BY coalesce(e.order_place, dlq.order_place(e.river_job_id, e.job_created_at)) NULLS FIRST, e.job_created_at, e.river_job_id)
-             ON CONFLICT DO NOTHING' USING v_filter, v_id, v_groups;
-    GET DIAGNOSTICS v_ordered = ROW_COUNT;
-    v_total := v_total + v_ordered;
+    FOREACH v_key IN ARRAY array_remove(ARRAY['e.ordering_key', v_job_key], NULL) LOOP
+        EXECUTE 'INSERT INTO dlq.replay_run_entries (run_id, entry_id, was, queue, group_number, behind, leads)
+                 SELECT $2, e.id, e.fingerprint, e.queue, ' || v_number || ', lag(e.id) OVER k,
+                     lead(e.id) OVER k IS NOT NULL
+                 FROM dlq.dead_letter_queue e' || v_join || ' WHERE (' || v_key || ') IS NOT NULL AND ' || v_where
+            || ' WINDOW k AS (PARTITION BY e.queue, ' || v_key || ' ORDER BY CASE WHEN e.ordering_key IS NOT NULL THEN coalesce(e.order_place, dlq.order_place(e.river_job_id, e.job_created_at)) END NULLS FIRST, e.job_created_at, e.river_job_id)
+                 ON CONFLICT DO NOTHING' USING v_filter, v_id, v_groups;
+        GET DIAGNOSTICS v_ordered = ROW_COUNT;
+        v_total := v_total + v_ordered;
+        v_keyed := CASE WHEN v_key = v_job_key THEN v_ordered ELSE 0 END;
+    END LOOP;
     INSERT INTO dlq.replay_runs (id, filter, newest_first, batch_size, rate, concurrency, patch, merge_patch, queue,
         destination, force, stop_at, stop_of, note, actor, total, origin, scope, checkpoint, progressive, step_deadline,
-        skip_stale, skip_superseded, skips, unsettled, approval)
+        skip_stale, skip_superseded, skips, unsettled, approval, keyed_jobs)
     VALUES (v_id, v_filter, p_newest_first, p_batch_size, p_rate, p_concurrency, p_patch, p_merge_patch, p_queue,
         p_destination, p_force, p_stop_at, p_stop_of, p_note, dlq.actor(p_actor), v_total,
         dlq.origin(dlq.actor(p_actor), p_actor), dlq.scope(), p_checkpoint, p_progressive, p_step_deadline,
         coalesce(p_skip_stale, false), coalesce(p_skip_superseded, false), dlq.skips_of(v_skips, v_filter), true,
-        dlq.approved());
+        dlq.approved(), v_keyed);
     IF p_progressive THEN
         PERFORM dlq.replay_plan(v_id, v_groups);
     END IF;

@@ -36,6 +36,54 @@ COMMENT ON FUNCTION dlq.before_replay IS
     'whether it is behind another message of its ordering key, and which operator it is assigned to, parked it, or has '
     'it in review.';
 
+CREATE OR REPLACE FUNCTION dlq.count_keyed(p_ids uuid[]) RETURNS bigint
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_key   constant text := dlq.job_key();
+    v_keyed bigint := 0;
+BEGIN
+    IF v_key IS NOT NULL THEN
+        EXECUTE 'SELECT count(*) FROM dlq.dead_letter_queue e WHERE e.id = ANY ($1)
+                     AND e.stage IN (''inbox'', ''open'', ''failed'')
+                     AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since($1)) AND (' || v_key || ') IS NOT NULL'
+        INTO v_keyed USING p_ids;
+    END IF;
+    RETURN v_keyed;
+END
+$$;
+COMMENT ON FUNCTION dlq.count_keyed IS
+    'How many of the given entries are jobs of applications with an ordering key (dlq.job_key).';
+
+-- No index has the keys: this reads all entries that match the filter.
+CREATE OR REPLACE FUNCTION dlq.count_behind(p_filter jsonb, p_ids uuid[]) RETURNS bigint
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    v_key    constant text := dlq.job_key();
+    v_place  constant text := 'ARRAY[(extract(epoch FROM e.job_created_at) * 1000000)::bigint, e.river_job_id]';
+    v_behind bigint := 0;
+BEGIN
+    IF v_key IS NOT NULL THEN
+        EXECUTE 'WITH sampled AS MATERIALIZED (
+                     SELECT e.queue, ' || v_key || ' AS key, ' || v_place || ' AS place
+                     FROM dlq.dead_letter_queue e WHERE e.id = ANY ($2) AND e.stage IN (''inbox'', ''open'', ''failed'')
+                         AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since($2))
+                 ), firsts AS MATERIALIZED (
+                     SELECT e.queue, ' || v_key || ' AS key, min(' || v_place || ') AS place
+                     FROM dlq.dead_letter_queue e
+                     WHERE (e.queue, ' || v_key || ') IN (SELECT s.queue, s.key FROM sampled s) AND '
+            || dlq.filter_where(p_filter) || ' GROUP BY 1, 2
+                 )
+                 SELECT count(*) FROM sampled s JOIN firsts f ON f.queue = s.queue AND f.key = s.key
+                 WHERE s.place > f.place'
+        INTO v_behind USING p_filter, p_ids;
+    END IF;
+    RETURN v_behind;
+END
+$$;
+COMMENT ON FUNCTION dlq.count_behind IS
+    'How many of the given entries are behind another one that matches the filter: a job of an application with the same '
+    'ordering key (dlq.job_key) in the same queue, which was inserted before.';
+
 -- A redelivery is assumed to take as long as the last attempts of the entries: the interval is from their 10th to their
 -- 90th percentile. p_workers is the number of redeliveries that dlqd works at a time; null if an application works
 -- them. Each step of a progressive run waits for its last redelivery, and for a turn of the runner.
@@ -110,6 +158,9 @@ BEGIN
         ('other_run', c.other_run, 'also in another replay run'),
         ('live_job', c.live_job, 'another job has their unique key: skipped'),
         ('behind', c.behind, 'behind another one of their ordering key'),
+        ('keyed', dlq.count_keyed(v_sample),
+         'have an ordering key in the args; live jobs of the key pass them, and sequences of River Pro are left to River'),
+        ('behind_job', dlq.count_behind(v_filter, v_sample), 'behind an earlier job of their ordering key'),
         ('assigned', c.assigned, 'assigned to an operator'),
         ('parked', c.parked, 'parked by an operator'),
         ('in_review', c.in_review, 'in review by an operator'),

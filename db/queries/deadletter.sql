@@ -143,8 +143,8 @@ SELECT dlq.chooses_all(@filter::jsonb)::boolean AS everything;
 
 -- name: PublishPolicy :exec
 -- PublishPolicy writes the version of the current policy, which audit rows contain, the operations that need approval,
--- which dlq.require_approval reads, and the work that replay runs skip by default.
-SELECT dlq.publish_policy(@version::text, @approvals::text, @actor::text, @skips::text);
+-- which dlq.require_approval reads, the work that replay runs skip by default, and where jobs have their ordering keys.
+SELECT dlq.publish_policy(@version::text, @approvals::text, @actor::text, @skips::text, @keys::text);
 
 -- name: RecordAct :exec
 SELECT dlq.record_act(@subject::text, @act::text, @actor::text, nullif(@note::text, ''));

@@ -369,6 +369,14 @@ SELECT b.entry_id::uuid AS entry_id, coalesce(b.seconds, -1)::float8 AS seconds,
     b.in_review::text AS in_review
 FROM dlq.before_replay(@ids::uuid[]) b;
 
+-- name: CountKeyed :one
+-- CountKeyed counts the entries that are jobs of applications with an ordering key.
+SELECT dlq.count_keyed(@ids::uuid[])::bigint AS entries;
+
+-- name: CountBehind :one
+-- CountBehind counts the entries that are behind an earlier job of their ordering key that the filter selects.
+SELECT dlq.count_behind(@filter::jsonb, @ids::uuid[])::bigint AS entries;
+
 -- name: ReplayEnds :one
 SELECT coalesce(e.earliest, 0)::float8 AS earliest, coalesce(e.latest, 0)::float8 AS latest,
     coalesce(e.not_known, '')::text AS not_known
@@ -482,7 +490,7 @@ SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_
        coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at,
        r.finished_at, coalesce(r.origin, '')::text AS origin, coalesce(r.forecast, 'null')::jsonb AS forecast,
        r.progressive, extract(epoch FROM r.step_deadline)::float8 AS step_deadline, r.skip_stale, r.skip_superseded,
-       r.not_known, coalesce(r.skips, '{}')::jsonb AS skips, coalesce(r.figures, '[]')::jsonb AS figures,
+       r.not_known, r.keyed_jobs, coalesce(r.skips, '{}')::jsonb AS skips, coalesce(r.figures, '[]')::jsonb AS figures,
        CASE WHEN r.id = ANY (@known::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
            WHERE e.run_id = r.id AND e.outcome = 'succeeded') END::bigint AS succeeded,
        CASE WHEN r.id = ANY (@known::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e

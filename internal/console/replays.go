@@ -181,6 +181,11 @@ func (r replayRun) Ends() *replay.Ending {
 // SkipTexts describes what the run skips because the policy says so.
 func (r replayRun) SkipTexts() []string { return replay.SkipTexts(r.Skips, nil, nil) }
 
+// KeyedText describes the order of the run's jobs that have an ordering key, or returns "".
+func (r replayRun) KeyedText() string {
+	return replay.KeyedText(r.KeyedJobs, replay.Words{Number: number})
+}
+
 // Sentence summarizes the progress or the result of the run.
 func (r replayRun) Sentence() string {
 	reason := upper(r.Reason)

@@ -1006,11 +1006,12 @@ func (s *Store) SelectsAll(ctx context.Context, filter json.RawMessage) (bool, e
 	return s.queries.ChoosesAll(ctx, filter)
 }
 
-// PublishPolicy writes to the database the version of the active policy, the actions that require an approval, and the
-// work that replay runs skip by default.
-func (s *Store) PublishPolicy(ctx context.Context, version string, approvals, skips json.RawMessage) error {
+// PublishPolicy writes to the database the version of the active policy, the actions that require an approval, the work
+// that replay runs skip by default, and where the args of jobs have ordering keys.
+func (s *Store) PublishPolicy(ctx context.Context, version string, approvals, skips, keys json.RawMessage) error {
 	return s.queries.PublishPolicy(ctx, dbsqlc.PublishPolicyParams{
-		Version: version, Approvals: string(approvals), Skips: string(skips), Actor: "worker:" + postgres.ProcessName(),
+		Version: version, Approvals: string(approvals), Skips: string(skips), Keys: string(keys),
+		Actor: "worker:" + postgres.ProcessName(),
 	})
 }
 

@@ -257,12 +257,14 @@ func (l *loader) checkRouting() {
 		l.checkClasses(at+".classes", r.Queues[name].Classes)
 		l.checkPlan(at+".plan", r.Queues[name].Plan)
 		l.checkRange(file, at+".staleAfter", r.Queues[name].StaleAfter, 0, maxRetention)
+		l.checkKeyPath(file, at+".orderingKey", r.Queues[name].OrderingKey)
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.Kinds)) {
 		at := "kinds." + name
 		l.checkClasses(at+".classes", r.Kinds[name].Classes)
 		l.checkPlan(at+".plan", r.Kinds[name].Plan)
 		l.checkRange(file, at+".staleAfter", r.Kinds[name].StaleAfter, 0, maxRetention)
+		l.checkKeyPath(file, at+".orderingKey", r.Kinds[name].OrderingKey)
 	}
 	l.checkRange(file, "smartRetry.over", r.SmartRetry.Over, time.Second, maxSmartOver)
 	seen := map[string]bool{}
@@ -318,6 +320,13 @@ func (l *loader) checkPlan(at string, p *Plan) {
 func (l *loader) checkRange(file, at string, value, least, most time.Duration) {
 	if value < least || value > most {
 		l.addf(file, at, "is %s; must be %s to %s", value, least, most)
+	}
+}
+
+// checkKeyPath reports a path with an empty key.
+func (l *loader) checkKeyPath(file, at, path string) {
+	if slices.Contains(keyPath(path), "") {
+		l.addf(file, at, "%q has an empty key; a path is keys joined by dots, such as customer.id", path)
 	}
 }
 

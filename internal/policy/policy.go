@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -296,6 +297,8 @@ type QueueRouting struct {
 	// SkipStale and SkipSuperseded apply to replay runs whose request does not set them: see [Skips].
 	SkipStale      bool `json:"skipStale"      jsonschema:"description=Replay runs skip work that is out of date\\, unless their request says otherwise. Default: false."`
 	SkipSuperseded bool `json:"skipSuperseded" jsonschema:"description=Replay runs skip work that a later job has done\\, unless their request says otherwise. Default: false."`
+	// OrderingKey is a path: see [OrderingKeys].
+	OrderingKey string `json:"orderingKey" jsonschema:"maxLength=1000,description=Path of the ordering key in the args of an application's jobs: keys joined by dots\\, such as customer.id. A replay run sends its jobs of the queue with the same key in the order in which they were inserted\\, each after the success of the previous one. Live jobs of the key pass them\\, and sequences of River Pro are left to River. Empty: no order."`
 	// ReplayWhenFixed lets dlqd start replay runs; see [Policy.ReplaysWhenFixed].
 	ReplayWhenFixed bool `json:"replayWhenFixed" jsonschema:"description=dlqd starts a progressive replay run of a failure group that is fixed in a version\\, once that version is deployed. It takes no dead letter that an operator has\\, and none that dlqd only observes. Default: false."`
 }
@@ -311,6 +314,8 @@ type KindRouting struct {
 	SkipStale   *bool `json:"skipStale"      jsonschema:"description=Whether replay runs skip work that is out of date\\, in place of the queue's setting."`
 	// SkipSuperseded and SkipStale override the queue's setting, unless they are nil.
 	SkipSuperseded *bool `json:"skipSuperseded" jsonschema:"description=Whether replay runs skip work that a later job has done\\, in place of the queue's setting."`
+	// OrderingKey is a path: see [OrderingKeys].
+	OrderingKey string `json:"orderingKey" jsonschema:"maxLength=1000,description=Path of the ordering key in the args of an application's jobs of this kind\\, in place of the queue's; empty keeps the queue's."`
 }
 
 // Automatic configures what dlqd redelivers without an operator. If several switches match an entry and one of them is
@@ -624,6 +629,47 @@ func (p *Policy) Skips() Skips {
 		Superseded: skip(func(q *QueueRouting) bool { return q.SkipSuperseded },
 			func(k *KindRouting) *bool { return k.SkipSuperseded }),
 	}
+}
+
+// OrderingKeys says where the args of applications' jobs have their ordering keys. Replay runs keep the order of their
+// entries with the same key in the same queue. A kind's path overrides the queue's.
+type OrderingKeys struct {
+	Kinds  []KindKey           `json:"kinds,omitempty"` // the longest pattern first
+	Queues map[string][]string `json:"queues,omitempty"`
+}
+
+// KindKey is the path of a kind, or of all kinds that match a pattern. Without a path, the queue's applies.
+type KindKey struct {
+	Kind string   `json:"kind"`
+	Path []string `json:"path,omitempty"`
+}
+
+// OrderingKeys returns the paths of all queues and kinds.
+func (p *Policy) OrderingKeys() OrderingKeys {
+	keys := OrderingKeys{Queues: map[string][]string{}}
+	for name, q := range p.Routing.Queues {
+		if path := keyPath(q.OrderingKey); path != nil {
+			keys.Queues[name] = path
+		}
+	}
+	for pattern, k := range p.Routing.Kinds {
+		keys.Kinds = append(keys.Kinds, KindKey{pattern, keyPath(k.OrderingKey)})
+	}
+	slices.SortFunc(keys.Kinds, func(a, b KindKey) int { // as ofKind
+		return cmp.Or(cmp.Compare(len(b.Kind), len(a.Kind)), cmp.Compare(a.Kind, b.Kind))
+	})
+	if !slices.ContainsFunc(keys.Kinds, func(k KindKey) bool { return k.Path != nil }) {
+		keys.Kinds = nil
+	}
+	return keys
+}
+
+// keyPath returns the keys of a path, or nil if it is empty.
+func keyPath(path string) []string {
+	if path == "" {
+		return nil
+	}
+	return strings.Split(path, ".")
 }
 
 // ReplaysWhenFixed returns the queues with ReplayWhenFixed: dlqd starts a replay run of a failure group of such a queue

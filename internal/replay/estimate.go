@@ -26,6 +26,8 @@ const (
 	// longAttempt is the duration from which an attempt is likely to have done part of its work before it failed: most
 	// refusals come within a second, and many clients give up after 5 s.
 	longAttempt = 5 * time.Second
+	// orderTime limits the search for earlier jobs of ordering keys, which reads all entries that the filter selects.
+	orderTime = 500 * time.Millisecond
 	// outside is the probability that the true count is below its interval, and the probability that it is above.
 	outside = 0.025
 )
@@ -50,9 +52,13 @@ const (
 	estimateSkipped  = "skipped_"
 	estimateLiveJob  = "live_job"
 	estimateBehind   = "behind"
+	estimateKeyed    = "keyed"
 	estimateAssigned = "assigned"
 	estimateParked   = "parked"
 	estimateInReview = "in_review"
+	// Jobs of applications that wait for an earlier one of their ordering key.
+	estimateBehindJob        = "behind_job"
+	estimateBehindJobUnknown = "behind_job_not_known"
 )
 
 // Reasons why a run skips an entry. The database stores these identifiers (replay_run_entries.reason): do not change
@@ -68,7 +74,7 @@ const (
 
 // Estimate is a number of entries, estimated from a sample.
 type Estimate struct {
-	What    string `json:"what" enum:"goes,skipped_stale,skipped_superseded,skipped_held,live_job,behind,assigned,parked,in_review,stale,superseded,superseded_not_known,other_run,patch_fails,ran_long,ran_not_known,repeated,steps_done,stage_reached,answered,no_answer" doc:"What is counted. goes: the run sends it, if nothing changes and the patch applies. skipped_stale, skipped_superseded: the run skips it as out of date, or because a later job has done the work. skipped_held: the policy starts the run, and an operator has the entry. live_job: skipped unless force, because another job has its unique key. behind: another message of its ordering key is before it, so that it goes only after that one's success. assigned, parked, in_review: an operator has it; it goes all the same. stale: the work is out of date. superseded: a later job has done the work. superseded_not_known: whether one has is not known. other_run: another replay run has not sent the entry yet, or holds it. patch_fails: the patch does not apply. ran_long: its last attempt ran for more than 5 s. ran_not_known: it is not known how long its last attempt ran. repeated: it was attempted more than once, redeliveries included. steps_done: its resumable job has completed a step. stage_reached: a worker reported the stage. answered: the receiver answered its last attempt, with an error. no_answer: none came, and the receiver may have done the work."`
+	What    string `json:"what" enum:"goes,skipped_stale,skipped_superseded,skipped_held,live_job,behind,keyed,behind_job,behind_job_not_known,assigned,parked,in_review,stale,superseded,superseded_not_known,other_run,patch_fails,ran_long,ran_not_known,repeated,steps_done,stage_reached,answered,no_answer" doc:"What is counted. goes: the run sends it, if nothing changes and the patch applies. skipped_stale, skipped_superseded: the run skips it as out of date, or because a later job has done the work. skipped_held: the policy starts the run, and an operator has the entry. live_job: skipped unless force, because another job has its unique key. behind: another message of its ordering key is before it, so that it goes only after that one's success. keyed: a job of an application whose args have the ordering key that the policy names; live jobs of the key pass it, and sequences of River Pro are left to River. behind_job: an earlier job of its ordering key is among the entries, so that it goes only after that one's success. behind_job_not_known: whether one is is not known, because the search took too long. assigned, parked, in_review: an operator has it; it goes all the same. stale: the work is out of date. superseded: a later job has done the work. superseded_not_known: whether one has is not known. other_run: another replay run has not sent the entry yet, or holds it. patch_fails: the patch does not apply. ran_long: its last attempt ran for more than 5 s. ran_not_known: it is not known how long its last attempt ran. repeated: it was attempted more than once, redeliveries included. steps_done: its resumable job has completed a step. stage_reached: a worker reported the stage. answered: the receiver answered its last attempt, with an error. no_answer: none came, and the receiver may have done the work."`
 	Stage   string `json:"stage,omitempty" doc:"Of stage_reached: the stage."`
 	Entries int64  `json:"entries" doc:"Estimated number of entries."`
 	Low     int64  `json:"low" doc:"Lower end of the 95 % interval (Clopper-Pearson)."`
@@ -98,11 +104,15 @@ var estimateWords = map[string]string{
 	estimateSkipped + reasonSuperseded: "will be skipped, because a later job has done the work",
 	estimateSkipped + reasonHeld: "will be skipped, because an operator has the dead letter, or dlqd does not redeliver " +
 		"it automatically",
-	estimateLiveJob:  "will be skipped unless forced, because another job has the unique key",
-	estimateBehind:   "will wait for the success of an earlier message of the ordering key",
-	estimateAssigned: "are assigned to an operator; this does not hold them",
-	estimateParked:   "were parked by an operator; this does not hold them",
-	estimateInReview: "are in review by an operator; this does not hold them",
+	estimateLiveJob: "will be skipped unless forced, because another job has the unique key",
+	estimateBehind:  "will wait for the success of an earlier message of the ordering key",
+	estimateKeyed: "have an ordering key in the args, whose order the run keeps; live jobs of the key pass, and " +
+		"sequences of River Pro are left to River",
+	estimateBehindJob:        "will wait for the success of an earlier job of the ordering key",
+	estimateBehindJobUnknown: "may have to wait for an earlier job of the ordering key: the search took too long",
+	estimateAssigned:         "are assigned to an operator; this does not hold them",
+	estimateParked:           "were parked by an operator; this does not hold them",
+	estimateInReview:         "are in review by an operator; this does not hold them",
 }
 
 // Text describes the estimate, of total entries, in a sentence.
@@ -278,6 +288,27 @@ func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request
 		add(estimatePatchFails, counts[estimatePatchFails], len(goes))
 	}
 	return goes, nil
+}
+
+// addKeyed estimates how many entries are jobs with an ordering key, and how many of these are behind an earlier one.
+func (p *Preview) addKeyed(ctx context.Context, tx transaction, filter json.RawMessage, ids []uuid.UUID) error {
+	keyed, err := tx.CountKeyed(ctx, ids)
+	if err != nil || keyed == 0 {
+		return err
+	}
+	what, behind := estimateBehindJob, int64(0)
+	cancelled, err := limited(ctx, tx.Queries, orderTime, func() (err error) {
+		behind, err = tx.CountBehind(ctx, dbsqlc.CountBehindParams{Filter: filter, Ids: ids})
+		return err
+	})
+	if cancelled {
+		what, behind = estimateBehindJobUnknown, keyed
+	}
+	p.Estimates = append(p.Estimates, estimate(estimateKeyed, keyed, int64(len(ids)), p.Total))
+	if behind > 0 {
+		p.Estimates = append(p.Estimates, estimate(what, behind, int64(len(ids)), p.Total))
+	}
+	return err
 }
 
 // skips returns which work a run skips. The request decides; where it sets nothing, the policy's defaults for the

@@ -29,8 +29,10 @@ func (b *bundle) publish(routing string) {
 	b.runner = b.newRunner()
 	skips, err := json.Marshal(p.Skips())
 	require.NoError(b, err)
+	keys, err := json.Marshal(p.OrderingKeys())
+	require.NoError(b, err)
 	b.exec("SELECT dlq.publish_policy('test', coalesce((SELECT value FROM dlq.settings WHERE key = 'approvals'), '{}'), "+
-		"'worker:test', $1)", string(skips))
+		"'worker:test', $1, $2)", string(skips), string(keys))
 }
 
 const skippingPolicy = `

@@ -147,6 +147,19 @@ func SkipTexts(s policy.Skips, stale, superseded *bool) []string {
 	return texts
 }
 
+// KeyedText describes the order of a run's application jobs, or returns "" if none has an ordering key.
+func KeyedText(keyed int64, w Words) string {
+	jobs := "jobs have"
+	switch keyed {
+	case 0:
+		return ""
+	case 1:
+		jobs = "job has"
+	}
+	return fmt.Sprintf("%s application %s an ordering key in the args, whose order the run keeps; live jobs of the key "+
+		"pass, and sequences of River Pro are left to River", w.Number(keyed), jobs)
+}
+
 // Notes describes the expected end of the run, what the policy skips, kinds that no worker seems to know, the consumer
 // groups that read the topics of records, the expected recoveries, and the load of the queues that get most entries.
 func (p *Preview) Notes(w Words) []string {

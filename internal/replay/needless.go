@@ -137,25 +137,37 @@ func stale(ctx context.Context, queries *dbsqlc.Queries, p *policy.Policy, ids [
 	return reasons, nil
 }
 
-// superseded returns the entries whose work a later job has done, with the reason of each. unknown are the entries
-// without a result: all of them if Postgres cancels the search. superseded must run in a transaction; it restores the
+// limited runs a search, in a transaction, and reports whether Postgres cancelled it after the limit. It restores the
 // transaction's statement timeout.
+func limited(ctx context.Context, queries *dbsqlc.Queries, limit time.Duration, search func() error) (
+	cancelled bool, err error,
+) {
+	if err := queries.SaveBeforeLookup(ctx); err != nil {
+		return false, err
+	}
+	if err := queries.LimitStatements(ctx, strconv.FormatInt(limit.Milliseconds(), 10)); err != nil {
+		return false, err
+	}
+	err = search()
+	cancelled = postgres.IsCancelled(err)
+	if err != nil && !cancelled {
+		return false, err
+	}
+	return cancelled, queries.BackBeforeLookup(ctx) // also restores the timeout
+}
+
+// superseded returns the entries whose work a later job has done, with the reason of each. unknown are the entries
+// without a result: all of them if Postgres cancels the search. superseded must run in a transaction.
 func superseded(ctx context.Context, queries *dbsqlc.Queries,
 	ids []uuid.UUID,
 ) (reasons map[uuid.UUID]string, unknown []uuid.UUID, err error) {
-	if err := queries.SaveBeforeLookup(ctx); err != nil {
-		return nil, nil, err
-	}
-	if err := queries.LimitStatements(ctx, strconv.FormatInt(lookupTime.Milliseconds(), 10)); err != nil {
-		return nil, nil, err
-	}
-	rows, err := queries.Superseded(ctx, ids)
-	cancelled := postgres.IsCancelled(err)
-	if err != nil && !cancelled {
+	var rows []dbsqlc.SupersededRow
+	cancelled, err := limited(ctx, queries, lookupTime, func() (err error) {
+		rows, err = queries.Superseded(ctx, ids)
+		return err
+	})
+	if err != nil {
 		return nil, nil, fmt.Errorf("look for later work: %w", err)
-	}
-	if err := queries.BackBeforeLookup(ctx); err != nil { // also restores the timeout
-		return nil, nil, err
 	}
 	reasons = map[uuid.UUID]string{}
 	if cancelled {

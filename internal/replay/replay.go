@@ -365,6 +365,9 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 		if err != nil {
 			return err
 		}
+		if err := p.addKeyed(ctx, tx, filter, sample); err != nil {
+			return err
+		}
 		if p.Expect, err = expect(ctx, tx, rows, goes); err != nil {
 			return err
 		}
@@ -505,6 +508,7 @@ type Run struct {
 	Skips          policy.Skips    `json:"skips,omitzero" doc:"What the run skips because the policy said so at its start, or when it was requested for approval."`
 	Figures        []Figure        `json:"figures,omitempty" doc:"The figures of the forecast beside what happened, once the run and all its redeliveries have ended."`
 	NotKnown       int64           `json:"notKnown,omitempty" doc:"With skipSuperseded: entries that were sent although it is not known whether a later job has done their work."`
+	KeyedJobs      int64           `json:"keyedJobs,omitempty" doc:"Jobs of applications whose args have the ordering key that the policy named at the start. The run keeps the order of each key; live jobs of the key pass them, and sequences of River Pro are left to River."`
 	// StepDeadline, Groups and Decisions are set for progressive runs; the last two not in lists.
 	StepDeadline float64       `json:"stepDeadline,omitempty" doc:"Seconds without an outcome after which a group is held while redeliveries are under way; absent unless progressive."`
 	Groups       []RunGroup    `json:"groups,omitempty" doc:"Failure groups of a progressive run; absent in lists of runs."`
@@ -753,7 +757,7 @@ func runOf(row *dbsqlc.RunsByIDRow) (*Run, error) {
 		Checkpoint: row.Checkpoint, Patch: request.Patch, MergePatch: request.MergePatch,
 		Actor: row.Actor, Origin: row.Origin, CreatedAt: row.CreatedAt, FinishedAt: row.FinishedAt,
 		Progressive: row.Progressive, SkipStale: row.SkipStale, SkipSuperseded: row.SkipSuperseded,
-		NotKnown: row.NotKnown,
+		NotKnown: row.NotKnown, KeyedJobs: row.KeyedJobs,
 	}
 	if err := errors.Join(json.Unmarshal(row.Skips, &run.Skips), json.Unmarshal(row.Figures, &run.Figures)); err != nil {
 		return nil, err

@@ -115,19 +115,21 @@ func (s *Server) reloadCommitted(ctx context.Context) error {
 }
 
 // publishPolicy writes to the database which data is sensitive, the policy's version, its approval rules, the work that
-// replay runs skip, and the policy's sources and feeds. After a failure, [Server.attachmentLoop] calls it again.
+// replay runs skip, where jobs have ordering keys, and the policy's sources and feeds. After a failure, [Server.attachmentLoop] calls it again.
 func (s *Server) publishPolicy(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	p := s.policy()
 	approvals, err := p.Access.Approvals.Published()
-	skips, invalid := json.Marshal(p.Skips())
-	if err = errors.Join(err, invalid); err == nil {
+	skips, invalidSkips := json.Marshal(p.Skips())
+	keys, invalidKeys := json.Marshal(p.OrderingKeys())
+	if err = errors.Join(err, invalidSkips, invalidKeys); err == nil {
 		protected := s.store.Protect(ctx, p.Data.SensitiveColumns, p.Data.Masked())
 		if protected == nil {
 			s.published.Store(p)
 		}
-		err = errors.Join(protected, s.store.PublishPolicy(ctx, p.Version(), approvals, skips), s.sourceStore().Publish(ctx))
+		err = errors.Join(protected, s.store.PublishPolicy(ctx, p.Version(), approvals, skips, keys),
+			s.sourceStore().Publish(ctx))
 	}
 	if failed := s.unpublished.Swap(err != nil); err != nil && !failed {
 		s.logger.Error("publishing the policy's masking and approval rules to the database failed and is retried; "+

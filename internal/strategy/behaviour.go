@@ -76,6 +76,7 @@ func (p *Planner) behaviour(names *queuesAndKinds) *behaviour {
 		skips := rules.Skips()
 		b.add(at, "skipStale", reflect.ValueOf(skips.Stale.Of(name, "")))
 		b.add(at, "skipSuperseded", reflect.ValueOf(skips.Superseded.Of(name, "")))
+		b.add(at, "orderingKey", reflect.ValueOf(strings.Join(rules.OrderingKeys().Queues[name], ".")))
 		b.add(at, "replayWhenFixed", reflect.ValueOf(slices.Contains(rules.ReplaysWhenFixed(), name)))
 	}
 	for _, name := range names.kinds {
@@ -85,6 +86,7 @@ func (p *Planner) behaviour(names *queuesAndKinds) *behaviour {
 		if kind := rules.Routing.Kinds[name]; kind != nil { // false and absent differ: if absent, the queue's value applies
 			b.add(place{"kind", name}, "skipStale", reflect.ValueOf(kind.SkipStale))
 			b.add(place{"kind", name}, "skipSuperseded", reflect.ValueOf(kind.SkipSuperseded))
+			b.add(place{"kind", name}, "orderingKey", reflect.ValueOf(kind.OrderingKey))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(rules.Destinations)) {

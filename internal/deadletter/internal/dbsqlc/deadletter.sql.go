@@ -685,7 +685,7 @@ func (q *Queries) Protect(ctx context.Context, arg ProtectParams) error {
 }
 
 const PublishPolicy = `-- name: PublishPolicy :exec
-SELECT dlq.publish_policy($1::text, $2::text, $3::text, $4::text)
+SELECT dlq.publish_policy($1::text, $2::text, $3::text, $4::text, $5::text)
 `
 
 type PublishPolicyParams struct {
@@ -693,16 +693,18 @@ type PublishPolicyParams struct {
 	Approvals string
 	Actor     string
 	Skips     string
+	Keys      string
 }
 
 // PublishPolicy writes the version of the current policy, which audit rows contain, the operations that need approval,
-// which dlq.require_approval reads, and the work that replay runs skip by default.
+// which dlq.require_approval reads, the work that replay runs skip by default, and where jobs have their ordering keys.
 func (q *Queries) PublishPolicy(ctx context.Context, arg PublishPolicyParams) error {
 	_, err := q.db.Exec(ctx, PublishPolicy,
 		arg.Version,
 		arg.Approvals,
 		arg.Actor,
 		arg.Skips,
+		arg.Keys,
 	)
 	return err
 }

@@ -213,6 +213,23 @@ func (q *Queries) Checkpoints(ctx context.Context, ids []uuid.UUID) ([]Checkpoin
 	return items, nil
 }
 
+const CountBehind = `-- name: CountBehind :one
+SELECT dlq.count_behind($1::jsonb, $2::uuid[])::bigint AS entries
+`
+
+type CountBehindParams struct {
+	Filter json.RawMessage
+	Ids    []uuid.UUID
+}
+
+// CountBehind counts the entries that are behind an earlier job of their ordering key that the filter selects.
+func (q *Queries) CountBehind(ctx context.Context, arg CountBehindParams) (int64, error) {
+	row := q.db.QueryRow(ctx, CountBehind, arg.Filter, arg.Ids)
+	var entries int64
+	err := row.Scan(&entries)
+	return entries, err
+}
+
 const CountCheckpoints = `-- name: CountCheckpoints :one
 SELECT dlq.count_checkpoints($1::jsonb)::bigint AS entries
 `
@@ -271,6 +288,18 @@ func (q *Queries) CountGroups(ctx context.Context, arg CountGroupsParams) ([]Cou
 		return nil, err
 	}
 	return items, nil
+}
+
+const CountKeyed = `-- name: CountKeyed :one
+SELECT dlq.count_keyed($1::uuid[])::bigint AS entries
+`
+
+// CountKeyed counts the entries that are jobs of applications with an ordering key.
+func (q *Queries) CountKeyed(ctx context.Context, ids []uuid.UUID) (int64, error) {
+	row := q.db.QueryRow(ctx, CountKeyed, ids)
+	var entries int64
+	err := row.Scan(&entries)
+	return entries, err
 }
 
 const CountNotKnown = `-- name: CountNotKnown :exec
@@ -1845,7 +1874,7 @@ SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_
        coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at,
        r.finished_at, coalesce(r.origin, '')::text AS origin, coalesce(r.forecast, 'null')::jsonb AS forecast,
        r.progressive, extract(epoch FROM r.step_deadline)::float8 AS step_deadline, r.skip_stale, r.skip_superseded,
-       r.not_known, coalesce(r.skips, '{}')::jsonb AS skips, coalesce(r.figures, '[]')::jsonb AS figures,
+       r.not_known, r.keyed_jobs, coalesce(r.skips, '{}')::jsonb AS skips, coalesce(r.figures, '[]')::jsonb AS figures,
        CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
            WHERE e.run_id = r.id AND e.outcome = 'succeeded') END::bigint AS succeeded,
        CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
@@ -1888,6 +1917,7 @@ type RunsByIDRow struct {
 	SkipStale      bool
 	SkipSuperseded bool
 	NotKnown       int64
+	KeyedJobs      int64
 	Skips          json.RawMessage
 	Figures        json.RawMessage
 	Succeeded      int64
@@ -1935,6 +1965,7 @@ func (q *Queries) RunsByID(ctx context.Context, arg RunsByIDParams) ([]RunsByIDR
 			&i.SkipStale,
 			&i.SkipSuperseded,
 			&i.NotKnown,
+			&i.KeyedJobs,
 			&i.Skips,
 			&i.Figures,
 			&i.Succeeded,
