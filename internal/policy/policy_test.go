@@ -298,6 +298,10 @@ func TestLoad_ReportsMistakesWithLines(t *testing.T) {
 			`strategies.scheduled.timeZone: "Mars/Base" is not a time zone`,
 		},
 		{"dlq-routing", "strategies: {scheduled: {hours: [24]}}", "strategies.scheduled.hours[0]: is 24; must be 0 to 23"},
+		{
+			"dlq-routing", "kinds: {charge: {orderingKey: customer..id}}",
+			`kinds.charge.orderingKey: "customer..id" has an empty key`,
+		},
 		{"dlq-routing", "strategies: {immediate: {delays: [0s]}}", "strategies.immediate.delays[0]: is 0s; must be 1ms to"},
 		{
 			"dlq-routing", "rules:\n- {name: a, match: {}, class: outage}\n- {name: a, match: {}, class: outage}",
