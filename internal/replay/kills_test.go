@@ -168,8 +168,8 @@ func (w *workers) putBack(state string) {
 		WHERE state = 'running' AND attempted_by[cardinality(attempted_by)] = ANY ($2)`, state, w.killed)
 }
 
-// No follower of an ordering key has an effect before its predecessor's success: there are many keys, redeliveries that
-// fail at random, and processes that are killed at any time.
+// No follower of an ordering key has an effect before its predecessor's success: there are many keys of messages and of
+// jobs, redeliveries that fail at random, and processes that are killed at any time.
 func TestProgressive_NoFollowersEffectBeforeSuccess(t *testing.T) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
@@ -182,9 +182,11 @@ func TestProgressive_NoFollowersEffectBeforeSuccess(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	b := setup(t)
 	b.exec("CREATE TABLE happened (n bigserial, job_id bigint, what text, hung text)")
-	for key := range 10 {
+	b.publish(keyedPolicy)
+	for key := range 5 {
 		b.failKey("k"+strconv.Itoa(key), 2+random.IntN(5), `{}`)
 	}
+	b.failCustomers(5, 2+random.IntN(5))
 	run := b.start(replay.Request{
 		All: true, Progressive: true, BatchSize: 1 + random.IntN(5), NewestFirst: random.IntN(2) == 0,
 	})
@@ -207,7 +209,8 @@ func TestProgressive_NoFollowersEffectBeforeSuccess(t *testing.T) {
 		SELECT x.job_id, x.outcome, lag(x.entry_id) OVER k AS before, lag(x.job_id) OVER k AS job_before,
 			lag(x.outcome) OVER k AS outcome_before
 		FROM dlq.replay_run_entries x JOIN dlq.dead_letter_queue e ON e.id = x.entry_id
-		WINDOW k AS (PARTITION BY e.ordering_key ORDER BY e.river_job_id)) `
+		WINDOW k AS (PARTITION BY coalesce(e.ordering_key, e.original_event #>> '{customer,id}')
+			ORDER BY e.river_job_id)) `
 	require.Zero(t, b.count(chain+`SELECT count(*) FROM chain c JOIN happened h ON h.job_id = c.job_id
 		WHERE c.before IS NOT NULL AND h.what = 'effect' AND NOT EXISTS (SELECT FROM happened s
 			WHERE s.job_id = c.job_before AND s.what = 'success' AND s.n < h.n)`), "effects before the predecessor's success")
