@@ -17,7 +17,7 @@ COMMENT ON FUNCTION dlq.closure_of IS
 CREATE OR REPLACE FUNCTION dlq.run_closures(p_run uuid)
 RETURNS TABLE (entry_id uuid, was text, closure text, what text, sent_at timestamptz, ended_at timestamptz,
     reason text, worked float8, job_id bigint)
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT c.entry_id, c.was, c.closure,
            CASE c.closure WHEN 'failed_new' THEN c.fingerprint
                WHEN 'taken_over' THEN c.taken_by
@@ -46,7 +46,7 @@ COMMENT ON FUNCTION dlq.run_closures IS
 CREATE OR REPLACE FUNCTION dlq.run_report(p_run uuid, p_limit integer)
 RETURNS TABLE (is_total boolean, was text, closure text, what text, entries bigint, since timestamptz, median float8,
     slowest float8, queue text, error_type text, reason text, requests bigint, worked float8)
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT t.is_total, t.was, t.closure, t.what, t.entries, t.since, coalesce(t.median, 0), coalesce(t.slowest, 0),
            e.queue, e.error_type, t.reason, t.requests, coalesce(t.worked, 0)
     FROM (SELECT grouping(c.was) = 1 AS is_total, c.was, c.closure, c.what, count(*) AS entries,
@@ -73,7 +73,7 @@ COMMENT ON FUNCTION dlq.run_report IS
 
 CREATE OR REPLACE FUNCTION dlq.diff_runs(p_before uuid, p_after uuid, p_limit integer)
 RETURNS TABLE (was text, before text, after text, entries bigint)
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT coalesce(b.was, a.was), coalesce(a.closure, 'absent'), coalesce(b.closure, 'absent'), count(*)
     FROM dlq.run_closures(p_before) a FULL JOIN dlq.run_closures(p_after) b ON b.entry_id = a.entry_id
     GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3 LIMIT p_limit

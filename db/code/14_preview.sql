@@ -83,6 +83,27 @@ $$;
 COMMENT ON FUNCTION dlq.count_behind IS
     'How many of the given entries are behind another one that matches the filter: a job of an application with the same '
     'ordering key (dlq.job_key) in the same queue, which was inserted before.';
+-- An attempt that reached no receiver counts as neither answered nor unanswered.
+CREATE OR REPLACE FUNCTION dlq.how_far(p_ids uuid[]) RETURNS TABLE (what text, stage text, entries bigint)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+    SELECT a.what, a.stage, count(*)
+    FROM dlq.dead_letter_queue e
+    CROSS JOIN LATERAL (
+        SELECT 'stage_reached' AS what, dlq.reported_stage(e.metadata) AS stage
+        WHERE dlq.reported_stage(e.metadata) IS NOT NULL
+        UNION ALL
+        SELECT 'answered', '' WHERE e.job_kind = 'dlqd_message' AND e.error_context ?| '{status,grpcStatus}'
+        UNION ALL
+        SELECT 'no_answer', '' WHERE e.job_kind = 'dlqd_message'
+            AND (e.error_context ?| '{status,grpcStatus}') IS NOT TRUE
+            AND e.error_type IN ('TIMEOUT_ERROR', 'CONNECTION_RESET', 'CONNECTION_ERROR')) a
+    WHERE e.id = ANY (p_ids) AND e.stage IN ('inbox', 'open', 'failed')
+        AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(p_ids))
+    GROUP BY 1, 2 ORDER BY 3 DESC, 2 LIMIT 10
+$$;
+COMMENT ON FUNCTION dlq.how_far IS
+    'Counts entries by how far their last attempts got: the stage that a worker reported, and whether the receiver of '
+    'a message answered.';
 
 -- A redelivery is assumed to take as long as the last attempts of the entries: the interval is from their 10th to their
 -- 90th percentile. p_workers is the number of redeliveries that dlqd works at a time; null if an application works
@@ -128,6 +149,81 @@ COMMENT ON FUNCTION dlq.replay_ends IS
     'latest. Otherwise not_known says what is missing: attempts (fewer than five whose duration is known) or workers '
     '(how many redeliveries are worked at a time, without a concurrency). p_seconds are durations of recent attempts.';
 
+-- The numbers of dlq.destination_traffic are arrays: the 48th element counts failures, and a 49th counts some of the
+-- deliveries again. The table is not logged, so a standby cannot read it.
+CREATE OR REPLACE FUNCTION dlq.destination_hours(p_destinations text[])
+RETURNS TABLE (destination text, deliveries bigint, failures bigint, most_per_second float8)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    -- A destination gets the messages of many queues, so a caller with a scope sees no counts of a destination.
+    IF pg_is_in_recovery() OR dlq.scope() IS NOT NULL THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    SELECT s.destination, sum(s.deliveries)::bigint, sum(s.failures)::bigint, max(s.deliveries)::float8 / 10
+    FROM (SELECT t.destination, t.at, sum(u.n) FILTER (WHERE u.level <= 48) AS deliveries,
+              coalesce(sum(u.n) FILTER (WHERE u.level = 48), 0) AS failures
+          FROM dlq.destination_traffic t CROSS JOIN LATERAL unnest(t.deliveries) WITH ORDINALITY u (n, level)
+          WHERE t.destination = ANY (p_destinations) AND t.at >= now() - interval '1 hour' AND u.n > 0
+          GROUP BY 1, 2) s
+    GROUP BY 1;
+END
+$$;
+COMMENT ON FUNCTION dlq.destination_hours IS
+    'The deliveries of all processes to destinations in the last hour, how many of them failed, and how many a second '
+    'there were in the busiest ten seconds. No row if none was counted, and no rows for a caller with a scope.';
+
+CREATE OR REPLACE FUNCTION dlq.concerned_subscribers(p_ids uuid[], OUT entries bigint, OUT subscribers bigint,
+    OUT largest jsonb)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+    WITH s AS MATERIALIZED (
+        SELECT e.subscriber_id, count(*) AS entries FROM dlq.dead_letter_queue e
+        WHERE e.id = ANY (p_ids) AND e.subscriber_id <> '' AND e.stage IN ('inbox', 'open', 'failed')
+            AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(p_ids))
+        GROUP BY 1
+    )
+    SELECT coalesce(sum(s.entries), 0)::bigint, count(*), (
+        SELECT coalesce(jsonb_agg(jsonb_build_object('subscriberId', t.subscriber_id, 'entries', t.entries)
+            ORDER BY t.entries DESC, t.subscriber_id), '[]')
+        FROM (SELECT * FROM s ORDER BY s.entries DESC, s.subscriber_id LIMIT 5) t
+        WHERE 'subscriber_id' <> ALL (dlq.hidden_columns()) AND (dlq.mask() ?| '{where,patterns}') IS NOT TRUE)
+    FROM s
+$$;
+COMMENT ON FUNCTION dlq.concerned_subscribers IS
+    'How many of the given entries are messages that name a subscriber, how many different subscribers they name, and '
+    'the five with the most entries. These are an empty array if the caller may not see subscribers.';
+
+-- The entries are taken in the order of their ids, in ten parts of equal size, as in internal/replay.
+CREATE OR REPLACE FUNCTION dlq.sampled_load(p_ids uuid[], p_rate float8)
+RETURNS TABLE (queue text, destination text, entries bigint, per_second numeric[])
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
+    WITH sampled AS MATERIALIZED (
+        SELECT e.queue, e.destination, row_number() OVER (ORDER BY e.id) - 1 AS place FROM dlq.dead_letter_queue e
+        WHERE e.id = ANY (p_ids) AND e.stage IN ('inbox', 'open', 'failed')
+            AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(p_ids))
+    ), parts AS (
+        SELECT p.part, p.part * n.entries / 10 AS first,
+               greatest((p.part + 1) * n.entries / 10, least(p.part * n.entries / 10 + 1, n.entries)) AS below
+        FROM generate_series(0, 9) p (part) CROSS JOIN (SELECT count(*) AS entries FROM sampled) n
+    ), shares AS MATERIALIZED (
+        SELECT p.part, s.queue, s.destination, count(*)::float8 / (p.below - p.first) AS share
+        FROM parts p JOIN sampled s ON s.place >= p.first AND s.place < p.below
+        GROUP BY p.part, s.queue, s.destination, p.first, p.below
+    )
+    SELECT n.queue, n.destination, n.entries, ARRAY(
+        SELECT round((p_rate * coalesce(sum(h.share), 0))::numeric, 1)
+        FROM generate_series(0, 9) g (part) LEFT JOIN shares h ON h.part = g.part
+            AND (h.queue = n.queue OR h.destination = n.destination)
+        GROUP BY g.part ORDER BY g.part)
+    FROM (SELECT s.queue, s.destination, count(*) AS entries FROM sampled s
+          GROUP BY GROUPING SETS ((s.queue), (s.destination))) n
+    WHERE n.queue IS NOT NULL OR n.destination IS NOT NULL
+    ORDER BY n.entries DESC, 1, 2 LIMIT 20
+$$;
+COMMENT ON FUNCTION dlq.sampled_load IS
+    'How many of the given entries are of each queue, and how many failed at each destination, with the redeliveries a '
+    'second in each tenth of a run of them at a rate.';
+
 CREATE OR REPLACE FUNCTION dlq.preview_replay(p_filter jsonb, p_rate float8 DEFAULT NULL,
     p_concurrency integer DEFAULT NULL, p_progressive boolean DEFAULT false)
 RETURNS TABLE (what text, entries bigint, sampled bigint, detail text)
@@ -169,6 +265,17 @@ BEGIN
         ('repeated', c.repeated, 'attempted more than once'),
         ('steps_done', c.steps_done, 'completed a step of their resumable jobs')) k (what, hits, detail)
     WHERE k.hits > 0;
+    RETURN QUERY
+    SELECT h.what, round(v_total * h.entries::numeric / cardinality(v_sample))::bigint, cardinality(v_sample)::bigint,
+           CASE h.what WHEN 'answered' THEN 'were answered by the receiver, with an error'
+               WHEN 'no_answer' THEN 'got no answer from the receiver, which may have done the work'
+               ELSE 'had reached stage ' || h.stage END
+    FROM dlq.how_far(v_sample) h;
+    RETURN QUERY
+    SELECT 'unworked'::text, round(v_total * k.entries::numeric / cardinality(v_sample))::bigint,
+           cardinality(v_sample)::bigint, 'no worker seems to know kind ' || k.kind || ': inferred from ' || k.unknown
+               || ' of ' || k.entries || ' last attempts'
+    FROM dlq.unworked_kinds(v_sample) k;
     SELECT n.* INTO v_ends
     FROM dlq.replay_ends(v_total, ARRAY(SELECT b.seconds FROM dlq.before_replay(v_sample) b), p_rate, p_concurrency,
         NULL, p_progressive) n;
@@ -176,12 +283,36 @@ BEGIN
         THEN (now() + make_interval(secs => v_ends.earliest)) || ' to '
             || (now() + make_interval(secs => v_ends.latest))
         ELSE 'not known: ' || v_ends.not_known END;
+    RETURN QUERY
+    SELECT 'subscribers'::text, round(v_total * s.entries::numeric / cardinality(v_sample))::bigint,
+           cardinality(v_sample)::bigint,
+           'concern ' || CASE WHEN cardinality(v_sample) < v_total THEN 'at least ' ELSE '' END || s.subscribers
+               || ' subscribers' || coalesce('; the most ' || (SELECT string_agg(l.value ->> 'subscriberId', ', ')
+                   FROM jsonb_array_elements(s.largest) l), '')
+    FROM dlq.concerned_subscribers(v_sample) s WHERE s.entries > 0;
+    RETURN QUERY
+    SELECT CASE WHEN l.queue IS NULL THEN 'destination_load' ELSE 'queue_load' END,
+           round(v_total * l.entries::numeric / cardinality(v_sample))::bigint, cardinality(v_sample)::bigint,
+           coalesce('queue ' || l.queue, 'failed at destination ' || l.destination) || CASE WHEN p_rate > 0
+               THEN ': ' || array_to_string(l.per_second, ', ') || ' per second in each tenth of the run' ELSE '' END
+               || CASE WHEN l.queue IS NOT NULL THEN '; in the last hour, ' || f.redelivered || ' redelivered and '
+                   || f.failures || ' failed; how many succeeded is not known'
+               WHEN h.destination IS NULL THEN '; its last hour is not known'
+               ELSE '; in the last hour, ' || h.deliveries || ' deliveries, at most ' || h.most_per_second
+                   || ' per second; ' || h.failures || ' failed' END
+    FROM dlq.sampled_load(v_sample, p_rate) l
+    CROSS JOIN LATERAL (SELECT coalesce(sum(r.redelivered), 0) AS redelivered, coalesce(sum(r.failures), 0) AS failures
+        FROM dlq.rollup_flow r WHERE r.step = 'minute' AND r.scope = 'queue'
+            AND r.bucket >= now() - interval '1 hour' AND r.queue = l.queue) f
+    LEFT JOIN LATERAL dlq.destination_hours(ARRAY[l.destination]) h ON l.destination IS NOT NULL;
 END
 $$;
 COMMENT ON FUNCTION dlq.preview_replay IS
     'What a replay run of the entries that match a filter would do, from a random sample of at most 1,000: entries, '
-    'those that another run or an operator has, those that will not go, what ran before, and when the run will have '
-    'ended (ends). SQL knows neither the policy''s staleAfter nor how many messages dlqd delivers at a time.';
+    'those that another run or an operator has, those that will not go, what ran before and how far, kinds that no '
+    'worker seems to know, when the run will have ended (ends), which subscribers the messages concern, and the load '
+    'of queues and destinations beside their last hour. SQL knows neither the policy''s staleAfter nor how many '
+    'messages dlqd delivers at a time, and of destinations only those of the failed deliveries.';
 
 CREATE OR REPLACE FUNCTION dlq.preview_groups(p_filter jsonb, p_limit integer DEFAULT 200)
 RETURNS TABLE (queue text, fingerprint text, entries bigint, tried boolean, expected bigint, recovered bigint,

@@ -344,21 +344,7 @@ SELECT e.id::uuid AS id, e.queue::text AS queue, e.kind::text AS kind, e.due_at:
 FROM dlq.expiries(@ids::uuid[]) e;
 
 -- name: HowFar :many
--- HowFar counts entries by how far their last attempts got: the stage that a worker reported, and whether the receiver
--- of a message answered. An attempt that reached no receiver counts as neither answered nor unanswered.
-SELECT a.what::text AS what, a.stage::text AS stage, count(*) AS entries
-FROM dlq.dead_letter_queue e
-CROSS JOIN LATERAL (
-    SELECT 'stage_reached' AS what, dlq.reported_stage(e.metadata) AS stage
-    WHERE dlq.reported_stage(e.metadata) IS NOT NULL
-    UNION ALL
-    SELECT 'answered', '' WHERE e.job_kind = 'dlqd_message' AND e.error_context ?| '{status,grpcStatus}'
-    UNION ALL
-    SELECT 'no_answer', '' WHERE e.job_kind = 'dlqd_message' AND (e.error_context ?| '{status,grpcStatus}') IS NOT TRUE
-        AND e.error_type IN ('TIMEOUT_ERROR', 'CONNECTION_RESET', 'CONNECTION_ERROR')) a
-WHERE e.id = ANY (@ids::uuid[]) AND e.stage IN ('inbox', 'open', 'failed')
-    AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(@ids::uuid[]))
-GROUP BY 1, 2 ORDER BY 3 DESC, 2 LIMIT 10;
+SELECT h.what::text AS what, h.stage::text AS stage, h.entries::bigint AS entries FROM dlq.how_far(@ids::uuid[]) h;
 
 -- name: BeforeReplay :many
 -- BeforeReplay returns facts about entries that matter before a replay. seconds is the duration of the last attempt, or
@@ -408,6 +394,17 @@ FROM dlq.rollup_flow f
 WHERE f.step = 'minute' AND f.scope = 'queue' AND f.bucket >= now() - interval '1 hour'
     AND f.queue = ANY (@queues::text[])
 GROUP BY f.queue;
+
+-- name: DestinationHours :many
+-- DestinationHours counts the deliveries of all processes to destinations in the last hour. It has no row for a
+-- destination without counted deliveries.
+SELECT h.destination::text AS destination, h.deliveries::bigint AS deliveries, h.failures::bigint AS failures,
+       h.most_per_second::float8 AS most_per_second
+FROM dlq.destination_hours(@destinations::text[]) h;
+
+-- name: ConcernedSubscribers :one
+SELECT s.entries::bigint AS entries, s.subscribers::bigint AS subscribers, s.largest::jsonb AS largest
+FROM dlq.concerned_subscribers(@ids::uuid[]) s;
 
 -- name: UnworkedKinds :many
 -- UnworkedKinds returns the kinds of entries that no worker seems to know.

@@ -197,6 +197,14 @@ func (s *service) registerReplays(api huma.API) {
 				Queue: "default", Destination: "default", Entries: 4200, PerSecond: []float64{500, 500},
 				Redelivered: 120, Failures: 4300,
 			}},
+			Destinations: []replay.DestinationLoad{{
+				Destination: "default", Entries: 4200, PerSecond: []float64{500, 500},
+				LastHour: &replay.DestinationHour{Deliveries: 90_000, Failures: 4300, MostPerSecond: 41.5},
+			}},
+			Subscribers: &replay.Subscribers{
+				Subscribers: 37, Entries: 4200, Low: 4184, High: 4200, Sampled: 1000,
+				Largest: []replay.Subscriber{{ID: "sub_81", Entries: 420}},
+			},
 			Expect: &replay.Expectation{Tried: 4000, Untried: 200, Recover: 3100, Low: 2400, High: 3700},
 		}})
 

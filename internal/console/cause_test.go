@@ -233,12 +233,12 @@ func TestNotes_AreInThePagesWords(t *testing.T) {
 			"0 (0 to 0) will",
 		"no earlier replay run has outcomes of the failure groups of 1\u202f000: they were never tried",
 		"queue 10000 gets 6\u202f000, at most 2\u202f000 per second; in the last hour, 1\u202f000 were redelivered and 0 " +
-			"failed",
+			"failed; how many succeeded is not known",
 	}, estimates(p, words))
 	words.Unlimited = true
 	notes := p.Notes(words)
-	require.Equal(t, "queue 10000 gets 6\u202f000; in the last hour, 1\u202f000 were redelivered and 0 failed",
-		notes[len(notes)-1])
+	require.Equal(t, "queue 10000 gets 6\u202f000; in the last hour, 1\u202f000 were redelivered and 0 failed; how many "+
+		"succeeded is not known", notes[len(notes)-1])
 }
 
 // TestCaptureLimit_IsADuration checks how the System page shows the limit of capture, an interval of Postgres.

@@ -1,13 +1,17 @@
 package replay_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlqd/dlqd/internal/access"
 	"github.com/dlqd/dlqd/internal/deadletter"
+	"github.com/dlqd/dlqd/internal/delivery"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
 	"github.com/dlqd/dlqd/internal/replay"
 	"github.com/dlqd/dlqd/internal/strategy"
@@ -553,8 +557,10 @@ func TestPreview_SaysTheLoad(t *testing.T) {
 		{Queue: "b", Entries: 15, PerSecond: []float64{0, 0, 4, 8, 8, 8, 8, 8, 8, 8}, Failures: 15},
 		{Queue: "a", Entries: 5, PerSecond: []float64{8, 8, 4, 0, 0, 0, 0, 0, 0, 0}, Failures: 5},
 	}, preview.Load)
-	require.Equal(t, "queue b gets 15, at most 8 per second; in the last hour, 0 were redelivered and 15 failed",
-		preview.Load[0].Text(replay.PlainWords()))
+	require.Equal(t, "queue b gets 15, at most 8 per second; in the last hour, 0 were redelivered and 15 failed; how many "+
+		"succeeded is not known", preview.Load[0].Text(replay.PlainWords()))
+	require.Empty(t, preview.Destinations)
+	require.Nil(t, preview.Subscribers)
 
 	preview, err = b.replayer.Preview(t.Context(), withDefaults(replay.Request{
 		All: true, Rate: 8, Queue: "c",
@@ -564,6 +570,113 @@ func TestPreview_SaysTheLoad(t *testing.T) {
 	require.Len(t, preview.Load, 1)
 	require.EqualValues(t, 20, preview.Load[0].Entries)
 	require.Equal(t, "c", preview.Load[0].Queue)
+}
+
+// The preview says whom the messages concern, and what each destination got in the last hour, as far as dlqd counts it.
+func TestPreview_SaysWhoElseIsHit(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for n, subscriber := range []string{"sub_1", "sub_2", "sub_2", ""} {
+		b.failMessage("default", fmt.Sprintf(`{"messageId": "m%d", "kind": "k", "subscriberId": %q, "payload": {"n": %[1]d}}`,
+			n, subscriber))
+	}
+	b.exec("UPDATE dlq.dead_letter_queue SET destination = 'default'")
+	b.fail(1, "a", "T")
+	b.exec("SELECT dlq.refresh_rollups()")
+	request := withDefaults(replay.Request{All: true, Rate: 8})
+	preview, err := b.replayer.Preview(t.Context(), request)
+	require.NoError(t, err)
+	require.Nil(t, preview.Destinations[0].LastHour)
+	require.Equal(t, "destination default gets 4, at most 8 per second; its last hour is not known",
+		preview.Destinations[0].Text(replay.PlainWords()))
+
+	traffic, now := delivery.NewTraffic(b.pool), time.Now()
+	for i := range 30 {
+		traffic.Observe(&delivery.Delivered{
+			Destination: "default", Available: i%3 > 0, Limited: i%5 == 0, Took: time.Millisecond,
+		}, now)
+	}
+	traffic.Observe(&delivery.Delivered{Destination: "default", Available: true}, now.Add(-2*time.Hour))
+	require.NoError(t, traffic.Write(t.Context()))
+	preview, err = b.replayer.Preview(t.Context(), request)
+	require.NoError(t, err)
+	destinations := []replay.DestinationLoad{{
+		Destination: "default", Entries: 4, PerSecond: []float64{8, 8, 8, 8, 8, 8, 8, 8, 0, 0},
+		LastHour: &replay.DestinationHour{Deliveries: 30, Failures: 10, MostPerSecond: 3},
+	}}
+	require.Equal(t, destinations, preview.Destinations)
+	require.Equal(t, &replay.Subscribers{
+		Subscribers: 2, Entries: 3, Low: 3, High: 3, Sampled: 5,
+		Largest: []replay.Subscriber{{ID: "sub_2", Entries: 2}, {ID: "sub_1", Entries: 1}},
+	}, preview.Subscribers)
+	require.Subset(t, preview.Notes(replay.PlainWords()), []string{
+		"3 of 5 concern 2 subscribers; the most: sub_2 (2), sub_1 (1)",
+		"destination default gets 4, at most 8 per second; in the last hour, it got 30, at most 3 per second, and 10 failed",
+	})
+	for what, detail := range map[string]string{
+		"subscribers": "concern 2 subscribers; the most sub_2, sub_1",
+		"destination_load": "failed at destination default: 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 0.0, 0.0 per second in " +
+			"each tenth of the run; in the last hour, 30 deliveries, at most 3 per second; 10 failed",
+	} {
+		require.Equal(t, 1, b.count("SELECT count(*) FROM dlq.preview_replay('{}', 8) WHERE what = $1 AND detail = $2", what,
+			detail), what)
+	}
+	require.Equal(t, 2, b.count("SELECT count(*) FROM dlq.preview_replay('{}') WHERE what = 'queue_load'"))
+
+	// A destination gets messages of other queues, too.
+	limited, err := access.Limit(t.Context(), access.Scope{{Queues: []string{"default"}}})
+	require.NoError(t, err)
+	preview, err = b.replayer.Preview(limited, request)
+	require.NoError(t, err)
+	require.Nil(t, preview.Destinations[0].LastHour)
+	require.EqualValues(t, 2, preview.Subscribers.Subscribers)
+
+	forecast := b.get(b.start(replay.Request{All: true, Rate: 8})).Forecast
+	require.Equal(t, destinations, forecast.Destinations)
+	require.Len(t, forecast.Load, 2)
+	require.EqualValues(t, 2, forecast.Subscribers.Subscribers)
+	require.Empty(t, forecast.Subscribers.Largest, "viewers of the run may not see subscribers")
+
+	b.exec(`INSERT INTO dlq.settings (key, value) VALUES ('sensitive', '{"where": "card"}')
+		ON CONFLICT (key) DO UPDATE SET value = excluded.value`)
+	preview, err = b.replayer.Preview(t.Context(), request)
+	require.NoError(t, err)
+	require.Empty(t, preview.Subscribers.Largest)
+}
+
+// The samples are spread over the failure groups, although the entries of one group failed first.
+func TestPreview_SamplesEachGroup(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for _, group := range []struct {
+		n    int
+		name string
+	}{{10, "f"}, {2, "g"}, {3, "h"}} {
+		b.fail(group.n, "a", "T")
+		b.exec("UPDATE dlq.dead_letter_queue SET fingerprint = $1 WHERE fingerprint NOT IN ('f', 'g') OR fingerprint IS NULL",
+			group.name)
+	}
+	preview, err := b.replayer.Preview(t.Context(), withDefaults(replay.Request{All: true}))
+	require.NoError(t, err)
+	var ids []uuid.UUID
+	for _, s := range preview.Samples {
+		ids = append(ids, s.ID)
+	}
+	require.Len(t, ids, 5)
+	for group, n := range map[string]int{"f": 2, "g": 1, "h": 2} {
+		require.Equal(t, n, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE fingerprint = $1 AND id = ANY ($2)",
+			group, ids), group)
+	}
+}
+
+func TestSubscribers_SayWhatIsEstimated(t *testing.T) {
+	t.Parallel()
+	p := &replay.Preview{Total: 4200, Subscribers: &replay.Subscribers{
+		Subscribers: 37, Entries: 2100, Low: 1968, High: 2232, Sampled: 1000,
+		Largest: []replay.Subscriber{{ID: "sub_81", Entries: 420}},
+	}}
+	require.Equal(t, []string{"about 2100 (1968 to 2232) of 4200 concern at least 37 subscribers; the most: sub_81 (420); " +
+		"estimated from 1000 at random"}, p.Notes(replay.PlainWords()))
 }
 
 // A kind counts as unworked if its latest attempt says so and no job of the kind has completed since.

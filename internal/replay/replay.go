@@ -174,24 +174,26 @@ type Request struct {
 
 // Preview is the result of a dry run.
 type Preview struct {
-	Total       int64            `json:"total" doc:"Number of entries that the filter selects now."`
-	ByErrorType map[string]int64 `json:"byErrorType" doc:"Number of entries by error type."`
-	ByQueue     map[string]int64 `json:"byQueue" doc:"Number of entries by queue."`
-	ByAge       map[string]int64 `json:"byAge" doc:"Number of entries by age."`
-	Seconds     float64          `json:"seconds" doc:"Estimated duration in seconds."`
-	Destination string           `json:"toDestination,omitempty" doc:"Destination that overrides those of the queues."`
-	Checkpoints int64            `json:"checkpoints,omitempty" doc:"With a patch: number of entries whose resumable job has completed a step. Starting the run then requires checkpoint."`
-	Unhealthy   []string         `json:"unhealthy" doc:"Reasons not to start the run now; force overrides them."`
-	Approval    string           `json:"approval,omitempty" doc:"Why the start needs the consent of a second person; absent if it does not."`
-	Estimates   []Estimate       `json:"estimates" doc:"Numbers of entries that were counted in a sample of at most 1,000: those that need not be repeated, or do not go."`
-	Expect      *Expectation     `json:"expect" doc:"How many entries will recover, as far as earlier replay runs tell."`
-	Load        []Load           `json:"load" doc:"Redeliveries over time by queue, the most entries first, beside the last hour."`
-	Unworked    []UnworkedKind   `json:"unworkedKinds,omitempty" doc:"Kinds that no worker seems to know. This is inferred from errors; it does not stop a run."`
-	Ends        *Ending          `json:"ends,omitempty" doc:"When the run will have ended, if no failure group is held; absent if that is not known."`
-	EndsUnknown string           `json:"endsNotKnown,omitempty" enum:"attempts,workers" doc:"Why it is not known when the run will have ended. attempts: fewer than five recent attempts have a known duration. workers: it is not known how many redeliveries an application works at a time; a concurrency, or a low rate, limits them."`
-	Skips       policy.Skips     `json:"skips,omitzero" doc:"What the run skips because the policy says so, and the request does not say otherwise: queues, and kinds, which come first."`
-	Readers     []Readers        `json:"readers,omitempty" doc:"Who reads the topics that records would be published to."`
-	Samples     []Sample         `json:"samples" doc:"Up to five of the entries."`
+	Total        int64             `json:"total" doc:"Number of entries that the filter selects now."`
+	ByErrorType  map[string]int64  `json:"byErrorType" doc:"Number of entries by error type."`
+	ByQueue      map[string]int64  `json:"byQueue" doc:"Number of entries by queue."`
+	ByAge        map[string]int64  `json:"byAge" doc:"Number of entries by age."`
+	Seconds      float64           `json:"seconds" doc:"Estimated duration in seconds."`
+	Destination  string            `json:"toDestination,omitempty" doc:"Destination that overrides those of the queues."`
+	Checkpoints  int64             `json:"checkpoints,omitempty" doc:"With a patch: number of entries whose resumable job has completed a step. Starting the run then requires checkpoint."`
+	Unhealthy    []string          `json:"unhealthy" doc:"Reasons not to start the run now; force overrides them."`
+	Approval     string            `json:"approval,omitempty" doc:"Why the start needs the consent of a second person; absent if it does not."`
+	Estimates    []Estimate        `json:"estimates" doc:"Numbers of entries that were counted in a sample of at most 1,000: those that need not be repeated, or do not go."`
+	Expect       *Expectation      `json:"expect" doc:"How many entries will recover, as far as earlier replay runs tell."`
+	Load         []Load            `json:"load" doc:"Redeliveries over time by queue, the most entries first, beside the last hour."`
+	Destinations []DestinationLoad `json:"destinations,omitempty" doc:"Redeliveries over time by destination, the most entries first, beside the last hour."`
+	Subscribers  *Subscribers      `json:"subscribers,omitempty" doc:"Whom the messages concern; absent if no sampled message names a subscriber."`
+	Unworked     []UnworkedKind    `json:"unworkedKinds,omitempty" doc:"Kinds that no worker seems to know. This is inferred from errors; it does not stop a run."`
+	Ends         *Ending           `json:"ends,omitempty" doc:"When the run will have ended, if no failure group is held; absent if that is not known."`
+	EndsUnknown  string            `json:"endsNotKnown,omitempty" enum:"attempts,workers" doc:"Why it is not known when the run will have ended. attempts: fewer than five recent attempts have a known duration. workers: it is not known how many redeliveries an application works at a time; a concurrency, or a low rate, limits them."`
+	Skips        policy.Skips      `json:"skips,omitzero" doc:"What the run skips because the policy says so, and the request does not say otherwise: queues, and kinds, which come first."`
+	Readers      []Readers         `json:"readers,omitempty" doc:"Who reads the topics that records would be published to."`
+	Samples      []Sample          `json:"samples" doc:"Up to five of the entries, of different failure groups if there are several."`
 }
 
 // Ending is the interval in which a run is expected to end.
@@ -374,13 +376,16 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 		if err := p.addLoad(ctx, tx, in, rate, r.Planner().Policy(), rows); err != nil {
 			return err
 		}
+		if err := p.addSubscribers(ctx, tx, sample); err != nil {
+			return err
+		}
 		if err := p.addUnworked(ctx, tx, sample); err != nil {
 			return err
 		}
 		if p.Approval, err = needsApproval(ctx, tx, in, filter); err != nil {
 			return err
 		}
-		return p.addSamples(ctx, tx, in, filter)
+		return p.addSamples(ctx, tx, in, filter, samplesOf(rows))
 	})
 	if err != nil {
 		return nil, deadletter.AsMoveError(err)
@@ -409,13 +414,40 @@ func (r *Replayer) Preview(ctx context.Context, in *Request) (*Preview, error) {
 	return p, nil
 }
 
+// samplesOf returns at most maxSamples of the sampled entries. It spreads them over the failure groups: it takes the
+// first entry of each group, the largest group first, then the second of each, and so on.
+func samplesOf(cells []dbsqlc.CountGroupsRow) (ids []uuid.UUID) {
+	at := map[groupKey]int{}
+	var groups [][]uuid.UUID
+	for i := range cells {
+		key := groupKey{cells[i].Queue, cells[i].Fingerprint}
+		if _, ok := at[key]; !ok {
+			at[key] = len(groups)
+			groups = append(groups, nil)
+		}
+		groups[at[key]] = append(groups[at[key]], cells[i].Sample...)
+	}
+	left := true
+	for n := 0; left && len(ids) < maxSamples; n++ {
+		left = false
+		for _, group := range groups {
+			if n == 0 {
+				slices.SortFunc(group, byID)
+			}
+			if n < len(group) && len(ids) < maxSamples {
+				ids, left = append(ids, group[n]), true
+			}
+		}
+	}
+	slices.SortFunc(ids, byID)
+	return ids
+}
+
+func byID(a, b uuid.UUID) int { return slices.Compare(a[:], b[:]) }
+
 // addSamples adds samples of entries as the run would send them and, if the run has a patch, the number of entries with
 // a checkpoint.
-func (p *Preview) addSamples(ctx context.Context, tx transaction, in *Request, filter []byte) error {
-	ids, err := tx.FindIDs(ctx, dbsqlc.FindIDsParams{Filter: filter, MaxEntries: maxSamples, NewestFirst: in.NewestFirst})
-	if err != nil {
-		return err
-	}
+func (p *Preview) addSamples(ctx context.Context, tx transaction, in *Request, filter []byte, ids []uuid.UUID) error {
 	events, err := tx.Events(ctx, ids)
 	if err != nil {
 		return err
@@ -548,14 +580,19 @@ const maxDecisions = 200
 
 // Forecast is the result of the dry run when a run was started.
 type Forecast struct {
-	Entries   int64            `json:"entries" doc:"Number of entries."`
-	Seconds   float64          `json:"seconds" doc:"Estimated time to send them, in seconds."`
-	ByQueue   map[string]int64 `json:"byQueue" doc:"Number of entries by queue."`
-	Unhealthy []string         `json:"unhealthy" doc:"Reasons not to start the run at that time."`
-	Estimates []Estimate       `json:"estimates,omitempty" doc:"Estimates of the dry run."`
-	Ends      *Ending          `json:"ends,omitempty" doc:"When the run would have ended, in seconds from its start; absent if that was not known."`
-	Expect    *Expectation     `json:"expect,omitempty" doc:"How many entries will recover, as far as earlier replay runs told."`
-	Changes   []ForecastChange `json:"changes,omitempty" doc:"For an approved run: figures that had changed by more than 10 % since the request."`
+	Entries      int64             `json:"entries" doc:"Number of entries."`
+	Seconds      float64           `json:"seconds" doc:"Estimated time to send them, in seconds."`
+	ByQueue      map[string]int64  `json:"byQueue" doc:"Number of entries by queue."`
+	Unhealthy    []string          `json:"unhealthy" doc:"Reasons not to start the run at that time."`
+	Estimates    []Estimate        `json:"estimates,omitempty" doc:"Estimates of the dry run."`
+	Ends         *Ending           `json:"ends,omitempty" doc:"When the run would have ended, in seconds from its start; absent if that was not known."`
+	Expect       *Expectation      `json:"expect,omitempty" doc:"How many entries will recover, as far as earlier replay runs told."`
+	Load         []Load            `json:"load,omitempty" doc:"Redeliveries over time by queue: the 20 queues with the most entries."`
+	Destinations []DestinationLoad `json:"destinations,omitempty" doc:"Redeliveries over time by destination: the 20 destinations with the most entries."`
+	Subscribers  *Subscribers      `json:"subscribers,omitempty" doc:"How many subscribers the messages concern, without names."`
+	Unworked     []UnworkedKind    `json:"unworkedKinds,omitempty" doc:"Kinds that no worker seemed to know."`
+	Readers      []Readers         `json:"readers,omitempty" doc:"Who read the topics that records are published to."`
+	Changes      []ForecastChange  `json:"changes,omitempty" doc:"For an approved run: figures that had changed by more than 10 % since the request."`
 }
 
 // Start starts a run. Unless in.Force is set, it returns an error if the preview fails or gives reasons not to start
@@ -584,6 +621,14 @@ func (r *Replayer) start(ctx context.Context, in *Request, before func(tx transa
 		in.Forecast = &Forecast{
 			Entries: preview.Total, Seconds: preview.Seconds, ByQueue: preview.ByQueue, Unhealthy: preview.Unhealthy,
 			Estimates: preview.Estimates, Expect: preview.Expect, Ends: preview.Ends,
+			Load:         preview.Load[:min(len(preview.Load), shownGroups)],
+			Destinations: preview.Destinations[:min(len(preview.Destinations), shownGroups)],
+			Unworked:     preview.Unworked, Readers: preview.Readers,
+		}
+		if preview.Subscribers != nil { // without names: others who see the run may not see these
+			subscribers := *preview.Subscribers
+			subscribers.Largest = nil
+			in.Forecast.Subscribers = &subscribers
 		}
 		if in.Forecast.Ends != nil {
 			in.Forecast.Ends = &Ending{Earliest: preview.Ends.Earliest, Latest: preview.Ends.Latest}

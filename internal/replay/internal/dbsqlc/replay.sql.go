@@ -213,21 +213,22 @@ func (q *Queries) Checkpoints(ctx context.Context, ids []uuid.UUID) ([]Checkpoin
 	return items, nil
 }
 
-const CountBehind = `-- name: CountBehind :one
-SELECT dlq.count_behind($1::jsonb, $2::uuid[])::bigint AS entries
+const ConcernedSubscribers = `-- name: ConcernedSubscribers :one
+SELECT s.entries::bigint AS entries, s.subscribers::bigint AS subscribers, s.largest::jsonb AS largest
+FROM dlq.concerned_subscribers($1::uuid[]) s
 `
 
-type CountBehindParams struct {
-	Filter json.RawMessage
-	Ids    []uuid.UUID
+type ConcernedSubscribersRow struct {
+	Entries     int64
+	Subscribers int64
+	Largest     json.RawMessage
 }
 
-// CountBehind counts the entries that are behind an earlier job of their ordering key that the filter selects.
-func (q *Queries) CountBehind(ctx context.Context, arg CountBehindParams) (int64, error) {
-	row := q.db.QueryRow(ctx, CountBehind, arg.Filter, arg.Ids)
-	var entries int64
-	err := row.Scan(&entries)
-	return entries, err
+func (q *Queries) ConcernedSubscribers(ctx context.Context, ids []uuid.UUID) (ConcernedSubscribersRow, error) {
+	row := q.db.QueryRow(ctx, ConcernedSubscribers, ids)
+	var i ConcernedSubscribersRow
+	err := row.Scan(&i.Entries, &i.Subscribers, &i.Largest)
+	return i, err
 }
 
 const CountCheckpoints = `-- name: CountCheckpoints :one
@@ -290,18 +291,6 @@ func (q *Queries) CountGroups(ctx context.Context, arg CountGroupsParams) ([]Cou
 	return items, nil
 }
 
-const CountKeyed = `-- name: CountKeyed :one
-SELECT dlq.count_keyed($1::uuid[])::bigint AS entries
-`
-
-// CountKeyed counts the entries that are jobs of applications with an ordering key.
-func (q *Queries) CountKeyed(ctx context.Context, ids []uuid.UUID) (int64, error) {
-	row := q.db.QueryRow(ctx, CountKeyed, ids)
-	var entries int64
-	err := row.Scan(&entries)
-	return entries, err
-}
-
 const CountNotKnown = `-- name: CountNotKnown :exec
 UPDATE dlq.replay_runs r SET not_known = r.not_known + (SELECT count(*) FROM dlq.replay_run_entries e
     WHERE e.run_id = $1 AND e.entry_id = ANY ($2::uuid[]) AND e.job_id IS NOT NULL)
@@ -337,6 +326,46 @@ type CountSentParams struct {
 func (q *Queries) CountSent(ctx context.Context, arg CountSentParams) error {
 	_, err := q.db.Exec(ctx, CountSent, arg.ID, arg.Ids)
 	return err
+}
+
+const DestinationHours = `-- name: DestinationHours :many
+SELECT h.destination::text AS destination, h.deliveries::bigint AS deliveries, h.failures::bigint AS failures,
+       h.most_per_second::float8 AS most_per_second
+FROM dlq.destination_hours($1::text[]) h
+`
+
+type DestinationHoursRow struct {
+	Destination   string
+	Deliveries    int64
+	Failures      int64
+	MostPerSecond float64
+}
+
+// DestinationHours counts the deliveries of all processes to destinations in the last hour. It has no row for a
+// destination without counted deliveries.
+func (q *Queries) DestinationHours(ctx context.Context, destinations []string) ([]DestinationHoursRow, error) {
+	rows, err := q.db.Query(ctx, DestinationHours, destinations)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	items := []DestinationHoursRow{}
+	for rows.Next() {
+		var i DestinationHoursRow
+		if err := rows.Scan(
+			&i.Destination,
+			&i.Deliveries,
+			&i.Failures,
+			&i.MostPerSecond,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const DiffRuns = `-- name: DiffRuns :many
@@ -754,19 +783,7 @@ func (q *Queries) GroupOutcomes(ctx context.Context, arg GroupOutcomesParams) ([
 }
 
 const HowFar = `-- name: HowFar :many
-SELECT a.what::text AS what, a.stage::text AS stage, count(*) AS entries
-FROM dlq.dead_letter_queue e
-CROSS JOIN LATERAL (
-    SELECT 'stage_reached' AS what, dlq.reported_stage(e.metadata) AS stage
-    WHERE dlq.reported_stage(e.metadata) IS NOT NULL
-    UNION ALL
-    SELECT 'answered', '' WHERE e.job_kind = 'dlqd_message' AND e.error_context ?| '{status,grpcStatus}'
-    UNION ALL
-    SELECT 'no_answer', '' WHERE e.job_kind = 'dlqd_message' AND (e.error_context ?| '{status,grpcStatus}') IS NOT TRUE
-        AND e.error_type IN ('TIMEOUT_ERROR', 'CONNECTION_RESET', 'CONNECTION_ERROR')) a
-WHERE e.id = ANY ($1::uuid[]) AND e.stage IN ('inbox', 'open', 'failed')
-    AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since($1::uuid[]))
-GROUP BY 1, 2 ORDER BY 3 DESC, 2 LIMIT 10
+SELECT h.what::text AS what, h.stage::text AS stage, h.entries::bigint AS entries FROM dlq.how_far($1::uuid[]) h
 `
 
 type HowFarRow struct {
@@ -775,8 +792,6 @@ type HowFarRow struct {
 	Entries int64
 }
 
-// HowFar counts entries by how far their last attempts got: the stage that a worker reported, and whether the receiver
-// of a message answered. An attempt that reached no receiver counts as neither answered nor unanswered.
 func (q *Queries) HowFar(ctx context.Context, ids []uuid.UUID) ([]HowFarRow, error) {
 	rows, err := q.db.Query(ctx, HowFar, ids)
 	if err != nil {
@@ -901,8 +916,7 @@ func (q *Queries) LimitStatements(ctx context.Context, timeout string) error {
 const LockProgressive = `-- name: LockProgressive :one
 SELECT r.id, r.status::text AS status, extract(epoch FROM r.step_deadline)::float8 AS step_deadline,
     coalesce(r.destination, '')::text AS destination, coalesce(r.queue, '')::text AS queue, r.created_at,
-    coalesce(r.rate, 0)::float8 AS rate, coalesce(r.paces, '{}')::jsonb AS paces,
-    clock_timestamp()::timestamptz AS now
+    coalesce(r.rate, 0)::float8 AS rate, coalesce(r.paces, '{}')::jsonb AS paces
 FROM dlq.replay_runs r WHERE r.id = $1 AND r.unsettled FOR UPDATE OF r SKIP LOCKED
 `
 
@@ -915,7 +929,6 @@ type LockProgressiveRow struct {
 	CreatedAt    time.Time
 	Rate         float64
 	Paces        json.RawMessage
-	Now          time.Time
 }
 
 // LockProgressive locks a run, so that one process at a time decides about its groups; other processes skip the run.
@@ -931,7 +944,6 @@ func (q *Queries) LockProgressive(ctx context.Context, id uuid.UUID) (LockProgre
 		&i.CreatedAt,
 		&i.Rate,
 		&i.Paces,
-		&i.Now,
 	)
 	return i, err
 }
@@ -941,7 +953,7 @@ SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.pa
        coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor, r.progressive,
        r.skip_stale, r.skip_superseded, coalesce(r.skips, '{}')::jsonb AS skips, r.for_fix,
        coalesce(r.paces, '{}')::jsonb AS paces, coalesce(r.destination, '')::text AS destination,
-       coalesce(r.queue, '')::text AS queue, clock_timestamp()::timestamptz AS now,
+       coalesce(r.queue, '')::text AS queue,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id
            AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
@@ -972,7 +984,6 @@ type LockReplayRow struct {
 	Paces          json.RawMessage
 	Destination    string
 	Queue          string
-	Now            time.Time
 	Ended          int64
 	Failed         int64
 }
@@ -1003,7 +1014,6 @@ func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, 
 		&i.Paces,
 		&i.Destination,
 		&i.Queue,
-		&i.Now,
 		&i.Ended,
 		&i.Failed,
 	)
@@ -1251,34 +1261,6 @@ func (q *Queries) Places(ctx context.Context, ids []uuid.UUID) ([]PlacesRow, err
 		return nil, err
 	}
 	return items, nil
-}
-
-const Postponed = `-- name: Postponed :one
-SELECT count(*) AS redeliveries, coalesce(min(j.scheduled_at), 'epoch')::timestamptz AS first,
-    coalesce(max(j.scheduled_at), 'epoch')::timestamptz AS last
-FROM dlq.replay_run_entries e JOIN river.river_job j ON j.id = e.job_id
-WHERE e.run_id = $1 AND e.group_number = $2::integer AND e.outcome IS NULL AND e.job_id IS NOT NULL
-    AND j.state IN ('available', 'scheduled') AND j.metadata ? 'dlq:postponed'
-`
-
-type PostponedParams struct {
-	ID     uuid.UUID
-	Number int32
-}
-
-type PostponedRow struct {
-	Redeliveries int64
-	First        time.Time
-	Last         time.Time
-}
-
-// Postponed counts redeliveries of a group that are made again later, because their destination asked for fewer
-// requests, and returns when the first and the last of them are due.
-func (q *Queries) Postponed(ctx context.Context, arg PostponedParams) (PostponedRow, error) {
-	row := q.db.QueryRow(ctx, Postponed, arg.ID, arg.Number)
-	var i PostponedRow
-	err := row.Scan(&i.Redeliveries, &i.First, &i.Last)
-	return i, err
 }
 
 const RecordOrigins = `-- name: RecordOrigins :many
@@ -1874,7 +1856,7 @@ SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_
        coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at,
        r.finished_at, coalesce(r.origin, '')::text AS origin, coalesce(r.forecast, 'null')::jsonb AS forecast,
        r.progressive, extract(epoch FROM r.step_deadline)::float8 AS step_deadline, r.skip_stale, r.skip_superseded,
-       r.not_known, r.keyed_jobs, coalesce(r.skips, '{}')::jsonb AS skips, coalesce(r.figures, '[]')::jsonb AS figures,
+       r.not_known, coalesce(r.skips, '{}')::jsonb AS skips, coalesce(r.figures, '[]')::jsonb AS figures,
        CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
            WHERE e.run_id = r.id AND e.outcome = 'succeeded') END::bigint AS succeeded,
        CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
@@ -1917,7 +1899,6 @@ type RunsByIDRow struct {
 	SkipStale      bool
 	SkipSuperseded bool
 	NotKnown       int64
-	KeyedJobs      int64
 	Skips          json.RawMessage
 	Figures        json.RawMessage
 	Succeeded      int64
@@ -1965,7 +1946,6 @@ func (q *Queries) RunsByID(ctx context.Context, arg RunsByIDParams) ([]RunsByIDR
 			&i.SkipStale,
 			&i.SkipSuperseded,
 			&i.NotKnown,
-			&i.KeyedJobs,
 			&i.Skips,
 			&i.Figures,
 			&i.Succeeded,
@@ -1992,40 +1972,29 @@ func (q *Queries) SaveBeforeLookup(ctx context.Context) error {
 	return err
 }
 
-const SaveGroup = `-- name: SaveGroup :one
+const SaveGroup = `-- name: SaveGroup :exec
 UPDATE dlq.replay_run_groups g SET succeeded = $1, failed = $2, skipped = $3,
-    active_at = clock_timestamp(), from_failed = g.from_failed + $4::bigint,
-    quota = greatest(g.quota, least(g.quota + $4::bigint, g.entries - $3,
-        dlq.replay_quota(g.entries - $3, g.step) + $5::bigint))
-WHERE g.run_id = $6 AND g.number = $7
-RETURNING g.quota
+    active_at = clock_timestamp()
+WHERE g.run_id = $4 AND g.number = $5
 `
 
 type SaveGroupParams struct {
 	Succeeded int64
 	Failed    int64
 	Skipped   int64
-	Lost      int64
-	MostLost  int64
 	ID        uuid.UUID
 	Number    int32
 }
 
-// SaveGroup writes the counts of a group. The test of the group ignores lost redeliveries, and its step sends other
-// entries for the first @most_lost of them. It returns the quota.
-func (q *Queries) SaveGroup(ctx context.Context, arg SaveGroupParams) (int64, error) {
-	row := q.db.QueryRow(ctx, SaveGroup,
+func (q *Queries) SaveGroup(ctx context.Context, arg SaveGroupParams) error {
+	_, err := q.db.Exec(ctx, SaveGroup,
 		arg.Succeeded,
 		arg.Failed,
 		arg.Skipped,
-		arg.Lost,
-		arg.MostLost,
 		arg.ID,
 		arg.Number,
 	)
-	var quota int64
-	err := row.Scan(&quota)
-	return quota, err
+	return err
 }
 
 const SetFix = `-- name: SetFix :one
@@ -2076,9 +2045,7 @@ func (q *Queries) SetForecast(ctx context.Context, arg SetForecastParams) error 
 }
 
 const SetPace = `-- name: SetPace :exec
-WITH paced AS (UPDATE dlq.replay_runs SET paces = coalesce(paces, '{}') || $6::jsonb WHERE id = $1),
-freed AS (DELETE FROM dlq.paces
-    WHERE $7::boolean AND name = 'replay:' || $1::uuid || ':' || $5::text)
+WITH paced AS (UPDATE dlq.replay_runs SET paces = coalesce(paces, '{}') || $6::jsonb WHERE id = $1)
 SELECT dlq.record_act('replay run ' || $1::uuid, $2::text, $3::text, $4::text,
     jsonb_build_object('destination', $5::text, 'reason', $4::text))
 `
@@ -2090,11 +2057,9 @@ type SetPaceParams struct {
 	Reason      string
 	Destination string
 	Pace        json.RawMessage
-	Fell        bool
 }
 
-// SetPace writes the pace of a run to a destination, and records the decision. If the rate falls, no place that was
-// taken at the greater rate counts any more (see dlq.run_place).
+// SetPace writes the pace of a run to a destination, and records the decision.
 func (q *Queries) SetPace(ctx context.Context, arg SetPaceParams) error {
 	_, err := q.db.Exec(ctx, SetPace,
 		arg.ID,
@@ -2103,7 +2068,6 @@ func (q *Queries) SetPace(ctx context.Context, arg SetPaceParams) error {
 		arg.Reason,
 		arg.Destination,
 		arg.Pace,
-		arg.Fell,
 	)
 	return err
 }
@@ -2357,11 +2321,9 @@ WITH due AS MATERIALIZED (
 ), taken AS (
     UPDATE dlq.replay_run_entries e SET counted = true FROM due
     WHERE e.run_id = $1 AND e.entry_id = due.entry_id
-    RETURNING e.entry_id, e.group_number, e.outcome, e.ended_at, e.fingerprint, e.error_class, e.reason
+    RETURNING e.entry_id, e.group_number, e.outcome, e.ended_at, e.fingerprint, e.error_class
 )
-SELECT t.group_number::integer AS number,
-    CASE WHEN t.outcome = 'failed' AND t.reason = 'process_lost' THEN 'lost' ELSE t.outcome END::text AS outcome,
-    coalesce(t.fingerprint, '')::text AS fingerprint,
+SELECT t.group_number::integer AS number, t.outcome::text AS outcome, coalesce(t.fingerprint, '')::text AS fingerprint,
     coalesce(t.error_class, '')::text AS error_class
 FROM taken t ORDER BY t.ended_at, t.entry_id
 `
@@ -2378,8 +2340,7 @@ type TakeOutcomesRow struct {
 	ErrorClass  string
 }
 
-// TakeOutcomes marks outcomes of a progressive run as counted, the earliest first, and returns them. The outcome of a
-// redelivery that was lost with its process is lost.
+// TakeOutcomes marks outcomes of a progressive run as counted, the earliest first, and returns them.
 func (q *Queries) TakeOutcomes(ctx context.Context, arg TakeOutcomesParams) ([]TakeOutcomesRow, error) {
 	rows, err := q.db.Query(ctx, TakeOutcomes, arg.ID, arg.Most)
 	if err != nil {
@@ -2617,26 +2578,21 @@ func (q *Queries) UnworkedQueues(ctx context.Context, queues []string) ([]string
 }
 
 const WriteJudgements = `-- name: WriteJudgements :exec
-UPDATE dlq.replay_run_entries r SET error_class = d.error_class, fingerprint = nullif(d.fingerprint, ''),
-    reason = CASE WHEN r.entry_id = ANY ($1::uuid[]) THEN 'process_lost' END
-FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS error_class,
-          unnest($5::text[]) AS fingerprint) d
-WHERE r.run_id = $2 AND r.entry_id = d.id AND r.outcome = 'failed' AND r.error_class IS NULL
+UPDATE dlq.replay_run_entries r SET error_class = d.error_class, fingerprint = nullif(d.fingerprint, '')
+FROM (SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS error_class,
+          unnest($4::text[]) AS fingerprint) d
+WHERE r.run_id = $1 AND r.entry_id = d.id AND r.outcome = 'failed' AND r.error_class IS NULL
 `
 
 type WriteJudgementsParams struct {
-	Lost         []uuid.UUID
 	Run          uuid.UUID
 	Ids          []uuid.UUID
 	ErrorClasses []string
 	Fingerprints []string
 }
 
-// WriteJudgements writes the class and the fingerprint of failures. The redeliveries @lost were lost with their
-// process.
 func (q *Queries) WriteJudgements(ctx context.Context, arg WriteJudgementsParams) error {
 	_, err := q.db.Exec(ctx, WriteJudgements,
-		arg.Lost,
 		arg.Run,
 		arg.Ids,
 		arg.ErrorClasses,
