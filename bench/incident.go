@@ -318,14 +318,16 @@ func (i *incident) submit(cause string, n int) error {
 	var group errgroup.Group
 	group.SetLimit(senders)
 	for k := range n {
-		queue, more := "orders", ""
+		queue, more := "orders", fmt.Sprintf(`, "messageId": "%s-%d"`, cause, k) // submitted once, even if repeated
 		switch cause {
-		case causeWeak, live:
+		case live:
+			queue, more = "bank", ""
+		case causeWeak:
 			queue = "bank"
 		case causeSuperseded, "":
-			more = fmt.Sprintf(`, "orderingKey": "k%d"`, k)
+			more += fmt.Sprintf(`, "orderingKey": "k%d"`, k)
 		case causeStale:
-			more = fmt.Sprintf(`, "expiresAt": %q`, expires.Format(time.RFC3339))
+			more += fmt.Sprintf(`, "expiresAt": %q`, expires.Format(time.RFC3339))
 		}
 		group.Go(func() error {
 			return i.call(http.MethodPost, "/api/messages",
@@ -355,17 +357,43 @@ type incidentRun struct {
 	}
 }
 
-// operate replays as an operator would, until every message that can succeed has succeeded.
-func (i *incident) operate(progressive bool) error {
-	body := fmt.Sprintf(`{"filter": {}, "all": true, "force": true, "rate": %d, "expect": %d`, askedRate, i.total())
+// start starts a run of the entries that a filter chooses.
+func (i *incident) start(name, filter string, perSecond, entries int, progressive bool) (incidentRun, error) {
+	body := fmt.Sprintf(`{"filter": {"q": %q}, "all": true, "force": true, "rate": %d, "expect": %d`, filter, perSecond,
+		entries)
 	if progressive {
 		body += `, "progressive": true, "skipStale": true, "skipSuperseded": true`
 	}
 	var started struct{ Run incidentRun }
-	if err := i.act("start", "/api/dlq/replay", body+"}", &started); err != nil {
+	err := i.act(name, "/api/dlq/replay", body+"}", &started)
+	return started.Run, err
+}
+
+// startAgain starts a run of the entries that failed in a run because the destination was down. Without it, they would
+// wait for the delay of the policy, which is minutes. It does nothing if there are none.
+func (i *incident) startAgain(run *incidentRun, progressive bool) error {
+	filter, perSecond := "again:"+run.ID+" class:outage", askedRate
+	if slices.Contains(i.acts, "rate") {
+		perSecond = carefulRate
+	}
+	var dry struct{ Preview struct{ Total int } }
+	err := i.call(http.MethodPost, "/api/dlq/replay", fmt.Sprintf(`{"filter": {"q": %q}, "dryRun": true}`, filter), &dry)
+	if err != nil || dry.Preview.Total == 0 {
 		return err
 	}
-	run := started.Run
+	next, err := i.start("again", filter, perSecond, dry.Preview.Total, progressive)
+	if err == nil {
+		*run = next
+	}
+	return err
+}
+
+// operate replays as an operator would, until every message that can succeed has succeeded.
+func (i *incident) operate(progressive bool) error {
+	run, err := i.start("start", "", askedRate, i.total(), progressive)
+	if err != nil {
+		return err
+	}
 	deadline := time.Now().Add(patience)
 	for !i.isRecovered() {
 		if time.Now().After(deadline) {
@@ -379,7 +407,12 @@ func (i *incident) operate(progressive bool) error {
 		if err := i.decide(&run, path); err != nil {
 			return err
 		}
-		if !progressive && run.Status == "stopped" {
+		switch {
+		case run.Status == "completed":
+			if err := i.startAgain(&run, progressive); err != nil {
+				return err
+			}
+		case !progressive && run.Status == "stopped":
 			if err := i.act("resume", path+"/resume", "", nil); err != nil {
 				return err
 			}
@@ -464,31 +497,46 @@ func (i *incident) wait(done func() (bool, error)) error {
 	}
 }
 
-// act sends a request of the operator and records the action.
+// act sends a request of the operator and records the action. If the server answers 503, the operator looks again
+// before the next try, because the server may have carried out the request.
 func (i *incident) act(name, path, body string, answer any) error {
 	i.acts = append(i.acts, name)
-	return i.call(http.MethodPost, path, body, answer)
+	status, err := i.callOnce(http.MethodPost, path, body, answer)
+	if status == http.StatusServiceUnavailable && answer == nil {
+		return nil
+	}
+	return err
 }
 
+// call sends a request. It repeats the request while the server answers 503: the database is busy.
 func (i *incident) call(method, path, body string, answer any) error {
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Second) {
+		status, err := i.callOnce(method, path, body, answer)
+		if status != http.StatusServiceUnavailable || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
+func (i *incident) callOnce(method, path, body string, answer any) (status int, err error) {
 	request, err := http.NewRequestWithContext(i.b.ctx, method, i.api+path, bytes.NewBufferString(body))
 	if err != nil {
-		return err
+		return 0, err
 	}
 	request.Header.Set("Content-Type", "application/json")
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer func() { _ = response.Body.Close() }()
 	raw, err := io.ReadAll(response.Body)
 	if err != nil || response.StatusCode >= http.StatusBadRequest {
-		return errors.Join(fmt.Errorf("%s %s answered %s: %s", method, path, response.Status, raw), err)
+		return response.StatusCode, errors.Join(fmt.Errorf("%s %s answered %s: %s", method, path, response.Status, raw), err)
 	}
 	if answer == nil {
-		return nil
+		return response.StatusCode, nil
 	}
-	return json.Unmarshal(raw, answer)
+	return response.StatusCode, json.Unmarshal(raw, answer)
 }
 
 func (i *incident) print(seed int, progressive bool) {
