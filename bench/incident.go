@@ -318,7 +318,7 @@ func (i *incident) submit(cause string, n int) error {
 	var group errgroup.Group
 	group.SetLimit(senders)
 	for k := range n {
-		queue, more := "orders", fmt.Sprintf(`, "messageId": "%s-%d"`, cause, k) // submitted once, even if repeated
+		queue, more := "orders", fmt.Sprintf(`, "messageId": "m%s-%d"`, cause, k) // submitted once, even if repeated
 		switch cause {
 		case live:
 			queue, more = "bank", ""
