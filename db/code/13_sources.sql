@@ -415,8 +415,10 @@ COMMENT ON FUNCTION dlq.begin_delivery IS
 CREATE OR REPLACE FUNCTION dlq.end_delivery(p_id uuid, p_partition integer, p_offset bigint,
     p_topic_id uuid DEFAULT NULL) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    -- If the record was published before, the consumer group may be past that copy, or it came back. Both say nothing
+    -- about this copy.
     UPDATE dlq.source_deliveries d SET acknowledged_at = now(), partition = p_partition, "offset" = p_offset,
-        topic_id = p_topic_id
+        topic_id = p_topic_id, consumed_at = NULL, settled_at = NULL
     WHERE d.id = p_id
 $$;
 COMMENT ON FUNCTION dlq.end_delivery IS 'Records where the broker stored a published record.';
@@ -511,9 +513,11 @@ BEGIN
         WHERE e.id = i.id AND e.stage = 'returned' AND e.status = 'dlq_returned' AND d.id = ANY (v_due);
         GET DIAGNOSTICS v_count = ROW_COUNT;
         PERFORM dlq.supersede(v_ids, '{}', 'source');
-        -- If the entry is no longer returned, an operator or a later delivery has decided about it.
+        -- If the entry is not returned, an operator or a later delivery has decided about it, unless the end of this
+        -- delivery's job is not applied yet.
         UPDATE dlq.source_deliveries d SET settled_at = now() WHERE d.id = ANY (v_due)
-            AND d.entry_id <> ALL (v_held);
+            AND d.entry_id <> ALL (v_held) AND NOT EXISTS (SELECT FROM dlq.dead_letter_open e
+                WHERE e.id = d.entry_id AND e.redelivery_job_id = d.job_id);
     END IF;
     IF p_returned_for > interval '0' THEN
         v_ids := ARRAY(SELECT e.id FROM dlq.dead_letter_returned e

@@ -10,6 +10,15 @@ type Rules struct {
 	// PlaceFirst: before an ordered message's job ends, a separate transaction removes the message's place
 	// (dlq.order_done, now replaced by dlq.complete_ordered).
 	PlaceFirst bool
+	// ComesBackAtOnce: a record that came back is applied to its entry before the end of its redelivery. dlq.apply_fact
+	// holds such a fact.
+	ComesBackAtOnce bool
+	// KeepsConsumed: if a record is published again, the consumer group counts as past it, because it was past the first
+	// copy (dlq.end_delivery did not reset consumed_at).
+	KeepsConsumed bool
+	// SettlesEarly: once a consumer group is past a record, its delivery is settled, even if the end of the redelivery is
+	// not applied yet (dlq.resolve_returned did not look at entries in processing).
+	SettlesEarly bool
 }
 
 // world is a [State] during a transaction that changes it.

@@ -33,10 +33,22 @@ func (b *bundle) fileOne(offset int64) (entry string) {
 // would.
 func (b *bundle) publish(entry string, offset int64) {
 	b.Helper()
-	job := b.one("SELECT dlq.replay($1)::text", entry)
-	delivery := b.one(`SELECT dlq.begin_delivery($1, 'orders', id, created_at, 'main', 'in', 'pay', $2)::text FROM river_job
-		WHERE id = $3::bigint`, entry, source.Content([]byte("k"), []byte(`{"a": 1}`)), job)
+	job, delivery := b.begin(entry)
 	b.exec("SELECT dlq.end_delivery($1, 1, $2)", delivery, offset)
+	b.complete(entry, job)
+}
+
+// begin replays an entry and records that its record is about to be published.
+func (b *bundle) begin(entry string) (job, delivery string) {
+	b.Helper()
+	job = b.one("SELECT dlq.replay($1)::text", entry)
+	return job, b.one(`SELECT dlq.begin_delivery($1, 'orders', id, created_at, 'main', 'in', 'pay', $2)::text FROM river_job
+		WHERE id = $3::bigint`, entry, source.Content([]byte("k"), []byte(`{"a": 1}`)), job)
+}
+
+// complete completes the job that published an entry's record.
+func (b *bundle) complete(entry, job string) {
+	b.Helper()
 	b.exec("UPDATE river_job SET state = 'completed', attempt = 1, finalized_at = now() WHERE id = $1::bigint", job)
 	b.exec("SELECT dlq.apply_facts()")
 	require.Equal(b, "dlq_returned", b.status(entry))
@@ -84,6 +96,43 @@ func TestReturned_LoopResolvesWhatItsGroupIsPast(t *testing.T) {
 	broker.Commit("pay", "in", 1, 8)
 	require.Eventually(t, func() bool { return b.status(entry) == "dlq_resolved" }, 3*time.Minute, 50*time.Millisecond)
 	require.Equal(t, "dlq_returned", b.status(other), "the group reads it next")
+}
+
+// resolved calls dlq.resolve_returned, and returns the number of entries that it resolved.
+func (b *bundle) resolved() string {
+	b.Helper()
+	return b.one("SELECT dlq.resolve_returned('orders', '0', '0')::text")
+}
+
+// The process died after the broker had acknowledged the record, and the record was published again. The group is past
+// the first copy only.
+func TestReturned_WaitsForTheLastCopy(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	entry := b.fileOne(0)
+	job, delivery := b.begin(entry)
+	b.exec("SELECT dlq.end_delivery($1, 1, 7)", delivery)
+	require.Equal(t, "1", b.one("SELECT dlq.mark_read('main', 'pay', '{in}', '{1}', '{8}')::text"))
+	b.exec("SELECT dlq.end_delivery($1, 1, 9)", delivery)
+	b.complete(entry, job)
+	require.Equal(t, "0", b.resolved())
+	require.Equal(t, "1", b.one("SELECT dlq.mark_read('main', 'pay', '{in}', '{1}', '{10}')::text"))
+	require.Equal(t, "1", b.resolved())
+	require.Equal(t, "dlq_resolved", b.status(entry))
+}
+
+// The group is past the record before the end of the redelivery is applied to the entry.
+func TestReturned_WaitsForTheEndOfItsRedelivery(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	entry := b.fileOne(0)
+	job, delivery := b.begin(entry)
+	b.exec("SELECT dlq.end_delivery($1, 1, 7)", delivery)
+	require.Equal(t, "1", b.one("SELECT dlq.mark_read('main', 'pay', '{in}', '{1}', '{8}')::text"))
+	require.Equal(t, "0", b.resolved())
+	b.complete(entry, job)
+	require.Equal(t, "1", b.resolved())
+	require.Equal(t, "dlq_resolved", b.status(entry))
 }
 
 func TestUnreadGroups_AreThoseOfReturnedEntries(t *testing.T) {
