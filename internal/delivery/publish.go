@@ -54,9 +54,14 @@ func (w *Worker) publish(ctx context.Context, queue *policy.Queue, destination *
 	}
 	if destination.Source.Envelope == policy.EnvelopeShare && record.Form == source.FormNull && record.Key == nil &&
 		!record.Edited {
-		return 0, requestError(destination, fmt.Errorf("the share group copies no records into its topic of dead letters "+
-			"(errors.deadletterqueue.copy.record.enable): edit the payload, with the value from the topic %s",
-			record.OriginalTopic))
+		err := w.complete(ctx, destination.Source.Cluster, &record)
+		if errors.Is(err, source.ErrGone) {
+			return 0, requestError(destination, fmt.Errorf("the share group copies no records into its topic of dead letters "+
+				"(errors.deadletterqueue.copy.record.enable), and the record is %w: edit the payload", err))
+		}
+		if err != nil {
+			return 0, publishError(ctx, destination, record.OriginalTopic, err, hide)
+		}
 	}
 	value, err := valueOf(&record, job.Args.Payload)
 	if err != nil {
@@ -86,6 +91,28 @@ func (w *Worker) publish(ctx context.Context, queue *policy.Queue, destination *
 	return 0, queries.EndDelivery(ctx, dbsqlc.EndDeliveryParams{
 		ID: id, Partition: stored.Partition, StoredAt: stored.Offset, TopicID: stored.TopicID,
 	})
+}
+
+// complete gives a reference of a share group the key, the value and the headers of the record that failed, as if the
+// group had copied the record.
+func (w *Worker) complete(ctx context.Context, cluster string, record *dbsqlc.RecordOfJobRow) error {
+	if record.OriginalPartition < 0 || record.OriginalOffset < 0 {
+		return fmt.Errorf("%w: the dead letter does not name its place in the topic %s", source.ErrGone,
+			record.OriginalTopic)
+	}
+	original, err := w.config.Publisher.Original(ctx, cluster, source.Origin{
+		Topic: record.OriginalTopic, Partition: record.OriginalPartition, Offset: record.OriginalOffset,
+	}, record.At)
+	if err != nil {
+		return err
+	}
+	record.Key, record.Value = original.Key, original.Value
+	var keys, values [][]byte
+	for _, h := range original.Headers {
+		keys, values = append(keys, []byte(h.Key)), append(values, h.Value)
+	}
+	record.HeaderKeys, record.HeaderValues = append(keys, record.HeaderKeys...), append(values, record.HeaderValues...)
+	return nil
 }
 
 // valueOf returns the value to publish: the record's bytes, unless an operator edited the payload.

@@ -281,7 +281,9 @@ func (p *partition) work() {
 // store stores a batch of fetched records.
 func (p *partition) store(batch source.Batch, records []*kgo.Record) error {
 	ids := map[string]uuid.UUID{} // ids of the topics in which records failed, by name
-	for _, fetched := range records {
+	from := originals{client: p.r.admin, unpacker: p.r.unpacker}
+	bytes := 0 // of records that references refer to
+	for i, fetched := range records {
 		if fetched.Attrs.IsControl() {
 			continue
 		}
@@ -294,7 +296,16 @@ func (p *partition) store(batch source.Batch, records []*kgo.Record) error {
 			}
 			original.TopicID = id
 		}
+		bytes += p.complete(&from, &record)
 		batch.Records = append(batch.Records, record)
+		if bytes >= maxBatchBytes && i+1 < len(records) { // the size of the queue does not limit these bytes
+			part := batch
+			part.Next = fetched.Offset + 1
+			if _, err := p.r.into.Append(p.ctx, part); err != nil {
+				return err
+			}
+			batch.First, batch.Records, bytes = part.Next, nil, 0
+		}
 	}
 	_, err := p.r.into.Append(p.ctx, batch)
 	return err

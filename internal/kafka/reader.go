@@ -85,6 +85,7 @@ type reader struct {
 	old    partitions // partitions that "from: latest" applies to
 	// valueType is the type of the records' values. It is nil unless the envelope is protobuf.
 	valueType protoreflect.MessageDescriptor
+	unpacker  *unpacker
 
 	ctx  context.Context
 	end  context.CancelCauseFunc
@@ -105,6 +106,8 @@ type reader struct {
 	stopPoll   context.CancelFunc
 	commits    map[string]map[int32]kgo.EpochOffset // offsets that are not committed yet
 	committed  time.Time
+	// noOriginals is the time until which the reader fetches no record to which a dead letter refers.
+	noOriginals time.Time
 }
 
 // Read reads a source until ctx is done, or until the cluster's topics cannot be listed.
@@ -138,7 +141,7 @@ func (b *Broker) readTopics(
 	every time.Duration,
 ) error {
 	r := &reader{
-		source: s, into: into, admin: admin, every: every,
+		source: s, into: into, admin: admin, every: every, unpacker: b.unpacker,
 		using: make(chan struct{}, appenders), look: make(chan struct{}, 1), room: make(chan struct{}, 1),
 		topics: map[string]topic{}, refused: map[string]error{}, partitions: map[place]*partition{},
 		commits: map[string]map[int32]kgo.EpochOffset{},

@@ -300,20 +300,42 @@ func TestSources_AreOffForAutomaticRedelivery(t *testing.T) {
 	}, 3*time.Minute, 100*time.Millisecond)
 }
 
-// A share group that copies no records leaves only a reference to the record. dlqd refuses to publish a reference,
-// because it would publish null.
-func TestPublish_RefusesAReferenceOfAShareGroup(t *testing.T) {
+// A share group that copies no records leaves only a reference to the record. If the record was not fetched when dlqd
+// read the reference, it is fetched and published when the entry is redelivered. If it is gone, dlqd refuses, because
+// it would publish null.
+func TestPublish_FetchesTheRecordOfAReference(t *testing.T) {
 	t.Parallel()
 	b, broker := setupSources(t, policytest.Files{"sources": "    envelope: share\n"})
-	broker.Add("dlq.prod.pay", source.Message{
-		Time: time.Now(), Headers: []source.Header{
-			{Key: sourcetest.HeaderError, Value: []byte("Offset rejected by client.")},
-			{Key: sourcetest.HeaderTopic, Value: []byte("pay")},
-		},
+	at := broker.Add("pay", source.Message{
+		Key: []byte("cus_1"), Value: []byte(`{"n": 1}`), Headers: []source.Header{{Key: "trace", Value: []byte("00-1")}},
 	})
-	b.await("dlq_manual", "SELECT coalesce(min(status::text), '') FROM dlq.dead_letter_queue")
-	b.sendBack(b.one("SELECT id::text FROM dlq.dead_letter_queue"))
-	b.await("true", `SELECT (bool_and(status = 'dlq_manual' AND error_message LIKE '%copies no records%'
-		AND error_message LIKE '%topic pay'))::text FROM dlq.dead_letter_queue`)
-	require.Empty(t, broker.Records("in.pay"))
+	dead := func(place string) (id string) {
+		broker.Add("dlq.prod.pay", source.Message{
+			Time: time.Now(), Headers: []source.Header{
+				{Key: sourcetest.HeaderError, Value: []byte(place)}, {Key: sourcetest.HeaderTopic, Value: []byte("pay")},
+				{Key: sourcetest.HeaderPlace, Value: []byte(place)},
+			},
+		})
+		of := "SELECT coalesce(min(id::text), '') FROM dlq.dead_letter_queue WHERE status = 'dlq_manual' AND error_message = $1"
+		require.Eventually(t, func() bool { return b.one(of, place) != "" }, 3*time.Minute, 20*time.Millisecond)
+		return b.one(of, place)
+	}
+	id := dead(fmt.Sprintf("%d/%d", at.Partition, at.Offset))
+	b.sendBack(id)
+	b.await("dlq_returned", "SELECT status::text FROM dlq.dead_letter_queue WHERE id = $1", id)
+	sent := broker.Records("in.pay")
+	require.Len(t, sent, 1)
+	require.Equal(t, []string{"cus_1", `{"n": 1}`, "00-1", id}, []string{
+		string(sent[0].Key), string(sent[0].Value), header(sent[0], "trace"), header(sent[0], source.HeaderEntry),
+	})
+	for place, reason := range map[string]string{
+		fmt.Sprintf("%d/7", at.Partition): "the record is gone: there is no such record: edit the payload",
+		"unknown":                         "the record is gone: the dead letter does not name its place in the topic pay: edit",
+	} {
+		id := dead(place)
+		b.sendBack(id)
+		b.await("true", `SELECT (status = 'dlq_manual' AND error_message LIKE '%copies no records%' || $2 || '%')::text
+			FROM dlq.dead_letter_queue WHERE id = $1`, id, reason)
+	}
+	require.Len(t, broker.Records("in.pay"), 1)
 }

@@ -65,6 +65,16 @@ func (c *Client) Publish(ctx context.Context, target Target, message Message) (A
 	return c.broker.Publish(ctx, target, message)
 }
 
+// Original implements [Publisher].
+func (c *Client) Original(ctx context.Context, cluster string, at Origin, died time.Time) (Message, error) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if c.broker == nil {
+		return Message{}, errNoBroker
+	}
+	return c.broker.Original(ctx, cluster, at, died)
+}
+
 // OffsetAt implements [Broker].
 func (c *Client) OffsetAt(
 	ctx context.Context, source *policy.TopicSource, topic string, partition int32, at time.Time,

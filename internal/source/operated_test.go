@@ -100,6 +100,10 @@ func (*recorder) Publish(context.Context, source.Target, source.Message) (source
 	return source.Acknowledgement{}, nil
 }
 
+func (*recorder) Original(context.Context, string, source.Origin, time.Time) (source.Message, error) {
+	return source.Message{}, source.ErrGone
+}
+
 func (*recorder) OffsetAt(context.Context, *policy.TopicSource, string, int32, time.Time) (int64, error) {
 	return 0, nil
 }

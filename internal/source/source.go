@@ -30,6 +30,9 @@ const Unknown = -1
 // large for its topic, or the topic does not exist.
 var ErrUnpublishable = errors.New("the record cannot be published")
 
+// ErrGone is wrapped by errors of Original if the topic does not have the record any more.
+var ErrGone = errors.New("gone")
+
 // Header is one header of a record. A key may occur more than once.
 type Header struct {
 	Key   string
@@ -211,12 +214,15 @@ type Committed struct {
 	Offset    int64
 }
 
-// Publisher publishes records.
+// Publisher publishes records, and fetches those that have to be published and are not in the database.
 type Publisher interface {
 	// Publish returns after all in-sync replicas have acknowledged the record. If it returns an error that does not wrap
 	// ErrUnpublishable, the record may or may not be stored. If the error is a *riverdlq.Error, its class and type are
 	// used.
 	Publish(ctx context.Context, target Target, message Message) (Acknowledgement, error)
+	// Original returns the record at a place of a cluster, to which a dead letter of the time died refers. If the topic
+	// does not have the record any more, the error wraps ErrGone.
+	Original(ctx context.Context, cluster string, at Origin, died time.Time) (Message, error)
 }
 
 // Broker is the client of a kind of broker. It is created for one policy, and closed once no reader uses it.

@@ -66,6 +66,16 @@ func (b *Broker) Publish(_ context.Context, target source.Target, m source.Messa
 	return b.Add(target.Topic, m), nil
 }
 
+// Original implements source.Publisher.
+func (b *Broker) Original(_ context.Context, _ string, at source.Origin, _ time.Time) (source.Message, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if t := b.topics[at.Topic]; t != nil && at.Offset < int64(len(t.partitions[at.Partition])) {
+		return t.partitions[at.Partition][at.Offset], nil
+	}
+	return source.Message{}, fmt.Errorf("%w: there is no such record", source.ErrGone)
+}
+
 // Add adds a record to a topic.
 func (b *Broker) Add(name string, m source.Message) source.Acknowledgement {
 	b.mu.Lock()

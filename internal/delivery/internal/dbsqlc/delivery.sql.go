@@ -494,7 +494,8 @@ SELECT r.entry_id::uuid AS entry_id, r.edited::boolean AS edited,
     coalesce(r.run_id, '00000000-0000-0000-0000-000000000000')::uuid AS run_id,
     (r.record).topic::text AS topic, coalesce((r.record).original_topic, '')::text AS original_topic,
     coalesce((r.record).consumer_group, '')::text AS consumer_group,
-    coalesce((r.record).original_partition, -1)::integer AS original_partition, (r.record).at::timestamptz AS at,
+    coalesce((r.record).original_partition, -1)::integer AS original_partition,
+    coalesce((r.record).original_offset, -1)::bigint AS original_offset, (r.record).at::timestamptz AS at,
     (r.record).form::text AS form, (r.record).key::bytea AS key, (r.record).value::bytea AS value,
     coalesce((r.record).header_keys, '{}')::bytea[] AS header_keys,
     coalesce((r.record).header_values, '{}')::bytea[] AS header_values
@@ -514,6 +515,7 @@ type RecordOfJobRow struct {
 	OriginalTopic     string
 	ConsumerGroup     string
 	OriginalPartition int32
+	OriginalOffset    int64
 	At                time.Time
 	Form              string
 	Key               []byte
@@ -534,6 +536,7 @@ func (q *Queries) RecordOfJob(ctx context.Context, arg RecordOfJobParams) (Recor
 		&i.OriginalTopic,
 		&i.ConsumerGroup,
 		&i.OriginalPartition,
+		&i.OriginalOffset,
 		&i.At,
 		&i.Form,
 		&i.Key,
