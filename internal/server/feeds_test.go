@@ -265,3 +265,23 @@ feeds:
 	require.Equal(t, "the name of the topic has 251 characters; Kafka permits 249", b.one(
 		"SELECT max(failure) FROM dlq.feed_records"))
 }
+
+// A transaction files more entries than a feed collects at a time. The feed passes them all, once, and goes on.
+func TestFeed_PassesALargeTransaction(t *testing.T) {
+	t.Parallel()
+	const entries = 20_001 // 2 * maxCollected + 1
+	b, broker := setupSources(t, policytest.Files{"sources": feedYAML})
+	b.await("1", "SELECT count(*)::text FROM dlq.feeds")
+	before := b.one("SELECT txid_snapshot_xmax(snapshot)::text FROM dlq.feeds")
+	// These entries have only rows of the audit trail, so each counts as failed.
+	b.write(`INSERT INTO dlq.dead_letter_transitions (entry_id, to_status, actor, queue, kind, river_job_id, failed_at)
+		SELECT dlq.uuid_v7(), 'dlq_pending', 'capture', 'orders', 'k', n, now() FROM generate_series(1, $1::integer) n`,
+		entries)
+	b.await(fmt.Sprint(entries, " 0 ", entries), feedsDone)
+	fail(broker, "dlq.prod.pay", "cus_1", `{"amount": 1}`, "declined")
+	b.await(fmt.Sprint(entries+1, " 1 ", entries), feedsDone)
+	require.Len(t, broker.Records("dlq.prod.orders"), 1)
+	require.Equal(t, fmt.Sprint(entries+1, " ", entries+1, " true"), b.one(`SELECT concat_ws(' ', records,
+		(SELECT count(DISTINCT entry_id) FROM dlq.feed_records), txid_snapshot_xmax(snapshot) > $1::bigint) FROM dlq.feeds`,
+		before))
+}

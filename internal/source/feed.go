@@ -59,6 +59,24 @@ type feeds struct {
 	holder  uuid.UUID
 	paused  map[feedTopic]pause
 	reports map[string]string // the error reported last, by the name of the feed
+	// encoders has the encoders of the feeds of policy. To make one, dlqd may read a descriptor.
+	policy   *policy.Policy
+	encoders map[string]encoder
+}
+
+// encoder returns the encoder of a feed of a policy.
+func (f *feeds) encoder(p *policy.Policy, feed *policy.Feed) (encoder, error) {
+	if f.policy != p {
+		f.policy, f.encoders = p, map[string]encoder{}
+	}
+	if f.encoders[feed.Name] == nil {
+		encode, err := encoderOf(feed)
+		if err != nil {
+			return nil, err
+		}
+		f.encoders[feed.Name] = encode
+	}
+	return f.encoders[feed.Name], nil
 }
 
 type feedTopic struct{ feed, topic string }
@@ -110,13 +128,14 @@ func (c *Client) feed(ctx context.Context, f *feeds) (more bool, err error) {
 	var waiting []*batchOfFeed
 	for _, name := range p.FeedNames() {
 		feed := p.Sources.Feeds[name]
+		encode, unable := f.encoder(p, feed)
 		collected, failed := c.collect(ctx, queries, feed)
 		more = more || collected >= maxCollected
 		topics, alsoFailed := queries.FeedTopics(ctx, name)
 		err = errors.Join(err, failed, alsoFailed)
 		for _, topic := range topics {
 			if time.Now().After(f.paused[feedTopic{name, topic}].until) {
-				waiting = append(waiting, &batchOfFeed{feed: feed, topic: topic})
+				waiting = append(waiting, &batchOfFeed{feed: feed, topic: topic, encode: encode, err: unable})
 			}
 		}
 	}
@@ -183,11 +202,12 @@ func (f *feeds) report(ctx context.Context, queries *dbsqlc.Queries, p *policy.P
 
 // batchOfFeed is a batch of records of a feed for one topic.
 type batchOfFeed struct {
-	feed  *policy.Feed
-	topic string
-	rows  []feedRow
-	full  bool  // there may be more records
-	err   error // why publishing stopped before the end of the batch
+	feed   *policy.Feed
+	topic  string
+	encode encoder
+	rows   []feedRow
+	full   bool  // there may be more records
+	err    error // why publishing stopped before the end of the batch
 
 	broken bool // err has another cause than the end of the turn
 }
@@ -205,6 +225,9 @@ type feedRow struct {
 // publish publishes the next records of a topic, and records where the broker stored them. If that is not recorded, for
 // example because the process died, the records are published again with the same ids.
 func (b *batchOfFeed) publish(ctx context.Context, c *Client) {
+	if b.err != nil {
+		return
+	}
 	queries := dbsqlc.New(c.Store.DB)
 	if b.err = b.read(ctx, c, queries); b.err != nil {
 		return
@@ -238,10 +261,6 @@ func (b *batchOfFeed) panicked(ctx context.Context, c *Client, err error) {
 
 // read reads the entries of the next records, masked as the feed's settings say.
 func (b *batchOfFeed) read(ctx context.Context, c *Client, queries *dbsqlc.Queries) error {
-	encode, err := encoderOf(b.feed)
-	if err != nil {
-		return err
-	}
 	rows, err := queries.FeedBatch(ctx, dbsqlc.FeedBatchParams{Feed: b.feed.Name, Topic: b.topic, Most: feedBatch})
 	if err != nil || len(rows) == 0 {
 		return err
@@ -265,7 +284,7 @@ func (b *batchOfFeed) read(ctx context.Context, c *Client, queries *dbsqlc.Queri
 			b.full = true
 			break
 		}
-		bytes, err := b.readPart(ctx, c, part, encode, plain)
+		bytes, err := b.readPart(ctx, c, part, plain)
 		if err != nil {
 			return err
 		}
@@ -277,9 +296,9 @@ func (b *batchOfFeed) read(ctx context.Context, c *Client, queries *dbsqlc.Queri
 // readPart reads the entries of some of the next records, and returns the number of bytes in their values. plain means
 // that the policy masks no data. Otherwise the key of every record is a hash of the ordering key, also if the entry has
 // no masked value, so that records of one ordering key have the same key.
-func (b *batchOfFeed) readPart(ctx context.Context, c *Client, rows []dbsqlc.FeedBatchRow, encode encoder,
-	plain bool,
-) (bytes int, err error) {
+func (b *batchOfFeed) readPart(ctx context.Context, c *Client, rows []dbsqlc.FeedBatchRow, plain bool) (
+	bytes int, err error,
+) {
 	ids := make([]uuid.UUID, len(rows))
 	for i := range rows {
 		ids[i] = rows[i].EntryID
@@ -308,7 +327,7 @@ func (b *batchOfFeed) readPart(ctx context.Context, c *Client, rows []dbsqlc.Fee
 		case err != nil:
 			return 0, err
 		default:
-			b.describe(&r, entry, encode, plain)
+			b.describe(&r, entry, plain)
 		}
 		bytes += len(r.message.Value)
 		b.rows, err = append(b.rows, r), nil
@@ -317,8 +336,8 @@ func (b *batchOfFeed) readPart(ctx context.Context, c *Client, rows []dbsqlc.Fee
 }
 
 // describe sets the record to publish for an entry, or the reason why there is none.
-func (b *batchOfFeed) describe(r *feedRow, entry *deadletter.Entry, encode encoder, plain bool) {
-	value, form, err := encode(r.ID, entry)
+func (b *batchOfFeed) describe(r *feedRow, entry *deadletter.Entry, plain bool) {
+	value, form, err := b.encode(r.ID, entry)
 	if err != nil {
 		r.ended, r.failure = true, err.Error()
 		return

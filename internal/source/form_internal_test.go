@@ -70,9 +70,9 @@ func TestEncoder_WritesTheMessageOfADescriptor(t *testing.T) {
 		Summary: deadletter.Summary{
 			Queue: "orders", ErrorType: new("timeout"), ErrorMessage: new("no answer"),
 			LastFailedAt: time.Date(2026, 11, 28, 10, 0, 0, 500_000_000, time.UTC),
+			Record:       &deadletter.Record{Node: "parser", Topic: "dlq.parser", OriginalTopic: "in.parser"},
 		},
 		JobKind: "dlqd_message", OriginalEvent: json.RawMessage(`{"payload": {"id": "s-1", "count": 3, "more": [1]}}`),
-		Record: &deadletter.Record{Node: "parser", Topic: "dlq.parser", OriginalTopic: "in.parser"},
 	}
 	shows := func(want string) {
 		t.Helper()
@@ -99,4 +99,21 @@ func TestEncoder_WritesTheMessageOfADescriptor(t *testing.T) {
 		"failedNodeId": "payments", "originalTopic": "orders"}`)
 	_, err = encoderOf(&policy.Feed{Form: policy.FormProtobuf, Descriptor: []byte{0xff}, MessageType: "x"})
 	require.Error(t, err)
+}
+
+func TestFeeds_ReadADescriptorOncePerPolicy(t *testing.T) {
+	t.Parallel()
+	feed := &policy.Feed{
+		Name: "f", Form: policy.FormProtobuf, Descriptor: dlqMessages(t), MessageType: "pipeline.DlqMessage",
+	}
+	f, p := &feeds{}, &policy.Policy{}
+	_, err := f.encoder(p, feed)
+	require.NoError(t, err)
+	feed.Descriptor = nil
+	_, err = f.encoder(p, feed)
+	require.NoError(t, err, "the descriptor is not read again")
+	for range 2 {
+		_, err = f.encoder(&policy.Policy{}, feed)
+		require.Error(t, err)
+	}
 }
