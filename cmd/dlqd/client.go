@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"os/user"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -20,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dlqd/dlqd/internal/api"
+	"github.com/dlqd/dlqd/internal/deadletter"
 	"github.com/dlqd/dlqd/internal/redact"
 	"github.com/dlqd/dlqd/internal/server"
 	"github.com/dlqd/dlqd/internal/version"
@@ -380,10 +382,23 @@ func newList() *cobra.Command {
 			if err != nil || c.asJSON {
 				return err
 			}
-			w, row := table(cmd, "ID\tSTATUS\tQUEUE\tKIND\tCLASS\tTYPE\tFAILED\tERROR\tNEXT")
+			// Only entries of a source have a record.
+			records := slices.ContainsFunc(page.Entries, func(e deadletter.Summary) bool { return e.Record != nil })
+			header := "ID\tSTATUS\tQUEUE\tKIND\tCLASS\tTYPE\tFAILED\tERROR\tNEXT"
+			if records {
+				header = "ID\tSTATUS\tQUEUE\tKIND\tTOPIC\tPARTITION\tOFFSET\tNODE\tCLASS\tTYPE\tFAILED\tERROR\tNEXT"
+			}
+			w, row := table(cmd, header)
 			for _, e := range page.Entries {
-				row(e.ID, strings.TrimPrefix(string(e.Status), "dlq_"), e.Queue, e.Kind, text(e.ErrorClass), text(e.ErrorType),
-					ago(e.LastFailedAt)+" ago", text(e.ErrorMessage), text(e.Next))
+				cells := []any{e.ID, strings.TrimPrefix(string(e.Status), "dlq_"), e.Queue, e.Kind}
+				switch {
+				case e.Record != nil:
+					cells = append(cells, e.Record.Topic, e.Record.Partition, e.Record.Offset, cmp.Or(e.Record.Node, "-"))
+				case records:
+					cells = append(cells, "-", "-", "-", "-")
+				}
+				row(append(cells, text(e.ErrorClass), text(e.ErrorType), ago(e.LastFailedAt)+" ago", text(e.ErrorMessage),
+					text(e.Next))...)
 			}
 			printStop(cmd.ErrOrStderr(), page.AutomaticStopped)
 			if err := w.Flush(); err != nil {

@@ -221,6 +221,7 @@ func TestCommands_CallAPI(t *testing.T) {
 	require.Contains(t, list, "HTTP_422")
 	require.Contains(t, list, ids[0])
 	require.NotContains(t, list, ids[3])
+	require.NotContains(t, list, "PARTITION", "the entries are not of a source")
 	show := ok(t, with("show", ids[0])...)
 	require.Contains(t, show, "class validation (rule http-status) needs a person")
 	require.NotContains(t, show, "\x1b", "untrusted text has no control characters")

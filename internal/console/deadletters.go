@@ -24,9 +24,21 @@ const (
 	listPage = 25
 )
 
-// columns returns the optional columns of the list.
-func columns() []string {
-	return []string{"queue", "class", "error", "tries", "next", "owner"}
+// columns returns the optional columns of a list. Only entries of a source have a record.
+func columns(entries []deadletter.Summary) []string {
+	names := []string{"queue", "class", "error", "tries", "next", "owner"}
+	if slices.ContainsFunc(entries, func(e deadletter.Summary) bool { return e.Record != nil }) {
+		names = slices.Insert(names, 1, "record")
+	}
+	return names
+}
+
+// choose sets the columns of the list.
+func (l *list) choose() {
+	l.Choices, l.Columns = columns(l.Entries), map[string]bool{}
+	for _, name := range l.Choices {
+		l.Columns[name] = len(l.Chosen) == 0 || slices.Contains(l.Chosen, name)
+	}
 }
 
 type list struct {
@@ -207,12 +219,9 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 	params := in.URL.Query()
 	l := &list{
 		Query: params.Get("q"), Order: params.Get("order"), Verbs: bulkVerbs(),
-		Operator: in.me().May(access.Operator), Choices: columns(), Columns: map[string]bool{},
+		Operator: in.me().May(access.Operator), Chosen: params["column"],
 	}
-	l.Chosen = params["column"]
-	for _, name := range l.Choices {
-		l.Columns[name] = len(l.Chosen) == 0 || slices.Contains(l.Chosen, name)
-	}
+	l.choose()
 	first := url.Values{"q": {l.Query}, "column": l.Chosen}
 	if l.Order != "oldest" {
 		first.Set("order", "oldest")
@@ -261,6 +270,7 @@ func (c *Console) deadLetters(in *request) (*view, error) {
 		return nil, err
 	}
 	l.Entries, l.Searched = page.Entries, page.SearchedTo
+	l.choose()
 	l.Asked = in.askedForAll(page.Entries)
 	if page.Next != "" {
 		l.Next = in.with("cursor", page.Next)

@@ -56,6 +56,7 @@ type Summary struct {
 	CreatedAt      time.Time  `json:"createdAt" doc:"Time of capture." db:"created_at"`
 	UpdatedAt      time.Time  `json:"updatedAt" doc:"Time of the last move." db:"updated_at"`
 	ClosedAt       *time.Time `json:"closedAt,omitempty" doc:"Time at which the entry was closed." db:"closed_at"`
+	Record         *Record    `json:"record,omitempty" doc:"The record of a topic from which the entry was made." db:"record"`
 	Review         *Review    `json:"review,omitempty" doc:"The operator who has the entry in review; absent if none has." db:"-"`
 }
 
@@ -88,7 +89,6 @@ type Entry struct {
 	SourceID            *string         `json:"sourceId,omitempty" doc:"Identifies the sender." db:"source_id"`
 	SourceName          *string         `json:"sourceName,omitempty" doc:"Display name of the sender." db:"source_name"`
 	Version             *string         `json:"version,omitempty" doc:"Version of the message format." db:"event_version"`
-	Record              *Record         `json:"record,omitempty" doc:"The record of a topic from which the entry was made." db:"record"`
 	JobKind             string          `json:"jobKind" doc:"River's kind of the job." db:"job_kind"`
 	Tags                []string        `json:"tags" doc:"Tags of the job." db:"tags"`
 	OriginalEvent       json.RawMessage `json:"originalEvent" doc:"The complete message (the job's args). It never changes." db:"original_event"`

@@ -126,7 +126,8 @@ var listColumns = strings.NewReplacer(
 		listValues+") END AS error_title,",
 	"destination_url", "CASE WHEN m.mask IS NULL OR destination_url IS NULL THEN destination_url "+
 		"ELSE dlq.masked_text(destination_url, m.mask, "+listValues+") END AS destination_url",
-).Replace(summaryColumns)
+).Replace(summaryColumns) + `, CASE WHEN river_job_id < 0 AND (m.mask -> 'hidden' ? 'record') IS NOT TRUE THEN (
+	SELECT ` + recordColumn + " FROM (SELECT dlq.without_bytes(e.record) AS record OFFSET 0) r) END AS record"
 
 const listValues = "dlq.sensitive_values(original_event, edited_event, metadata, job_kind, m.mask)"
 
@@ -427,11 +428,15 @@ const entryColumns = summaryColumns + `,
 		max_retries, dlq_max_retries, replay_attempts, rule, reported_class, ordering_key, parked_by, redelivery_job_id,
 			locked_by, locked_at,
 		notes, resolution_strategy, resolved_by, resolution_notes, resolution_timestamp, config_version, metadata,
-	CASE WHEN (record).topic IS NOT NULL THEN jsonb_strip_nulls(jsonb_build_object('cluster', (record).cluster,
-		'topic', (record).topic, 'partition', (record).partition, 'offset', (record)."offset", 'at', (record).at,
+	` + recordColumn + " AS record"
+
+// recordColumn is the value of [Summary.Record]. The field record must have no bytes, because Postgres would read them
+// once for each field.
+const recordColumn = `CASE WHEN (record).topic IS NOT NULL THEN jsonb_strip_nulls(jsonb_build_object(
+		'cluster', (record).cluster, 'topic', (record).topic, 'partition', (record).partition, 'offset', (record)."offset", 'at', (record).at,
 		'group', (record).consumer_group, 'node', (record).node, 'originalTopic', (record).original_topic,
 		'originalPartition', (record).original_partition, 'originalOffset', (record).original_offset,
-		'form', (record).form, 'bytes', (record).size)) END AS record`
+		'form', (record).form, 'bytes', (record).size)) END`
 
 // exportPage is the number of entries that an export reads with one statement.
 const exportPage = 200

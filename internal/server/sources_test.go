@@ -254,6 +254,17 @@ func TestSources_BehaveLikeJobs(t *testing.T) {
 		}
 		page, _, _ := b.call("GET", "/dead-letters/"+id, "")
 		require.Equal(t, 200, page)
+		listed := get("/api/dlq/entries?queue=" + queue)["entries"].([]any)[0].(map[string]any) //nolint:forcetypeassert // a test
+		status, list, _ := b.call("GET", "/dead-letters?q="+url.QueryEscape("queue:"+queue), "")
+		require.Equal(t, 200, status)
+		if queue == "orders" {
+			require.Equal(t, get("/api/dlq/entries/" + id)["record"], listed["record"])
+			require.Contains(t, list["text"], ">Topic/partition · offset · node</th>")
+			require.Regexp(t, `<td>dlq\.prod\.pay/\d <span class="faint"> · 0</span></td>`, list["text"])
+		} else {
+			require.NotContains(t, listed, "record")
+			require.NotContains(t, list["text"], "Topic/partition")
+		}
 		move := func(verb, body, want string) {
 			status, answer, _ := b.call("POST", "/api/dlq/entries/"+id+"/"+verb, body)
 			require.Less(t, status, 300, "%s %s: %v", queue, verb, answer)
