@@ -30,32 +30,20 @@ func newFeeds() *cobra.Command {
 		},
 	}
 	addDefaultList(cmd, list, &c, "feeds", "name")
+	send := func(operation api.Operation[api.FeedActionInput, source.FeedStatus]) sendAction {
+		return func(cmd *cobra.Command, c *client, name string, body *api.Action) (state string, err error) {
+			out, err := call(cmd, c, operation, api.FeedActionInput{FeedInput: api.FeedInput{Name: name}, Body: body})
+			if err == nil {
+				state = out.State
+			}
+			return state, err
+		}
+	}
 	cmd.AddCommand(
-		newFeedAction("pause", "Stop the publication of a feed", api.PauseFeed),
-		newFeedAction("resume", "Continue the publication of a feed", api.ResumeFeed),
+		newPauseOrResume("pause", "Stop the publication of a feed", send(api.PauseFeed)),
+		newPauseOrResume("resume", "Continue the publication of a feed", send(api.ResumeFeed)),
 		newRewindFeed(),
 	)
-	return cmd
-}
-
-func newFeedAction(verb, short string, operation api.Operation[api.FeedActionInput, source.FeedStatus]) *cobra.Command {
-	var c client
-	var in api.Action
-	cmd := &cobra.Command{
-		Use:   verb + " NAME",
-		Short: short,
-		Args:  cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			out, err := call(cmd, &c, operation, api.FeedActionInput{FeedInput: api.FeedInput{Name: args[0]}, Body: &in})
-			if err != nil || c.asJSON {
-				return err
-			}
-			printSafef(cmd.OutOrStdout(), "%s is %s\n", out.Name, out.State)
-			return nil
-		},
-	}
-	c.register(cmd)
-	addActor(cmd, &in.Actor, &in.Note)
 	return cmd
 }
 

@@ -42,30 +42,43 @@ func newTopicSources() *cobra.Command {
 	addDefaultList(cmd, partitions, &list, "partitions", "source")
 	cmd.AddCommand(newShowSource(), newTrySource(), newRewindSource())
 
-	change := func(verb, short string, operation api.Operation[api.SourceActionInput, api.SourceOutputBody]) {
-		var c client
-		var in api.Action
-		sub := &cobra.Command{
-			Use:   verb + " NAME",
-			Short: short,
-			Args:  cobra.ExactArgs(1),
-			RunE: func(cmd *cobra.Command, args []string) error {
-				out, err := call(cmd, &c, operation, api.SourceActionInput{
-					SourceInput: api.SourceInput{Name: args[0]}, Body: &in,
-				})
-				if err != nil || c.asJSON {
-					return err
-				}
-				printSafef(cmd.OutOrStdout(), "%s is %s\n", out.Name, out.State)
-				return nil
-			},
+	send := func(operation api.Operation[api.SourceActionInput, api.SourceOutputBody]) sendAction {
+		return func(cmd *cobra.Command, c *client, name string, body *api.Action) (state string, err error) {
+			out, err := call(cmd, c, operation, api.SourceActionInput{SourceInput: api.SourceInput{Name: name}, Body: body})
+			if err == nil {
+				state = out.State
+			}
+			return state, err
 		}
-		c.register(sub)
-		addActor(sub, &in.Actor, &in.Note)
-		cmd.AddCommand(sub)
 	}
-	change("pause", "Stop the reading of a source in all processes", api.PauseSource)
-	change("resume", "Continue the reading of a source", api.ResumeSource)
+	cmd.AddCommand(
+		newPauseOrResume("pause", "Stop the reading of a source in all processes", send(api.PauseSource)),
+		newPauseOrResume("resume", "Continue the reading of a source", send(api.ResumeSource)),
+	)
+	return cmd
+}
+
+// sendAction sends a request that pauses or resumes a source or a feed, and returns its state after that.
+type sendAction func(cmd *cobra.Command, c *client, name string, body *api.Action) (state string, err error)
+
+func newPauseOrResume(verb, short string, send sendAction) *cobra.Command {
+	var c client
+	var in api.Action
+	cmd := &cobra.Command{
+		Use:   verb + " NAME",
+		Short: short,
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			state, err := send(cmd, &c, args[0], &in)
+			if err != nil || c.asJSON {
+				return err
+			}
+			printSafef(cmd.OutOrStdout(), "%s is %s\n", args[0], state)
+			return nil
+		},
+	}
+	c.register(cmd)
+	addActor(cmd, &in.Actor, &in.Note)
 	return cmd
 }
 
