@@ -263,8 +263,11 @@ func printTrials(cmd *cobra.Command, trials []*source.Trial) error {
 			for j := range trial.Topics[i].Records {
 				r := &trial.Topics[i].Records[j]
 				problem := r.Error
-				if r.Malformed != "" {
+				switch {
+				case r.Malformed != "":
 					problem = "malformed: " + r.Malformed
+				case r.NotDecoded != "":
+					problem = "not decoded: " + r.NotDecoded
 				}
 				row(trial.Topics[i].Topic, r.Partition, r.Offset, r.Kind, r.Form, r.Size, r.ReplayTo, problem)
 			}

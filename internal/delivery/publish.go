@@ -63,9 +63,15 @@ func (w *Worker) publish(ctx context.Context, queue *policy.Queue, destination *
 			return 0, publishError(ctx, destination, record.OriginalTopic, err, hide)
 		}
 	}
-	value, err := valueOf(&record, job.Args.Payload)
+	value, err := valueOf(&record, destination.Source, job.Args.Payload)
 	if err != nil {
 		return 0, requestError(destination, err)
+	}
+	if record.Edited && record.Form == source.FormDecoded {
+		value, err = w.config.Publisher.Encode(ctx, destination.Source.Name, record.Value, job.Args.Payload)
+		if err != nil {
+			return 0, publishError(ctx, destination, topic, err, hide)
+		}
 	}
 	id, err := queries.BeginDelivery(ctx, dbsqlc.BeginDeliveryParams{
 		Entry: record.EntryID, Queue: queue.Name, Job: job.ID, CreatedAt: job.CreatedAt,
@@ -115,8 +121,9 @@ func (w *Worker) complete(ctx context.Context, cluster string, record *dbsqlc.Re
 	return nil
 }
 
-// valueOf returns the value to publish: the record's bytes, unless an operator edited the payload.
-func valueOf(record *dbsqlc.RecordOfJobRow, edited json.RawMessage) ([]byte, error) {
+// valueOf returns the value to publish: the record's bytes, unless an operator edited the payload. If the value was
+// decoded, an edited payload has to be encoded.
+func valueOf(record *dbsqlc.RecordOfJobRow, from *policy.TopicSource, edited json.RawMessage) ([]byte, error) {
 	switch {
 	case record.Form == source.FormAbsent:
 		return nil, errors.New("the record is larger than maxRecordBytes, so only its topic has its value: " +
@@ -125,7 +132,12 @@ func valueOf(record *dbsqlc.RecordOfJobRow, edited json.RawMessage) ([]byte, err
 		return nil, errors.New("the record's value was erased: there is nothing to publish")
 	case !record.Edited:
 		return record.Value, nil
-	case record.Form == source.FormJSON || record.Form == source.FormNull:
+	case record.Form == source.FormNull && from.Registry != "":
+		return nil, errors.New("the record's value is null, so no schema is known for an edited payload")
+	case record.Form == source.FormDecoded && record.Value == nil:
+		return nil, errors.New("the record's value was erased, and with it the id of its schema: an edited payload " +
+			"cannot be encoded")
+	case record.Form == source.FormJSON || record.Form == source.FormNull || record.Form == source.FormDecoded:
 		return edited, nil
 	case record.Form == source.FormText:
 		var text string

@@ -92,6 +92,16 @@ func protosOf(set []byte) ([]*descriptorpb.FileDescriptorProto, error) {
 	return files.GetFile(), nil
 }
 
+// FilesOf links the files of descriptors from outside. Types may be named as in the text of a .proto file.
+func FilesOf(protos []*descriptorpb.FileDescriptorProto) (files *protoregistry.Files, err error) {
+	defer func() {
+		if p := recover(); p != nil { // protodesc panics on some invalid descriptors
+			err = fmt.Errorf("descriptors: %v", background.Panicked(p).Value)
+		}
+	}()
+	return filesOf(protos)
+}
+
 // filesOf links the files of descriptors.
 func filesOf(protos []*descriptorpb.FileDescriptorProto) (*protoregistry.Files, error) {
 	if len(protos) > maxDescriptorFiles {

@@ -26,6 +26,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/policy"
 	"github.com/dlqd/dlqd/internal/redact"
+	"github.com/dlqd/dlqd/internal/registry"
 	"github.com/dlqd/dlqd/internal/source"
 )
 
@@ -46,8 +47,9 @@ var errNoCertificate = errors.New("tls.caFile: no certificate in PEM")
 
 // Broker is the client of a policy's Kafka clusters.
 type Broker struct {
-	policy   *policy.Policy
-	unpacker *unpacker
+	policy     *policy.Policy
+	unpacker   *unpacker
+	registries map[string]*registry.Registry // by name
 
 	mu      sync.Mutex
 	clients map[string]*client    // by the cluster's name
@@ -90,7 +92,13 @@ func Open(p *policy.Policy) (source.Broker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Broker{policy: p, unpacker: unpacker, clients: map[string]*client{}, old: map[string]partitions{}}, nil
+	registries, err := openRegistries(p)
+	if err != nil {
+		return nil, err
+	}
+	return &Broker{
+		policy: p, unpacker: unpacker, registries: registries, clients: map[string]*client{}, old: map[string]partitions{},
+	}, nil
 }
 
 // Close disconnects.
@@ -100,6 +108,9 @@ func (b *Broker) Close() {
 	for name, c := range b.clients {
 		c.Close()
 		delete(b.clients, name)
+	}
+	for _, r := range b.registries {
+		r.Close()
 	}
 }
 

@@ -3,6 +3,7 @@ package kafka
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/cause"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/registry"
 	"github.com/dlqd/dlqd/internal/riverdlq"
 	"github.com/dlqd/dlqd/internal/source"
 )
@@ -27,8 +29,11 @@ const (
 	maxAttempts = 100
 )
 
-// recordOf returns a fetched record with the data of its envelope.
-func recordOf(s *policy.TopicSource, of protoreflect.MessageDescriptor, fetched *kgo.Record) source.Record {
+// recordOf returns a fetched record with the data of its envelope. schemas, if not nil, is the registry of the source.
+func recordOf(
+	ctx context.Context, s *policy.TopicSource, of protoreflect.MessageDescriptor, schemas *registry.Registry,
+	fetched *kgo.Record,
+) source.Record {
 	record := source.Record{
 		Offset: fetched.Offset, Time: fetched.Timestamp, Key: fetched.Key, Value: fetched.Value,
 		Headers: make([]source.Header, len(fetched.Headers)),
@@ -36,6 +41,7 @@ func recordOf(s *policy.TopicSource, of protoreflect.MessageDescriptor, fetched 
 	for i, header := range fetched.Headers {
 		record.Headers[i] = source.Header(header)
 	}
+	decode(ctx, schemas, s, &record)
 	record.Failure = failureOf(s, of, &record)
 	return record
 }
@@ -57,7 +63,11 @@ func failureOf(
 	case policy.EnvelopeShare:
 		e.share()
 	case policy.EnvelopeJSON:
-		e.json(s, record.Value)
+		value := record.Value
+		if record.Payload != nil {
+			value = record.Payload
+		}
+		e.json(s, value)
 	case policy.EnvelopeProtobuf:
 		e.protobuf(of, record)
 	}

@@ -278,16 +278,17 @@ func (p *partition) work() {
 	}
 }
 
-// store stores a batch of fetched records.
+// store stores a batch of fetched records, in several parts if decoded values and records that references refer to are
+// more than maxBatchBytes: the size of the queue does not limit these bytes.
 func (p *partition) store(batch source.Batch, records []*kgo.Record) error {
 	ids := map[string]uuid.UUID{} // ids of the topics in which records failed, by name
 	from := originals{client: p.r.admin, unpacker: p.r.unpacker}
-	bytes := 0 // of records that references refer to
+	more := 0 // bytes of decoded values and of records that references refer to
 	for i, fetched := range records {
 		if fetched.Attrs.IsControl() {
 			continue
 		}
-		record := recordOf(p.r.source, p.r.valueType, fetched)
+		record := recordOf(p.ctx, p.r.source, p.r.valueType, p.r.schemas, fetched)
 		if original := &record.Failure.Original; original.Offset >= 0 {
 			id, known := ids[original.Topic]
 			if !known {
@@ -296,15 +297,15 @@ func (p *partition) store(batch source.Batch, records []*kgo.Record) error {
 			}
 			original.TopicID = id
 		}
-		bytes += p.complete(&from, &record)
+		more += len(record.Payload) + p.complete(&from, &record)
 		batch.Records = append(batch.Records, record)
-		if bytes >= maxBatchBytes && i+1 < len(records) { // the size of the queue does not limit these bytes
+		if more >= maxBatchBytes && i+1 < len(records) {
 			part := batch
 			part.Next = fetched.Offset + 1
 			if _, err := p.r.into.Append(p.ctx, part); err != nil {
 				return err
 			}
-			batch.First, batch.Records, bytes = part.Next, nil, 0
+			batch.First, batch.Records, more = part.Next, nil, 0
 		}
 	}
 	_, err := p.r.into.Append(p.ctx, batch)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/dlqd/dlqd/internal/background"
 	"github.com/dlqd/dlqd/internal/policy"
+	"github.com/dlqd/dlqd/internal/registry"
 	"github.com/dlqd/dlqd/internal/source"
 )
 
@@ -86,6 +87,7 @@ type reader struct {
 	// valueType is the type of the records' values. It is nil unless the envelope is protobuf.
 	valueType protoreflect.MessageDescriptor
 	unpacker  *unpacker
+	schemas   *registry.Registry // nil if the source has none
 
 	ctx  context.Context
 	end  context.CancelCauseFunc
@@ -142,7 +144,8 @@ func (b *Broker) readTopics(
 ) error {
 	r := &reader{
 		source: s, into: into, admin: admin, every: every, unpacker: b.unpacker,
-		using: make(chan struct{}, appenders), look: make(chan struct{}, 1), room: make(chan struct{}, 1),
+		schemas: b.registries[s.Registry],
+		using:   make(chan struct{}, appenders), look: make(chan struct{}, 1), room: make(chan struct{}, 1),
 		topics: map[string]topic{}, refused: map[string]error{}, partitions: map[place]*partition{},
 		commits: map[string]map[int32]kgo.EpochOffset{},
 	}

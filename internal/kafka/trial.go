@@ -144,7 +144,7 @@ func (b *Broker) tryTopic(ctx context.Context, s *policy.TopicSource, topic *sou
 			if r.Attrs.IsControl() || len(topic.Records) >= records {
 				return
 			}
-			record := recordOf(s, of, r)
+			record := recordOf(ctx, s, of, b.registries[s.Registry], r)
 			topic.Records = append(topic.Records, source.Try(b.policy, s, r.Topic, r.Partition, &record))
 		})
 	}

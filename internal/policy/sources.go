@@ -18,10 +18,11 @@ import (
 
 // Sources is sources.yaml: topics whose records become dead letters, and topics to which dead letters are published.
 type Sources struct {
-	Clusters map[string]*Cluster     `json:"clusters" jsonschema:"description=Kafka clusters\\, by name."`
-	Defaults TopicSource             `json:"defaults" jsonschema:"description=Defaults for every source."`
-	Sources  map[string]*TopicSource `json:"sources"  jsonschema:"description=Topics of dead letters that dlqd reads\\, by the name of the source."`
-	Feeds    map[string]*Feed        `json:"feeds"    jsonschema:"description=Topics that dlqd publishes dead letters to\\, by the name of the feed."`
+	Clusters   map[string]*Cluster     `json:"clusters" jsonschema:"description=Kafka clusters\\, by name."`
+	Registries map[string]*Registry    `json:"registries" jsonschema:"description=Schema registries\\, by name."`
+	Defaults   TopicSource             `json:"defaults" jsonschema:"description=Defaults for every source."`
+	Sources    map[string]*TopicSource `json:"sources"  jsonschema:"description=Topics of dead letters that dlqd reads\\, by the name of the source."`
+	Feeds      map[string]*Feed        `json:"feeds"    jsonschema:"description=Topics that dlqd publishes dead letters to\\, by the name of the feed."`
 }
 
 // Feed publishes the dead letters of queues to a topic.
@@ -63,10 +64,10 @@ type Cluster struct {
 	SASL    SASL     `json:"sasl"    jsonschema:"description=Login."`
 }
 
-// TLS configures the connection to a cluster.
+// TLS configures the connection to a cluster or a registry.
 type TLS struct {
 	Enabled  bool   `json:"enabled"  jsonschema:"description=Connect by TLS."`
-	CAFile   string `json:"caFile"   jsonschema:"description=File with the certificates (PEM) that sign the brokers' certificates\\, and\\, beside those of the system\\, that of tokenURL. Empty: those of the system."`
+	CAFile   string `json:"caFile"   jsonschema:"description=File with the certificates (PEM) that sign the servers' certificates\\, and\\, beside those of the system\\, that of tokenURL. Empty: those of the system."`
 	CertFile string `json:"certFile" jsonschema:"description=File with the client's certificate (PEM)."`
 	KeyFile  string `json:"keyFile"  jsonschema:"description=File with the client's key (PEM)."`
 
@@ -87,6 +88,17 @@ type SASL struct {
 	Password Secret `json:"-"` // the file's content
 }
 
+// Registry is a schema registry with the REST API of Confluent's Schema Registry.
+type Registry struct {
+	Name         string `json:"-"`
+	URL          string `json:"url"          jsonschema:"description=URL (http or https)."`
+	TLS          TLS    `json:"tls"          jsonschema:"description=Certificates\\, for https."`
+	Username     string `json:"username"     jsonschema:"description=User. Empty: passwordFile has a bearer token."`
+	PasswordFile string `json:"passwordFile" jsonschema:"description=File with the password\\, or with a bearer token. The file is read again when it changes."`
+
+	Password Secret `json:"-"` // the file's content
+}
+
 // TopicSource is a set of topics of one cluster that are read with the same settings.
 type TopicSource struct {
 	Name           string     `json:"-"`
@@ -96,6 +108,7 @@ type TopicSource struct {
 	ErrorPaths     ErrorPaths `json:"errorPaths" jsonschema:"description=For the envelope json: paths in the value that describe the error."`
 	DescriptorFile string     `json:"descriptorFile" jsonschema:"description=For the envelope protobuf: file with the descriptor of the value (protoc --include_imports --descriptor_set_out)."`
 	MessageType    string     `json:"messageType"  jsonschema:"description=For the envelope protobuf: full name of the value's type."`
+	Registry       string     `json:"registry"     jsonschema:"description=Name of the schema registry with the schemas of values that begin with the id of a schema. Empty: none."`
 	Queue          string     `json:"queue"        jsonschema:"description=Queue of the entries\\, which only dlqd works; each source has its own. Empty: the name of the source."`
 	Kind           string     `json:"kind"         jsonschema:"description=Kind of the entries. {topic} is the topic that the record failed in."`
 	ReplayTo       string     `json:"replayTo"     jsonschema:"description=Topic that a redelivery is published to. {original} is the topic that the record failed in\\, as its envelope says; {*} is the text that the * of topics stands for."`
@@ -210,6 +223,9 @@ func (l *loader) checkSources() {
 	for name, c := range p.Sources.Clusters {
 		l.checkCluster(name, c)
 	}
+	for name, r := range p.Sources.Registries {
+		l.checkRegistry(name, r)
+	}
 	queues := map[string]string{}
 	for _, name := range p.SourceNames() {
 		s := p.Sources.Sources[name]
@@ -218,6 +234,12 @@ func (l *loader) checkSources() {
 		s.Queue = cmp.Or(s.Queue, name)
 		if p.Sources.Clusters[s.Cluster] == nil {
 			l.addf(file, at+".cluster", "unknown cluster %q (known: %s)", s.Cluster, sortedKeys(p.Sources.Clusters))
+		}
+		if s.Registry != "" && p.Sources.Registries[s.Registry] == nil {
+			l.addf(file, at+".registry", "unknown registry %q (known: %s)", s.Registry, sortedKeys(p.Sources.Registries))
+		}
+		if s.Registry != "" && s.Envelope == EnvelopeProtobuf {
+			l.addf(file, at+".registry", "the envelope protobuf has its type from descriptorFile: it needs no registry")
 		}
 		l.checkTopics(at, s)
 		if s.Envelope == EnvelopeProtobuf {
@@ -332,6 +354,52 @@ func (l *loader) descriptor(file, at, name, message string) (set []byte, of prot
 	return set, of
 }
 
+// secretOf returns the content of a secret file of sources.yaml.
+func (l *loader) secretOf(at, path string) (secret Secret) {
+	if path != "" {
+		secret = Secret(l.readSecret("sources", at, path))
+	}
+	if l.source.SecretsElsewhere {
+		return ""
+	}
+	return secret
+}
+
+// readTLS reads the files of a connection by TLS.
+func (l *loader) readTLS(at string, t *TLS) {
+	t.CA = l.secretOf(at+".tls.caFile", t.CAFile)
+	t.Cert = l.secretOf(at+".tls.certFile", t.CertFile)
+	t.Key = l.secretOf(at+".tls.keyFile", t.KeyFile)
+	if (t.CertFile == "") != (t.KeyFile == "") {
+		l.addf("sources", at+".tls", "certFile and keyFile belong together")
+	}
+}
+
+// checkRegistry checks the settings of a schema registry, and reads its secrets.
+func (l *loader) checkRegistry(name string, r *Registry) {
+	const file = "sources"
+	r.Name = name
+	at := "registries." + name
+	l.readTLS(at, &r.TLS)
+	r.Password = l.secretOf(at+".passwordFile", r.PasswordFile)
+	u, err := url.Parse(r.URL)
+	if err != nil || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" ||
+		u.Scheme != "https" && u.Scheme != "http" {
+		l.addf(file, at+".url", "must be an http or https URL without user, password and query")
+		return
+	}
+	secure := u.Scheme == "https"
+	if !secure && (r.TLS.Enabled || r.TLS.CAFile != "" || r.TLS.CertFile != "") {
+		l.addf(file, at+".url", "must be an https URL: tls is set")
+	}
+	if !secure && r.PasswordFile != "" && !net.ParseIP(u.Hostname()).IsLoopback() {
+		l.addf(file, at+".url", "must be an https URL: a password would be sent in clear text")
+	}
+	if r.Username != "" && r.PasswordFile == "" {
+		l.addf(file, at+".passwordFile", "is required for a user")
+	}
+}
+
 // checkCluster checks the connection settings of a cluster, and reads its secrets.
 func (l *loader) checkCluster(name string, c *Cluster) {
 	const file = "sources"
@@ -345,22 +413,8 @@ func (l *loader) checkCluster(name string, c *Cluster) {
 			l.addf(file, fmt.Sprintf("%s.brokers[%d]", at, i), "%q is not host:port", address)
 		}
 	}
-	read := func(key, path string) (secret Secret) {
-		if path != "" {
-			secret = Secret(l.readSecret(file, at+key, path))
-		}
-		if l.source.SecretsElsewhere {
-			return ""
-		}
-		return secret
-	}
-	c.TLS.CA = read(".tls.caFile", c.TLS.CAFile)
-	c.TLS.Cert = read(".tls.certFile", c.TLS.CertFile)
-	c.TLS.Key = read(".tls.keyFile", c.TLS.KeyFile)
-	c.SASL.Password = read(".sasl.passwordFile", c.SASL.PasswordFile)
-	if (c.TLS.CertFile == "") != (c.TLS.KeyFile == "") {
-		l.addf(file, at+".tls", "certFile and keyFile belong together")
-	}
+	l.readTLS(at, &c.TLS)
+	c.SASL.Password = l.secretOf(at+".sasl.passwordFile", c.SASL.PasswordFile)
 	if !c.TLS.Enabled && (c.TLS.CAFile != "" || c.TLS.CertFile != "") {
 		l.addf(file, at+".tls.enabled", "must be true: files for TLS are named")
 	}

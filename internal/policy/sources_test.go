@@ -25,6 +25,14 @@ sources:
   c: {cluster: other, topics: ["*.*"], replayTo: dlq.x}
   d: {cluster: main, topics: [d], replayTo: dlq.x, envelope: protobuf}
   default: {cluster: main, topics: [e]}
+  f: {cluster: main, topics: [f], registry: other}
+  g: {cluster: main, topics: [g], registry: b, envelope: protobuf}
+registries:
+  a: {url: "ftp://x"}
+  b: {url: "http://user:hunter2@x"}
+  c: {url: "http://registry:8081", passwordFile: sources.yaml}
+  d: {url: "http://registry:8081", tls: {caFile: sources.yaml}}
+  e: {url: "https://registry", username: kim, tls: {certFile: sources.yaml}}
 `})
 	_, err := policy.Load(policy.Source{Dir: dir, Destination: policytest.Destination})
 	require.Error(t, err)
@@ -41,6 +49,14 @@ sources:
 		`sources.yaml:8: sources.c.topics: "*.*" is not the name of a topic, with one * at most`,
 		"sources.yaml:9: sources.d.replayTo: source a reads this topic: records would come back at once",
 		"sources.yaml:9: sources.d: descriptorFile and messageType are required for the envelope protobuf",
+		`sources.yaml:11: sources.f.registry: unknown registry "other" (known: a, b, c, d, e)`,
+		"sources.yaml:12: sources.g.registry: the envelope protobuf has its type from descriptorFile",
+		"sources.yaml:14: registries.a.url: must be an http or https URL without user, password and query",
+		"sources.yaml:15: registries.b.url: must be an http or https URL without user, password and query",
+		"sources.yaml:16: registries.c.url: must be an https URL: a password would be sent in clear text",
+		"sources.yaml:17: registries.d.url: must be an https URL: tls is set",
+		"sources.yaml:18: registries.e.passwordFile: is required for a user",
+		"sources.yaml:18: registries.e.tls: certFile and keyFile belong together",
 		"sources.yaml:10: sources.default: the policy has a destination of this name; a source has its own",
 	} {
 		require.Contains(t, text, want)

@@ -3,12 +3,15 @@ package server_test
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/sr"
+	"github.com/twmb/franz-go/pkg/sr/srfake"
 
 	"github.com/dlqd/dlqd/internal/kafka"
 	"github.com/dlqd/dlqd/internal/policy/policytest"
@@ -110,4 +113,74 @@ sources:
 	require.NotEqual(t, of(first, source.HeaderDelivery), of(second, source.HeaderDelivery))
 	require.Len(t, second.Headers, len(first.Headers), "headers grow with each failure")
 	require.Equal(t, "1", b.one("SELECT count(*)::text FROM dlq.dead_letter_queue"), "the same entry")
+}
+
+// Records in Avro are decoded by a schema registry. A redelivery publishes their bytes; an edit is encoded with the
+// same schema, or refused.
+func TestKafka_EditsARecordBySchema(t *testing.T) {
+	t.Parallel()
+	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "dlq.a", "in.a"))
+	require.NoError(t, err)
+	t.Cleanup(cluster.Close)
+	registry := srfake.New()
+	t.Cleanup(registry.Close)
+	registry.SeedSchema("orders", 1, 7, sr.Schema{Schema: `{"type":"record","name":"Order","fields":[
+		{"name":"id","type":"long"},{"name":"amount","type":{"type":"bytes","logicalType":"decimal","precision":30,"scale":2}},
+		{"name":"note","type":["null","string"]}]}`})
+	b := setup(t, options{config: func(c *server.Config) {
+		c.Policy = policytest.Load(t, policytest.Files{"sources": fmt.Sprintf(`
+clusters:
+  main: {brokers: [%s]}
+registries:
+  main: {url: %s}
+sources:
+  orders: {cluster: main, topics: [dlq.*], replayTo: "in.{*}", registry: main}
+`, cluster.ListenAddrs()[0], registry.URL())})
+		c.OpenSources = kafka.Open
+	}})
+	client, err := kgo.NewClient(kgo.SeedBrokers(cluster.ListenAddrs()...), kgo.ConsumeTopics("in.a"))
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	head := "\x00\x00\x00\x00\x07"
+	id := string(binary.AppendVarint(nil, math.MaxInt64))
+	// The array of a decimal may be longer than it must be: an encoder would not write these bytes.
+	value := []byte(head + id + "\x1a\x00" + "\x00\x0f\x9e\xdb\xa4\xfb\xd6\x0a\x11\x6a\x7c\x5a" + "\x00")
+	for range 3 {
+		require.NoError(t, client.ProduceSync(t.Context(), &kgo.Record{Topic: "dlq.a", Value: value}).FirstErr())
+	}
+	require.NoError(t, client.ProduceSync(t.Context(),
+		&kgo.Record{Topic: "dlq.a", Value: []byte("\x00\x00\x00\x00\x09x")}).FirstErr())
+	b.await("4", "SELECT count(*)::text FROM dlq.dead_letter_queue")
+	entry := func(offset int) string {
+		return b.one(`SELECT id::text FROM dlq.dead_letter_queue WHERE (record)."offset" = $1`, offset)
+	}
+	payload := func(offset int) string {
+		return b.one(`SELECT original_event ->> 'payload' FROM dlq.dead_letter_queue WHERE (record)."offset" = $1`, offset)
+	}
+	require.Equal(t, `{"id": 9223372036854775807, "note": null, "amount": 188840729237959640609250.18}`, payload(0))
+	require.Contains(t, payload(3), `"notDecoded": "schema 9: registry main has no such schema (404)"`)
+	require.Equal(t, "3", b.one(`SELECT count(*)::text FROM dlq.dead_letter_queue
+		WHERE original_event -> 'payload' ->> 'id' = '9223372036854775807'`))
+	replay := func(offset int, body string) {
+		status, answer, _ := b.call("POST", "/api/dlq/entries/"+entry(offset)+"/replay", body)
+		require.Less(t, status, 300, answer)
+	}
+	returned := func() []byte {
+		for {
+			fetched := client.PollFetches(t.Context())
+			require.NoError(t, fetched.Err())
+			if records := fetched.Records(); len(records) > 0 {
+				require.Len(t, records, 1)
+				return records[0].Value
+			}
+		}
+	}
+	replay(0, `{}`)
+	require.Equal(t, value, returned(), "without an edit, the bytes are unchanged")
+	replay(1, `{"payload": {"id": 9223372036854775806, "amount": -0.01, "note": "mended"}}`)
+	require.Equal(t, head+string(binary.AppendVarint(nil, math.MaxInt64-1))+"\x02\xff\x02\x0cmended", string(returned()))
+	replay(2, `{"payload": {"id": 1, "amount": 0.001, "note": null}}`)
+	b.await("encoding the edited payload: schema 7: payload.amount must be a number without exponent, of at most "+
+		"30 digits, 2 of them after the point",
+		`SELECT error_message FROM dlq.dead_letter_queue WHERE (record)."offset" = 2`)
 }

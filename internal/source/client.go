@@ -2,6 +2,7 @@ package source
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -75,6 +76,16 @@ func (c *Client) Original(ctx context.Context, cluster string, at Origin, died t
 	return c.broker.Original(ctx, cluster, at, died)
 }
 
+// Encode implements [Publisher].
+func (c *Client) Encode(ctx context.Context, source string, value []byte, edited json.RawMessage) ([]byte, error) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if c.broker == nil {
+		return nil, errNoBroker
+	}
+	return c.broker.Encode(ctx, source, value, edited)
+}
+
 // OffsetAt implements [Broker].
 func (c *Client) OffsetAt(
 	ctx context.Context, source *policy.TopicSource, topic string, partition int32, at time.Time,
@@ -112,7 +123,7 @@ func (c *Client) follow() error {
 		return nil
 	}
 	if c.broker != nil && reflect.DeepEqual(now.Clusters, before.Clusters) &&
-		reflect.DeepEqual(now.Sources, before.Sources) {
+		reflect.DeepEqual(now.Registries, before.Registries) && reflect.DeepEqual(now.Sources, before.Sources) {
 		c.read = now
 		return nil
 	}
@@ -130,7 +141,8 @@ func (c *Client) follow() error {
 	for name, r := range c.readers {
 		was, is := before.Sources[name], now.Sources[name]
 		if is == nil || !reflect.DeepEqual(was, is) ||
-			!reflect.DeepEqual(before.Clusters[was.Cluster], now.Clusters[is.Cluster]) {
+			!reflect.DeepEqual(before.Clusters[was.Cluster], now.Clusters[is.Cluster]) ||
+			!reflect.DeepEqual(before.Registries[was.Registry], now.Registries[is.Registry]) {
 			changed[name] = r
 			delete(c.readers, name)
 		}

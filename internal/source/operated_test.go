@@ -2,6 +2,7 @@ package source_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -102,6 +103,10 @@ func (*recorder) Publish(context.Context, source.Target, source.Message) (source
 
 func (*recorder) Original(context.Context, string, source.Origin, time.Time) (source.Message, error) {
 	return source.Message{}, source.ErrGone
+}
+
+func (*recorder) Encode(context.Context, string, []byte, json.RawMessage) ([]byte, error) {
+	return nil, errors.ErrUnsupported
 }
 
 func (*recorder) OffsetAt(context.Context, *policy.TopicSource, string, int32, time.Time) (int64, error) {

@@ -72,9 +72,11 @@ type Record struct {
 	Value   []byte // nil is null
 	Headers []Header
 	Failure Failure
-	// Payload, if not nil, is the value as JSON, which the reader decoded (Avro, Protobuf). If it is nil, the store shows
+	// Payload, if not nil, is the value as JSON, which the reader decoded (Avro, Protobuf, JSON Schema). If it is nil, the store shows
 	// the value if it is JSON or text.
 	Payload json.RawMessage
+	// NotDecoded, if not empty, says why a value with a schema is not decoded. Readers show it instead of the value.
+	NotDecoded string
 }
 
 // Failure is the data about a failure in the envelope of a record. Empty fields are unknown.
@@ -223,6 +225,9 @@ type Publisher interface {
 	// Original returns the record at a place of a cluster, to which a dead letter of the time died refers. If the topic
 	// does not have the record any more, the error wraps ErrGone.
 	Original(ctx context.Context, cluster string, at Origin, died time.Time) (Message, error)
+	// Encode returns the value of an edited payload. value is the value of the record, which a reader of the source
+	// decoded: the edited value has the same schema. Errors are as those of Publish.
+	Encode(ctx context.Context, source string, value []byte, edited json.RawMessage) ([]byte, error)
 }
 
 // Broker is the client of a kind of broker. It is created for one policy, and closed once no reader uses it.

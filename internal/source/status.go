@@ -209,8 +209,10 @@ type TrialRecord struct {
 	Type      string `json:"type,omitempty"`
 	Error     string `json:"error,omitempty"`
 	Malformed string `json:"malformed,omitempty"`
-	Original  string `json:"original,omitempty"`
-	ReplayTo  string `json:"replayTo,omitempty"` // if empty, dlqd would refuse its redelivery
+	// NotDecoded says why a value with a schema is not decoded.
+	NotDecoded string `json:"notDecoded,omitempty"`
+	Original   string `json:"original,omitempty"`
+	ReplayTo   string `json:"replayTo,omitempty"` // if empty, dlqd would refuse its redelivery
 }
 
 // Try describes a record as it would be stored.
@@ -224,7 +226,7 @@ func Try(p *policy.Policy, source *policy.TopicSource, topic string, partition i
 	return TrialRecord{
 		Partition: partition, Offset: r.Offset, Kind: kind, Form: form, Size: len(r.Value), Type: r.Failure.Error.Type,
 		Error: r.Failure.Error.Message, Malformed: r.Failure.Malformed, Original: r.Failure.Original.Topic,
-		ReplayTo: target,
+		ReplayTo: target, NotDecoded: r.NotDecoded,
 	}
 }
 

@@ -341,9 +341,10 @@ func appendBytea(array, value []byte) []byte {
 }
 
 // payload returns the form of a record's value, and the payload to show. If the value is not text, the payload has only
-// its length and hash, because masks find nothing in encoded bytes. The same holds for JSON that the database cannot
-// store.
+// its length and hash, because masks find nothing in encoded bytes, and why it was not decoded. The same holds for JSON
+// that the database cannot store.
 func (r *Record) payload(most int, plain bool) (form string, payload json.RawMessage) {
+	notDecoded := r.NotDecoded
 	switch {
 	case r.Value == nil:
 		return FormNull, json.RawMessage("null")
@@ -363,9 +364,16 @@ func (r *Record) payload(most int, plain bool) (form string, payload json.RawMes
 		form = FormBinary
 	default:
 		form = FormBinary
+		if r.Payload != nil {
+			notDecoded = "the database cannot hold the value as JSON"
+		}
 	}
 	sum := sha256.Sum256(r.Value)
-	raw, err := json.Marshal(map[string]any{"bytes": len(r.Value), "sha256": hex.EncodeToString(sum[:])})
+	shown := map[string]any{"bytes": len(r.Value), "sha256": hex.EncodeToString(sum[:])}
+	if notDecoded != "" && !plain {
+		shown["notDecoded"] = storable(notDecoded)
+	}
+	raw, err := json.Marshal(shown)
 	if err != nil { // impossible for an integer and a text
 		raw = json.RawMessage("null")
 	}

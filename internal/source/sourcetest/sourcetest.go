@@ -3,6 +3,7 @@ package sourcetest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -74,6 +75,11 @@ func (b *Broker) Original(_ context.Context, _ string, at source.Origin, _ time.
 		return t.partitions[at.Partition][at.Offset], nil
 	}
 	return source.Message{}, fmt.Errorf("%w: there is no such record", source.ErrGone)
+}
+
+// Encode implements source.Publisher. It returns the edited payload in brackets.
+func (b *Broker) Encode(_ context.Context, _ string, _ []byte, edited json.RawMessage) ([]byte, error) {
+	return fmt.Appendf(nil, "[%s]", edited), nil
 }
 
 // Add adds a record to a topic.
