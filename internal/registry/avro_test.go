@@ -160,7 +160,10 @@ func TestAvro_LimitsHostileSchemasAndValues(t *testing.T) {
 		// each level has the next one twice, and no level has a byte
 		{nested(60), "", "too large"},
 		{`{"type":"record","name":"A","fields":[{"name":"a","type":"A"}]}`, "", "deeper than 100"},
-		{`{"type":"record","name":"A","fields":[{"name":"a","type":["A","null"]}]}`, strings.Repeat("00", 500), "deeper than"},
+		{
+			`{"type":"record","name":"A","fields":[{"name":"a","type":["A","null"]}]}`, strings.Repeat("00", 500),
+			"deeper than",
+		},
 		{`{"type":"array","items":"null"}`, "feffffffffffffffff01", "too large"},
 		{`{"type":"array","items":"null"}`, "ffffffffffffffffff01" + "00", "too large"}, // the count is the least long
 		{`{"type":"array","items":{"type":"record","name":"E","fields":[]}}`, "feffffffffffffffff01", "too large"},
@@ -219,7 +222,9 @@ func nested(levels int) string {
 
 // The JSON of a value is encoded to a value with the same JSON.
 func FuzzAvro(f *testing.F) {
-	for _, schema := range []string{order, `"string"`, `["null","double"]`, nested(3), `{"type":"map","values":["int","string"]}`} {
+	for _, schema := range []string{
+		order, `"string"`, `["null","double"]`, nested(3), `{"type":"map","values":["int","string"]}`,
+	} {
 		f.Add(schema, []byte{2, 4, 6, 8, 0, 0})
 	}
 	f.Fuzz(func(t *testing.T, schema string, raw []byte) {

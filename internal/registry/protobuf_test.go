@@ -107,7 +107,8 @@ func TestProtobuf_EncodesWhatItDecodes(t *testing.T) {
 	require.Equal(t, orderJSON, string(again))
 	require.Len(t, encoded, len(body))
 
-	encoded, err = s.encode(body, json.RawMessage(strings.Replace(orderJSON, "18446744073709551615", "9007199254740993", 1)))
+	edited := strings.Replace(orderJSON, "18446744073709551615", "9007199254740993", 1)
+	encoded, err = s.encode(body, json.RawMessage(edited))
 	require.NoError(t, err)
 	require.Equal(t, "\x00\x08\x81\x80\x80\x80\x80\x80\x80\x10", string(encoded[:10]))
 	for document, says := range map[string]string{

@@ -212,9 +212,13 @@ func TestRegistry_RefusesHostileAnswers(t *testing.T) {
 		},
 		"the schema has more than 1048576 bytes": handler(sr.Schema{Schema: strings.Repeat(" ", 2<<20) + `"int"`}),
 		"refers to more than 100 others":         handler(sr.Schema{Schema: `"int"`, References: many}),
-		"deeper than 100":                        handler(sr.Schema{Type: sr.TypeProtobuf, Schema: strings.Repeat("message A {", 101)}),
-		"the answer is not a schema":             func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("<html>")) },
-		"status 302":                             http.RedirectHandler("http://127.0.0.1:1/", http.StatusFound).ServeHTTP,
+		"deeper than 100": handler(sr.Schema{
+			Type: sr.TypeProtobuf, Schema: strings.Repeat("message A {", 101),
+		}),
+		"the answer is not a schema": func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.Write([]byte("<html>"))
+		},
+		"status 302": http.RedirectHandler("http://127.0.0.1:1/", http.StatusFound).ServeHTTP,
 		"status 401": func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusUnauthorized)
 			_, _ = w.Write([]byte(`{"error_code":401,"message":"hunter2 is wrong"}`))

