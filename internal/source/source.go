@@ -72,8 +72,8 @@ type Record struct {
 	Value   []byte // nil is null
 	Headers []Header
 	Failure Failure
-	// Payload, if not nil, is the value as JSON, which the reader decoded (Avro, Protobuf, JSON Schema). If it is nil, the store shows
-	// the value if it is JSON or text.
+	// Payload, if not nil, is the value as JSON, which the reader decoded (Avro, Protobuf, JSON Schema). If it is nil, the
+	// store shows the value if it is JSON or text.
 	Payload json.RawMessage
 	// NotDecoded, if not empty, says why a value with a schema is not decoded. Readers show it instead of the value.
 	NotDecoded string
