@@ -3,8 +3,9 @@
 // a test is missing, or the change makes no difference (equivalent).
 //
 // A room is a package of internal/, or db/code, the SQL functions. mutate does not change the work tree: "go test
-// -overlay" builds a mutant of Go, and a mutant of SQL replaces functions in the template of the tests' databases. It
-// is started with "make mutate".
+// -overlay" builds a mutant of Go, and a mutant of SQL replaces functions in the template of the tests' databases. At
+// first it finds out what code each test runs. So for a mutant, only the tests that run its code are run. It is started
+// with "make mutate".
 package main
 
 import (
@@ -36,11 +37,12 @@ const equivalentFile = "tools/mutate/equivalent.txt"
 
 // Mutant is one change of one file.
 type Mutant struct {
-	File   string
-	Line   int
-	Change string // the changed lines on one line, as "git diff --word-diff" marks them
-	Source []byte // the whole file with the change
-	Sum    string // a hash of Source
+	File     string
+	Line     int
+	Position position // of the change
+	Change   string   // the changed lines on one line, as "git diff --word-diff" marks them
+	Source   []byte   // the whole file with the change
+	Sum      string   // a hash of Source
 }
 
 // newMutant returns the mutant in which replacement replaces source[start:end].
@@ -53,8 +55,9 @@ func newMutant(file string, source []byte, start, end int, replacement string) M
 	}
 	change := fmt.Sprintf("%s[-%s-]{+%s+}%s", source[from:start], source[start:end], replacement, source[end:to])
 	sum := sha256.Sum256(mutated)
+	line := bytes.Count(source[:start], []byte("\n")) + 1
 	return Mutant{
-		File: file, Line: bytes.Count(source[:start], []byte("\n")) + 1, Source: mutated,
+		File: file, Line: line, Position: position{line, start - from + 1}, Source: mutated,
 		Change: strings.Join(strings.Fields(change), " "), Sum: hex.EncodeToString(sum[:8]),
 	}
 }
@@ -71,7 +74,7 @@ type result struct {
 	File, Change, Sum string
 	Line              int
 	Verdict           string
-	By                string `json:",omitempty"` // the test that failed first, or "timeout"
+	By                string `json:",omitempty"` // the first test that failed, "timeout", or how many passed
 	Tests             string // a hash of the room's tests and queries; when they have changed, a survivor is run again
 	Seconds           float64
 }
@@ -110,7 +113,7 @@ func run(ctx context.Context, seed uint64, count int, file string, rooms []strin
 		if err != nil {
 			return err
 		}
-		s := sample{out: out, known: known, equivalent: string(equivalent), mutants: shuffled(mutants, seed, room)}
+		s := sample{out: out, cover: file + ".coverage", known: known, equivalent: string(equivalent), mutants: shuffled(mutants, seed, room)}
 		err = s.take(ctx, room, count)
 		reports = append(reports, s.report(room))
 		if err != nil {
@@ -177,18 +180,24 @@ func shuffled(mutants []Mutant, seed uint64, room string) []Mutant {
 // sample has the mutants of a room, and the results of those that were run.
 type sample struct {
 	out        *os.File
+	cover      string // file of coverage
 	known      map[string]result
 	equivalent string
 	mutants    []Mutant // in the order of the sample
 
 	killed, invalid, skipped int
-	survivors                []Mutant
+	survivors                []result
 }
 
 // take runs mutants until count of them were killed or have survived, or until none is left.
 func (s *sample) take(ctx context.Context, room string, count int) error {
-	r := runner{room: room}
+	r := runner{room: room, cover: s.cover, kills: map[string]int{}}
 	defer r.close()
+	for _, done := range s.known {
+		if done.Verdict == killed && filepath.Dir(done.File) == room {
+			r.kills[done.By]++
+		}
+	}
 	tests, err := r.readTests()
 	if err != nil {
 		return err
@@ -208,6 +217,9 @@ func (s *sample) take(ctx context.Context, room string, count int) error {
 			if done.Verdict, done.By, err = r.run(ctx, m); err != nil {
 				return err
 			}
+			if done.Verdict == killed {
+				r.kills[done.By]++
+			}
 			done.Seconds = math.Round(time.Since(start).Seconds()*10) / 10
 			if err := json.NewEncoder(s.out).Encode(done); err != nil {
 				return err
@@ -218,7 +230,7 @@ func (s *sample) take(ctx context.Context, room string, count int) error {
 		case killed:
 			s.killed++
 		case survived:
-			s.survivors = append(s.survivors, m)
+			s.survivors = append(s.survivors, done)
 		default:
 			s.invalid++
 		}
@@ -234,7 +246,7 @@ func (s *sample) report(room string) string {
 		"not counted: %d invalid, %d equivalent; %d places to change\n",
 		room, float64(s.killed)/float64(max(n, 1)), low, high, s.killed, n, s.invalid, s.skipped, len(s.mutants))
 	for _, m := range s.survivors {
-		fmt.Fprintf(&b, "  %s:%d: %s\n", m.File, m.Line, m.Change)
+		fmt.Fprintf(&b, "  %s:%d: %s (%s)\n", m.File, m.Line, m.Change, m.By)
 	}
 	return b.String()
 }

@@ -81,6 +81,75 @@ func TestMutateSQL_ChangesOnePlaceEach(t *testing.T) {
 	}
 }
 
+func TestRunner_RunsTheTestsOfAMutantsBlock(t *testing.T) {
+	t.Parallel()
+	const source = `package p
+
+func f(a bool) int {
+	switch {
+	case !a:
+		g()
+	}
+	return 1
+}
+
+var b = !true
+`
+	r := runner{
+		room: "internal/p", kills: map[string]int{"TestKiller": 1},
+		blocks: []string{"p.go:3.20,4.9", "p.go:6.3,6.6", "p.go:8.2,8.10", "q.go:1.1,99.1"},
+		tests: []covered{
+			{Test: "TestOther", Code: []string{"q.go:1.1,99.1"}},
+			{Test: "TestBegin", Code: []string{"p.go:3.20,4.9", "q.go:1.1,99.1"}},
+			{Test: "TestCall", Code: []string{"p.go:6.3,6.6"}},
+			{Test: "TestKiller", Code: []string{"p.go:3.20,4.9", "p.go:6.3,6.6", "q.go:1.1,99.1"}},
+			{Test: "TestFails", Failed: true, Code: []string{"p.go:6.3,6.6"}},
+		},
+	}
+	mutants, err := mutateGo("internal/p/p.go", []byte(source))
+	require.NoError(t, err)
+	tests := map[string][]string{}
+	for _, m := range mutants {
+		for _, c := range r.covering(m) {
+			tests[m.Change] = append(tests[m.Change], c.Test)
+		}
+	}
+	require.Equal(t, []string{"TestKiller", "TestCall"}, tests["[-g()-]{++}"])
+	require.Equal(t, []string{"TestKiller", "TestCall", "TestBegin"}, tests["case [-!-]{++}a:"], "the condition of a case")
+	require.Len(t, tests["var b = [-!-]{++}true"], 4, "outside of functions")
+}
+
+func TestRunner_RunsTheTestsOfAMutantsFunction(t *testing.T) {
+	t.Parallel()
+	const source = `CREATE OR REPLACE FUNCTION dlq.a() RETURNS bool AS $$ SELECT 1 < 2 $$;
+DO $install$ SELECT 3 < 4;
+CREATE OR REPLACE FUNCTION dlq.b() RETURNS bool AS $$
+SELECT 5 < 6 $$ $install$;
+CREATE OR REPLACE VIEW dlq.c AS SELECT 7 < 8; ; ;
+`
+	r := runner{
+		room: codeRoom, files: map[string][]string{"internal/p": {`func TestC(t) { "dlq.c" }`}},
+		tests: []covered{
+			{Package: "internal/q", Test: "TestBoth", Code: []string{"dlq.a", "dlq.b"}},
+			{Package: "internal/q", Test: "TestA", Code: []string{"dlq.a"}},
+			{Package: "internal/p", Test: "TestC", Code: []string{"dlq.z"}},
+			{Package: "internal/p", Test: "TestWithoutDatabase"},
+		},
+	}
+	tests := map[string][]string{}
+	for _, m := range mutateSQL("a.sql", []byte(source)) {
+		for _, c := range r.covering(m) {
+			tests[m.Change] = append(tests[m.Change], c.Test)
+		}
+	}
+	require.Equal(t, map[string][]string{
+		"CREATE OR REPLACE FUNCTION dlq.a() RETURNS bool AS $$ SELECT 1 [-<-]{+<=+} 2 $$;": {"TestA", "TestBoth"},
+		"DO $install$ SELECT 3 [-<-]{+<=+} 4;":                                             {"TestBoth"},
+		"SELECT 5 [-<-]{+<=+} 6 $$ $install$;":                                             {"TestBoth"},
+		"CREATE OR REPLACE VIEW dlq.c AS SELECT 7 [-<-]{+<=+} 8; ; ;":                      {"TestC"},
+	}, tests)
+}
+
 func TestShuffled_IsTheSameForASeed(t *testing.T) {
 	t.Parallel()
 	mutants := func() (all []Mutant) {

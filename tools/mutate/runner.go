@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -28,10 +27,14 @@ const (
 	testRole = "dlqd_test"
 	// urlVariable names the environment variable with the URL of the server that all mutants share.
 	urlVariable = "DLQD_TEST_DATABASE_URL"
+	// functionsVariable equals postgrestest.FunctionsVariable.
+	functionsVariable = "DLQD_TEST_FUNCTIONS"
+	// templateTest is a test of codeTests[0] with a database.
+	templateTest = "TestReservePlaces_UnusedStreamStartsNow"
 	// The tests of a mutant may take patience times as long as the tests of the unchanged code, plus slack. If they take
 	// longer, the mutant counts as killed.
 	patience = 5
-	slack    = 10 * time.Second
+	slack    = 20 * time.Second
 )
 
 // codeTests are the packages with tests of SQL functions. The tests of internal/server are too slow.
@@ -40,22 +43,27 @@ var codeTests = strings.Fields(`internal/deadletter internal/worker internal/fac
 	internal/automatic internal/restored internal/approval internal/metrics internal/delivery
 	internal/process`)
 
-// nearest is how many packages of codeTests run for a mutant of db/code. They are the packages whose tests and queries
-// name the changed function most often. So a mutant survives if only the tests of other packages would kill it.
-const nearest = 4
+// first is how many tests run at first for a mutant: they kill most mutants.
+const first = 4
 
-var (
-	failure  = regexp.MustCompile(`^\s*--- FAIL: (\S+)|^(panic|fatal error):`)
-	function = regexp.MustCompile(`(?m)^CREATE OR REPLACE [A-Z]+ (dlq\.\w+)`)
-)
+// mostSeconds limits the tests of a mutant of db/code: further tests are not run when the durations of the tests before
+// them, without a change, add up to it. Some functions are called by nearly every test. So a mutant survives if only
+// further tests would kill it.
+const mostSeconds = 90
+
+var failure = regexp.MustCompile(`^\s*--- FAIL: (\S+)|^(panic|fatal error):`)
 
 // runner runs the tests of a room.
 type runner struct {
 	room     string
-	dir      string                   // directory of built tests; "" until the first mutant
-	limits   map[string]time.Duration // time limits of packages whose tests have passed on the unchanged code
-	sources  map[string]string        // text of the tests and queries of each package
-	template string                   // the database that tests copy
+	cover    string              // file of coverage
+	dir      string              // directory of built tests; "" until the first mutant
+	built    map[string]bool     // packages of which dir has the tests of the unchanged Go code
+	files    map[string][]string // texts of the files with tests of each package
+	tests    []covered           // all tests of the room's packages
+	blocks   []string            // of a room of Go
+	kills    map[string]int      // how many mutants each test has killed
+	template string              // the database that tests copy
 }
 
 func (r *runner) packages() []string {
@@ -67,74 +75,57 @@ func (r *runner) packages() []string {
 
 func (r *runner) close() { _ = os.RemoveAll(r.dir) }
 
-// readTests reads the room's tests and queries, and returns a hash of them.
+// readTests reads the room's tests and returns a hash of them.
 func (r *runner) readTests() (string, error) {
 	hash := sha256.New()
-	r.sources = map[string]string{}
+	r.files = map[string][]string{}
 	for _, pkg := range r.packages() {
 		files, err := filepath.Glob(filepath.Join(pkg, "*_test.go"))
 		if err != nil {
 			return "", err
 		}
-		for _, file := range append(files, "db/queries/"+filepath.Base(pkg)+".sql") {
+		for _, file := range files {
 			raw, err := os.ReadFile(file)
-			if err != nil && !errors.Is(err, os.ErrNotExist) { // a package may have no queries
+			if err != nil {
 				return "", err
 			}
 			_, _ = hash.Write(raw)
-			r.sources[pkg] += string(raw)
+			r.files[pkg] = append(r.files[pkg], string(raw))
 		}
 	}
 	return hex.EncodeToString(hash.Sum(nil)[:8]), nil
 }
 
-// start builds the tests of packages and runs them on the unchanged code, unless it has done so before. It sets the
-// time limits for mutants.
-func (r *runner) start(ctx context.Context, packages []string) (err error) {
-	if r.dir == "" {
-		r.limits = map[string]time.Duration{}
-		if r.dir, err = os.MkdirTemp("", "mutate-"); err != nil {
+// start finds what the tests run, unless it has done so before.
+func (r *runner) start(ctx context.Context) (err error) {
+	if r.dir != "" {
+		return nil
+	}
+	if r.dir, err = os.MkdirTemp("", "mutate-"); err != nil {
+		return err
+	}
+	r.built = map[string]bool{}
+	if r.room == codeRoom {
+		// Any test with a database creates the template.
+		if err := r.buildOnce(ctx, codeTests[0]); err != nil {
+			return err
+		}
+		if _, err := r.alone(ctx, codeTests[0], []covered{{Test: templateTest}}, nil); err != nil {
+			return err
+		}
+		if err := r.findTemplate(ctx); err != nil {
 			return err
 		}
 	}
-	for _, pkg := range packages {
-		if r.limits[pkg] > 0 {
-			continue
-		}
-		if output, err := r.build(ctx, pkg, "{}"); err != nil {
-			return fmt.Errorf("building the tests of %s: %w\n%s", pkg, err, output)
-		}
-		if err := r.resetTemplate(ctx); err != nil {
-			return err
-		}
-		start := time.Now()
-		by, err := r.test(ctx, pkg, 10*time.Minute)
-		if err != nil {
-			return err
-		}
-		if by != "" {
-			return fmt.Errorf("%s fails without a change: %s", pkg, by)
-		}
-		r.limits[pkg] = patience*time.Since(start) + slack
-		fmt.Printf("%s passes without a change in %.1fs\n", pkg, time.Since(start).Seconds())
-	}
-	if r.room == codeRoom && r.template == "" {
-		return r.findTemplate(ctx)
-	}
-	return nil
+	return r.coverage(ctx, r.cover)
 }
 
-// run returns the verdict about a mutant, and the test that killed it.
+// run returns the verdict about a mutant, and the test that killed it, or how many tests passed.
 func (r *runner) run(ctx context.Context, m Mutant) (verdict, by string, err error) {
-	packages := r.packages()
-	if r.room == codeRoom {
-		packages = slices.Clone(packages)
-		slices.SortStableFunc(packages, func(a, b string) int { return r.near(m, b) - r.near(m, a) })
-		packages = packages[:nearest]
-	}
-	if err := r.start(ctx, packages); err != nil {
+	if err := r.start(ctx); err != nil {
 		return "", "", err
 	}
+	tests := r.covering(m)
 	if r.room == codeRoom {
 		if ok, err := r.install(ctx, m); err != nil || !ok {
 			return invalid, "", err
@@ -150,61 +141,102 @@ func (r *runner) run(ctx context.Context, m Mutant) (verdict, by string, err err
 			return invalid, "", ctx.Err()
 		}
 	}
-	for _, pkg := range packages {
-		if by, err := r.test(ctx, pkg, r.limits[pkg]); by != "" || err != nil {
-			return killed, by, err
+	if len(tests) == 0 {
+		return survived, "no test runs it", nil
+	}
+	count := r.affordable(tests)
+	start := min(first, count)
+	for _, batch := range [][]covered{tests[:start], tests[start:count]} {
+		for _, pkg := range r.packages() {
+			those := slices.Collect(func(yield func(covered) bool) {
+				for _, c := range batch {
+					if c.Package == pkg && !yield(c) {
+						return
+					}
+				}
+			})
+			if len(those) == 0 {
+				continue
+			}
+			if r.room == codeRoom {
+				if err := r.buildOnce(ctx, pkg); err != nil {
+					return "", "", err
+				}
+			}
+			if by, err := r.test(ctx, pkg, those); by != "" || err != nil {
+				return killed, by, err
+			}
 		}
 	}
-	return survived, "", nil
+	return survived, fmt.Sprintf("%d of %d tests that run it passed", count, len(tests)), nil
 }
 
-// near returns how often the tests and queries of a package name the function that a mutant changes. The other
-// functions of the same file count, too, but less.
-func (r *runner) near(m Mutant, pkg string) (n int) {
-	own, names := "", map[string]bool{}
-	for _, match := range function.FindAllSubmatchIndex(m.Source, -1) {
-		name := string(m.Source[match[2]:match[3]]) + "("
-		names[name] = true
-		if bytes.Count(m.Source[:match[0]], []byte("\n")) < m.Line {
-			own = name
+// affordable returns how many of a mutant's tests are run.
+func (r *runner) affordable(tests []covered) int {
+	seconds := 0.0
+	for i, c := range tests {
+		if seconds += c.Seconds; r.room == codeRoom && seconds > mostSeconds && i > 0 {
+			return i
 		}
 	}
-	for name := range names {
-		count := strings.Count(r.sources[pkg], name)
-		if name == own {
-			count *= 100
-		}
-		n += count
-	}
-	return n
+	return len(tests)
 }
 
-// build builds the tests of a package with an overlay.
-func (r *runner) build(ctx context.Context, pkg, overlay string) (output []byte, err error) {
+// buildOnce builds the tests of a package without a change, unless it has done so before.
+func (r *runner) buildOnce(ctx context.Context, pkg string) error {
+	if r.built[pkg] {
+		return nil
+	}
+	if output, err := r.build(ctx, pkg, "{}"); err != nil {
+		return fmt.Errorf("building the tests of %s: %w\n%s", pkg, err, output)
+	}
+	r.built[pkg] = true
+	return nil
+}
+
+// build builds the tests of a package with an overlay. No test needs cgo.
+func (r *runner) build(ctx context.Context, pkg, overlay string, flags ...string) (output []byte, err error) {
 	file := filepath.Join(r.dir, "overlay.json")
 	if err := os.WriteFile(file, []byte(overlay), 0o600); err != nil {
 		return nil, err
 	}
-	return exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-ldflags=-w", "-overlay", file,
-		"-o", r.binary(pkg), "./"+pkg).CombinedOutput()
+	args := append([]string{"test", "-c", "-vet=off", "-ldflags=-w", "-overlay", file, "-o", r.binary(pkg)}, flags...)
+	cmd := exec.CommandContext(ctx, "go", append(args, "./"+pkg)...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	return cmd.CombinedOutput()
 }
 
 func (r *runner) binary(pkg string) string {
 	return filepath.Join(r.dir, strings.ReplaceAll(pkg, "/", "-")+".test")
 }
 
-// test runs the built tests of a package. It returns the first test that failed, "timeout", or "". At the first failure
-// it ends the process, because -failfast does not stop parallel tests that have begun. Then it drops the databases that
-// the process left.
-func (r *runner) test(ctx context.Context, pkg string, limit time.Duration) (by string, err error) {
-	limited, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	args := []string{"-test.failfast", "-test.timeout=0", "-test.parallel=3"}
-	if strings.Contains(r.sources[pkg], `"pgregory.net/rapid"`) {
+// arguments returns the arguments of built tests that select tests.
+func (r *runner) arguments(pkg string, tests []covered) []string {
+	names := make([]string, len(tests))
+	for i, c := range tests {
+		names[i] = c.Test
+	}
+	args := []string{"-test.run=^(" + strings.Join(names, "|") + ")$", "-test.parallel=3"}
+	usesRapid := func(text string) bool { return strings.Contains(text, `"pgregory.net/rapid"`) }
+	if slices.ContainsFunc(r.files[pkg], usesRapid) {
 		// Do not search for a smaller counterexample, and write no file with it.
 		args = append(args, "-rapid.shrinktime=0s", "-rapid.nofailfile")
 	}
-	cmd := exec.CommandContext(limited, r.binary(pkg), args...)
+	return args
+}
+
+// test runs tests of a package. It returns the first test that failed, "timeout", or "". At the first failure it ends
+// the process, because -failfast does not stop parallel tests that have begun. Then it drops the databases that the
+// process left.
+func (r *runner) test(ctx context.Context, pkg string, tests []covered) (by string, err error) {
+	limit := slack
+	for _, c := range tests {
+		limit += time.Duration(patience * c.Seconds * float64(time.Second))
+	}
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	cmd := exec.CommandContext(limited, r.binary(pkg),
+		append(r.arguments(pkg, tests), "-test.failfast", "-test.timeout=0")...)
 	cmd.Dir = pkg
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -289,6 +321,31 @@ func (r *runner) findTemplate(ctx context.Context) error {
 		}
 		r.template = found[0]
 		_, err = conn.Exec(ctx, "CREATE DATABASE unchanged TEMPLATE "+r.template+" OWNER "+testRole)
+		return err
+	})
+}
+
+// countCalls makes Postgres count the calls of all functions in copies of the template, until resetTemplate.
+func (r *runner) countCalls(ctx context.Context) error {
+	err := as(ctx, "", "", func(conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, "ALTER SYSTEM SET track_functions = 'all'")
+		if err == nil {
+			_, err = conn.Exec(ctx, "SELECT pg_reload_conf()")
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return as(ctx, testRole, r.template, func(conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, `DO $$
+			DECLARE v_function regprocedure;
+			BEGIN
+				FOR v_function IN SELECT p.oid FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
+					WHERE p.pronamespace = 'dlq'::regnamespace AND p.prokind = 'f' AND l.lanname = 'sql' LOOP
+					EXECUTE format('ALTER FUNCTION %s SET mutate.counted = 1', v_function);
+				END LOOP;
+			END $$`)
 		return err
 	})
 }

@@ -147,7 +147,11 @@ func Open(tb testing.TB, url string) *pgxpool.Pool {
 func create(tb testing.TB, from string) string {
 	tb.Helper()
 	base := withRoles(tb)
-	return WithDatabase(WithUser(base, Role), createDatabase(tb, base, "test_"+randomName(), from, Role))
+	name := createDatabase(tb, base, "test_"+randomName(), from, Role)
+	if file := os.Getenv(FunctionsVariable); file != "" {
+		tb.Cleanup(func() { recordFunctions(tb, WithDatabase(base, name), file) })
+	}
+	return WithDatabase(WithUser(base, Role), name)
 }
 
 // createDatabase creates a database, which is dropped at the end of the test, and returns its name. For a template of
