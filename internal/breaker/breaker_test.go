@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -488,6 +489,46 @@ func TestBreaker_SuccessDoesNotOpenIt(t *testing.T) {
 	b.requireState(p, breaker.Closed)
 	status, _ := p.Find(bank)
 	require.Equal(t, 10_011, status.Deliveries)
+}
+
+func TestBreaker_ResetReportsWhetherItWasOpen(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "")
+	p := b.process("one")
+	require.NoError(t, p.ForceOpen(t.Context(), bank, "kim", "", 0))
+	for _, want := range []bool{true, false} {
+		was, err := p.Reset(t.Context(), bank, "kim", "")
+		require.NoError(t, err)
+		require.Equal(t, want, was)
+	}
+}
+
+func TestBreaker_WithoutConsecutiveFailuresOnlyTheRateOpensIt(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "defaults: {consecutiveFailures: 0, minimumCount: 10}")
+	p := b.process("one")
+	for range 9 {
+		require.True(t, b.deliver(p, false))
+	}
+	b.requireState(p, breaker.Closed)
+	require.True(t, b.deliver(p, false))
+	b.requireState(p, breaker.Open)
+}
+
+// The outcome of a delivery that cannot be stored is logged.
+func TestPermit_LogsErrors(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "defaults: {consecutiveFailures: 1}")
+	var log strings.Builder
+	p := breaker.New(breaker.Config{
+		DB: b.pool, Policy: func() *policy.Policy { return b.policy }, Actor: "one",
+		Logger: slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	require.True(t, b.deliver(p, true))
+	require.Empty(t, log.String())
+	b.pool.Close()
+	require.True(t, b.deliver(p, false))
+	require.Contains(t, log.String(), "storing the outcome of a delivery failed")
 }
 
 type appArgs struct {

@@ -68,6 +68,10 @@ func TestConditions(t *testing.T) {
 		return unmetAt(breaker.Load{}) == "the probe of destination mailer answers 503"
 	}, 5*time.Minute, 50*time.Millisecond)
 	require.Empty(t, c.Unmet("elsewhere", "", want), "an application's queue has no probe")
+	for code, problem := range map[int64]string{300: "the probe of destination mailer answers 300", 299: ""} {
+		status.Store(code)
+		require.Eventually(t, func() bool { return unmetAt(breaker.Load{}) == problem }, 5*time.Minute, 50*time.Millisecond)
+	}
 	probed.Close()
 	require.Eventually(t, func() bool {
 		return unmetAt(breaker.Load{}) == "the probe of destination mailer does not answer"
@@ -75,6 +79,7 @@ func TestConditions(t *testing.T) {
 
 	require.NoError(t, breakers.ForceOpen(t.Context(), "destination:mailer", "kim", "", 0))
 	require.Equal(t, "circuit breaker destination:mailer is open", c.Unmet("mails", "", want))
+	require.Empty(t, c.Unmet("mails", "", &policy.Conditions{}))
 	require.NoError(t, breakers.ForceOpen(t.Context(), "queue:elsewhere", "kim", "", 0))
 	require.Equal(t, "circuit breaker queue:elsewhere is open", c.Unmet("elsewhere", "", want))
 }

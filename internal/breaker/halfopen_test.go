@@ -333,3 +333,26 @@ func TestQueues_ResumeWhenProbesSucceed(t *testing.T) {
 	b.end("completed")
 	b.requireQueue("emails", breaker.Closed, false)
 }
+
+// While another process evaluates the breaker of a queue, nothing changes.
+func TestQueues_AreEvaluatedByOneProcess(t *testing.T) {
+	t.Parallel()
+	b := setupQueues(t, "riverQueues: {emails: {minimumCount: 1}}", "emails")
+	whileLocked := func(want breaker.State, paused bool) {
+		t.Helper()
+		tx, err := b.pool.Begin(t.Context())
+		require.NoError(t, err)
+		_, err = tx.Exec(t.Context(),
+			"SELECT pg_advisory_xact_lock(hashtextextended('dlq.queue_breaker queue:emails', 0))")
+		require.NoError(t, err)
+		b.requireQueue("emails", want, paused)
+		require.NoError(t, tx.Rollback(t.Context()))
+	}
+	b.running()
+	b.end("discarded")
+	whileLocked(breaker.Closed, false)
+	b.requireQueue("emails", breaker.Open, true)
+	b.policy = policytest.Load(t, nil)
+	whileLocked(breaker.Open, true)
+	b.requireQueue("emails", breaker.Closed, false)
+}

@@ -111,3 +111,36 @@ func TestRamp_RedeliveriesShareThePlacesOfHeldMessages(t *testing.T) {
 	require.True(t, fresh.TakePlace("default"))
 	require.False(t, fresh.TakePlace("default"))
 }
+
+func TestRamp_StartsOnlyIfMessagesAreHeld(t *testing.T) {
+	t.Parallel()
+	p := setup(t, "").process("one")
+	require.True(t, p.Released("default", 0, 1))
+	require.False(t, p.Paces("default"))
+	require.False(t, p.Released("default", 1, 1))
+	require.True(t, p.Paces("default"))
+}
+
+func TestRamp_LastsWhileAllPlacesAreUsed(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "")
+	p := b.closed()
+	b.pass(time.Minute)
+	require.False(t, p.Released("default", 1, 1))
+	require.True(t, p.Paces("default"))
+}
+
+// However often places are reserved, the rate rises only once a second.
+func TestRamp_RisesOnceASecond(t *testing.T) {
+	t.Parallel()
+	b := setup(t, "")
+	p := b.closed()
+	require.Equal(t, 2, p.Places("default", 1000))
+	for range 5 {
+		b.pass(100 * time.Millisecond)
+		require.True(t, b.deliver(p, true))
+		require.Zero(t, p.Places("default", 1000))
+	}
+	b.pass(1500 * time.Millisecond)
+	require.Equal(t, 3, p.Places("default", 1000), "two messages a second, a second ahead")
+}
