@@ -92,5 +92,5 @@ func mutateGo(file string, source []byte) (all []Mutant, err error) {
 // isLog reports whether a statement writes a log message.
 func isLog(s ast.Node, source []byte, at func(token.Pos) int) bool {
 	text, _, _ := strings.Cut(string(source[at(s.Pos()):at(s.End())]), "(")
-	return strings.Contains(text, "Logger.") || strings.HasPrefix(text, "slog.")
+	return strings.Contains(text, "ogger.") || strings.HasPrefix(text, "slog.") || strings.HasSuffix(text, ".log")
 }

@@ -273,14 +273,18 @@ func (r *runner) test(ctx context.Context, pkg string, tests []covered) (by stri
 	return by, err
 }
 
-// as connects to a database of the shared server, runs fn, and disconnects.
+// as connects to a database of the shared server, runs fn, and disconnects. Without a role it connects as the server's
+// superuser, and without a database to the one of the server's URL.
 func as(ctx context.Context, role, database string, fn func(*pgx.Conn) error) error {
 	address, err := url.Parse(os.Getenv(urlVariable))
 	if err != nil || address.Host == "" && address.RawQuery == "" {
 		return fmt.Errorf("%s is not the URL of a server: run it by make mutate", urlVariable)
 	}
 	if role != "" {
-		address.User, address.Path = url.User(role), "/"+database
+		address.User = url.User(role)
+	}
+	if database != "" {
+		address.Path = "/" + database
 	}
 	conn, err := pgx.Connect(ctx, address.String())
 	if err != nil {
@@ -337,7 +341,7 @@ func (r *runner) countCalls(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return as(ctx, testRole, r.template, func(conn *pgx.Conn) error {
+	return as(ctx, "", r.template, func(conn *pgx.Conn) error { // an owner of functions may not set such a parameter
 		_, err := conn.Exec(ctx, `DO $$
 			DECLARE v_function regprocedure;
 			BEGIN
