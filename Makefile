@@ -145,7 +145,7 @@ COUNT ?= 60
 SEED ?= 1
 
 .PHONY: mutate
-mutate: install-postgres ## change the code of ROOMS in COUNT places each, one at a time, and list the changes that no test notices (takes hours; resumes)
+mutate: install-postgres ## change the code of ROOMS in COUNT places each, one at a time, and list the changes that no test notices (resumes)
 	cd tools && CGO_ENABLED=0 go build -o ../bin/mutate ./mutate
 	$(WITH_POSTGRES) bin/mutate -seed $(SEED) -count $(COUNT) $(ROOMS)
 
