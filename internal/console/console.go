@@ -154,8 +154,8 @@ func (c *Console) Changed(tag string) {
 	c.live.wake(paths...)
 }
 
-// contentSecurityPolicy lets a browser load and run only the console's own files, and images in data: URLs.
-const contentSecurityPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; " +
+// contentSecurityPolicy lets a browser load and run only the console's own files.
+const contentSecurityPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; " +
 	"connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
 // request is a request for a page or an action.
