@@ -58,6 +58,10 @@ func seed(o *testServer) {
 		error_at) VALUES ('nodes', 'main', 'nodes', 'dlq.prod.scoring', 0, 'failing', 812, 900,
 		'TOPIC_AUTHORIZATION_FAILED: Not authorized to access topics', now()),
 		('nodes', 'main', 'nodes', 'dlq.prod.parsing', 1, 'caught_up', 77, 77, NULL, NULL)`)
+	o.exec(`INSERT INTO dlq.feeds (name, cluster, topic, at, records, published, failed, error, error_at) VALUES
+		('dead-letters', 'main', 'dead-letters.{queue}', now() + interval '1 hour', 52130, 51902, 3,
+			'TOPIC_AUTHORIZATION_FAILED: Not authorized to access topics', now()),
+		('warehouse', 'main', 'warehouse.dead-letters', now() + interval '1 hour', 12, 12, 0, NULL, NULL)`)
 }
 
 // doAll adds a note to many entries, requests an approval to discard them, and starts and pauses a

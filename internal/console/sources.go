@@ -116,13 +116,10 @@ func lagOf(p source.PartitionStatus) int64 {
 	return *p.Lag
 }
 
-// summary describes the state of the sources.
+// summary describes the state of the sources and of the feeds.
 func (s *sources) summary() string {
-	if len(s.Sources) == 0 {
-		return "No sources: dlqd reads no topics."
-	}
 	var lag, lost int64
-	var bad, paused []string
+	var bad, paused, unpublished []string
 	for i := range s.Sources {
 		row := &s.Sources[i]
 		lag, lost = lag+row.Lag, lost+row.Lost
@@ -133,8 +130,18 @@ func (s *sources) summary() string {
 			paused = append(paused, row.Name)
 		}
 	}
+	for i := range s.Feeds {
+		switch row := &s.Feeds[i]; row.State {
+		case source.StateFailing, source.StateWaiting:
+			unpublished = append(unpublished, row.Name)
+		case source.StatePaused:
+			paused = append(paused, row.Name)
+		}
+	}
 	var sentences []string
 	switch {
+	case len(s.Sources) == 0:
+		sentences = append(sentences, "No sources: dlqd reads no topics.")
 	case lag > 0:
 		sentences = append(sentences, plural(lag, "record is", "records are")+" not read yet.")
 	case len(bad) == 0 && len(paused) == 0:
@@ -142,6 +149,9 @@ func (s *sources) summary() string {
 	}
 	if len(bad) > 0 {
 		sentences = append(sentences, "Reading fails: "+strings.Join(bad, ", ")+".")
+	}
+	if len(unpublished) > 0 {
+		sentences = append(sentences, "Publishing fails: "+strings.Join(unpublished, ", ")+".")
 	}
 	if len(paused) > 0 {
 		sentences = append(sentences, "Paused: "+strings.Join(paused, ", ")+".")
@@ -201,5 +211,5 @@ func (c *Console) actOnFeed(in *request) (*done, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &done{To: "/sources#feeds", Flash: flash{Text: text}}, nil
+	return &done{To: "/sources#feed-" + url.PathEscape(name), Flash: flash{Text: text}}, nil
 }
