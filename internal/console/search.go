@@ -148,8 +148,9 @@ func (s *search) find(in *request) error {
 		}
 	}
 	order := []string{
-		"dead letter", "message", "job", "replay run", "operation", "approval", "group", "page", "queue", "destination",
-		"person", "view",
+		"dead letter", "message", "job", "replay run", "operation", "approval", "group", "page", "dead letters", "queue",
+		"destination",
+		"source", "feed", "person", "view",
 	}
 	slices.SortStableFunc(s.Found, func(a, b found) int {
 		if a.Of != b.Of {
@@ -164,7 +165,7 @@ func (s *search) find(in *request) error {
 	}}
 	if personName.MatchString(text) {
 		s.Tries = append(s.Tries,
-			found{Of: "audit", Name: "What " + text + " did", Path: "/audit?actor=" + url.QueryEscape(text)})
+			found{Of: "audit", Name: "Actions by " + text, Path: "/audit?actor=" + url.QueryEscape(text)})
 	}
 	s.Tries = append(s.Tries, found{
 		Of: "audit", Name: "Notes and reasons that contain “" + text + "”", Path: "/audit?text=" + url.QueryEscape(text),
@@ -183,6 +184,12 @@ func findByName(in *request, lower string, add func(found)) []func() error {
 						Of: "queue", Name: q.Name, Detail: plural(q.DeadLetters, "dead letter"),
 						Path: "/queues#" + url.PathEscape(q.Name),
 					})
+					if q.DeadLetters > 0 {
+						add(found{
+							Of: "dead letters", Name: q.Name, Detail: "open in this queue",
+							Path: "/dead-letters?q=" + url.QueryEscape(query("queue", q.Name, "status", "open")),
+						})
+					}
 				}
 				if q.Destination != "" && strings.Contains(strings.ToLower(q.Destination), lower) {
 					add(found{
@@ -201,6 +208,12 @@ func findByName(in *request, lower string, add func(found)) []func() error {
 					add(found{
 						Of: "source", Name: s.Name, Detail: sourceMark(s.State).Word, Path: "/sources#" + url.PathEscape(s.Name),
 					})
+				}
+			}
+			for i := range list.Feeds {
+				f := &feedRow{FeedStatus: list.Feeds[i]}
+				if strings.Contains(strings.ToLower(f.Name), lower) {
+					add(found{Of: "feed", Name: f.Name, Detail: f.Word().Word, Path: "/sources#feed-" + url.PathEscape(f.Name)})
 				}
 			}
 			return err
