@@ -36,6 +36,7 @@ type bulk struct {
 	Form    url.Values
 	New     bool                              // whether the page is /replays/new, which begins with a filter
 	Groups  []analytics.TopGroup              // suggestions for the filter
+	States  []stateChoice                     // more suggestions
 	Letters map[uuid.UUID]*deadletter.Summary // entries of the preview's samples
 	Copies  []copyText
 }
@@ -331,6 +332,12 @@ func (c *Console) bulkPreview(in *request) (*view, error) {
 	return b.page(in)
 }
 
+// stateChoice is a suggested filter, with its count if it is known soon.
+type stateChoice struct {
+	Name, Query string
+	Count       *api.Count
+}
+
 // newReplay is the page that prepares a replay run from a filter instead of a selection.
 func (c *Console) newReplay(in *request) (*view, error) {
 	form := in.URL.Query()
@@ -352,6 +359,14 @@ func (c *Console) newReplay(in *request) (*view, error) {
 	}
 	b.Groups = mostOpen(groups.Rows, overviewGroups)
 	b.Groups = slices.DeleteFunc(b.Groups, func(g analytics.TopGroup) bool { return g.Open == 0 })
+	b.States = []stateChoice{
+		{Name: "Manual or failed", Query: "status:manual,failed"}, {Name: "Outages", Query: "class:outage"},
+		{Name: "Pending", Query: "status:pending"},
+	}
+	counts := c.counts.get(in, []string{b.States[0].Query, b.States[1].Query, b.States[2].Query})
+	for i := range b.States {
+		b.States[i].Count = counts[b.States[i].Query]
+	}
 	return &view{Template: "bulk", Title: "New replay run", Data: b, Section: "/replays"}, nil
 }
 
