@@ -101,6 +101,41 @@ func TestIncident_Outage(t *testing.T) {
 	require.Equal(t, failed, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
 }
 
+// TestIncident_PaymentsFail starts from a complaint that names only the queue. The overview shows why payments fail, and
+// its link to them leads to a replay of the failures of all causes. The look-up leads to the same list.
+func TestIncident_PaymentsFail(t *testing.T) {
+	t.Parallel()
+	o := open(t, nil)
+	for i := range 8 {
+		o.submit("payments", fmt.Sprint("pay", i), "payment.captured",
+			map[string]any{"answer": []int{402, 422}[i%2], "says": "account is closed"})
+		o.submit("orders", fmt.Sprint("order", i), "order.placed", map[string]any{"answer": 400, "says": "price is missing"})
+	}
+	o.eventually(16, "SELECT count(*) FROM dlq.dead_letter_open WHERE status = 'dlq_manual'")
+	o.exec(postgrestest.RefreshRollups)
+	o.receiverWorks.Store(true)
+	b := o.tab()
+	b.clicks, b.began = 0, time.Now()
+	b.open("/")
+	require.Contains(t, b.texts("#groups .group-row"), "402 Payment Required · account is closed")
+	b.follow("#groups .row-meta a[href*='payments']")
+	list, _ := b.value("location.href").(string)
+	b.rows(8)
+	b.click("#act-on summary")
+	b.follow("#act-on a[href*='do=replay']")
+	b.waitForText("Replay 8 dead letters")
+	b.follow("form.split button.primary")
+	b.waitForText("8 recovered, 0 failed again of 8")
+	b.within(5)
+	require.Equal(t, 8, o.count("SELECT count(*) FROM dlq.dead_letter_open"), "the orders")
+
+	o.fail("payments", "payment.captured", "account is closed", 1)
+	o.eventually(9, "SELECT count(*) FROM dlq.dead_letter_open")
+	b.open("/search?q=payments")
+	b.follow("#found a[href*='dead-letters']")
+	require.Equal(t, list, b.value("location.href"))
+}
+
 // TestIncident_BadDeploy marks a failure group as fixed after the next deploy, and replays it.
 func TestIncident_BadDeploy(t *testing.T) {
 	t.Parallel()
