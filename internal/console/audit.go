@@ -267,7 +267,7 @@ func auditTabs(in *request) []auditTab {
 		{Name: "Mine", Path: "/audit?people=true&actor=" + url.QueryEscape(in.actor())},
 		{Name: "Today", Path: "/audit?people=true&day=" + day(0)},
 		{Name: "Yesterday", Path: "/audit?people=true&day=" + day(1)},
-		{Name: "dlqd, too", Path: "/audit?each=true"},
+		{Name: "Everything", Path: "/audit?each=true"},
 	}
 	now, err := url.Parse(in.with("cursor", ""))
 	for i := range tabs {
