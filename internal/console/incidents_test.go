@@ -101,9 +101,10 @@ func TestIncident_Outage(t *testing.T) {
 	require.Equal(t, failed, o.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE status = 'dlq_resolved'"))
 }
 
-// TestIncident_PaymentsFail starts from a complaint that names only the queue. The overview shows why payments fail, and
-// its link to them leads to a replay of the failures of all causes. The look-up leads to the same list.
-func TestIncident_PaymentsFail(t *testing.T) {
+// TestIncident_PaymentsFailOfSeveralCauses starts from a complaint that names only the queue. The overview shows why
+// payments fail, and its link to them leads to a replay of the failures of all causes. The look-up leads to the same
+// list.
+func TestIncident_PaymentsFailOfSeveralCauses(t *testing.T) {
 	t.Parallel()
 	o := open(t, nil)
 	for i := range 8 {
@@ -115,8 +116,7 @@ func TestIncident_PaymentsFail(t *testing.T) {
 	o.exec(postgrestest.RefreshRollups)
 	o.receiverWorks.Store(true)
 	b := o.tab()
-	b.clicks, b.began = 0, time.Now()
-	b.open("/")
+	b.task()
 	require.Contains(t, b.texts("#groups .group-row"), "402 Payment Required · account is closed")
 	b.follow("#groups .row-meta a[href*='payments']")
 	list, _ := b.value("location.href").(string)
