@@ -119,7 +119,7 @@ func TestIncident_PaymentsFailOfSeveralCauses(t *testing.T) {
 	b.task()
 	require.Contains(t, b.texts("#groups .group-row"), "402 Payment Required · account is closed")
 	b.follow("#groups .row-meta a[href*='payments']")
-	list, _ := b.value("location.href").(string)
+	chosen := b.value(`document.querySelector("[data-filter]").value`)
 	b.rows(8)
 	b.click("#act-on summary")
 	b.follow("#act-on a[href*='do=replay']")
@@ -133,7 +133,7 @@ func TestIncident_PaymentsFailOfSeveralCauses(t *testing.T) {
 	o.eventually(9, "SELECT count(*) FROM dlq.dead_letter_open")
 	b.open("/search?q=payments")
 	b.follow("#found a[href*='dead-letters']")
-	require.Equal(t, list, b.value("location.href"))
+	require.Equal(t, chosen, b.value(`document.querySelector("[data-filter]").value`))
 }
 
 // TestIncident_BadDeploy marks a failure group as fixed after the next deploy, and replays it.
