@@ -231,6 +231,23 @@ func (q *Queries) ConcernedSubscribers(ctx context.Context, ids []uuid.UUID) (Co
 	return i, err
 }
 
+const CountBehind = `-- name: CountBehind :one
+SELECT dlq.count_behind($1::jsonb, $2::uuid[])::bigint AS entries
+`
+
+type CountBehindParams struct {
+	Filter json.RawMessage
+	Ids    []uuid.UUID
+}
+
+// CountBehind counts the entries that are behind an earlier job of their ordering key that the filter selects.
+func (q *Queries) CountBehind(ctx context.Context, arg CountBehindParams) (int64, error) {
+	row := q.db.QueryRow(ctx, CountBehind, arg.Filter, arg.Ids)
+	var entries int64
+	err := row.Scan(&entries)
+	return entries, err
+}
+
 const CountCheckpoints = `-- name: CountCheckpoints :one
 SELECT dlq.count_checkpoints($1::jsonb)::bigint AS entries
 `
@@ -289,6 +306,18 @@ func (q *Queries) CountGroups(ctx context.Context, arg CountGroupsParams) ([]Cou
 		return nil, err
 	}
 	return items, nil
+}
+
+const CountKeyed = `-- name: CountKeyed :one
+SELECT dlq.count_keyed($1::uuid[])::bigint AS entries
+`
+
+// CountKeyed counts the entries that are jobs of applications with an ordering key.
+func (q *Queries) CountKeyed(ctx context.Context, ids []uuid.UUID) (int64, error) {
+	row := q.db.QueryRow(ctx, CountKeyed, ids)
+	var entries int64
+	err := row.Scan(&entries)
+	return entries, err
 }
 
 const CountNotKnown = `-- name: CountNotKnown :exec
@@ -916,7 +945,8 @@ func (q *Queries) LimitStatements(ctx context.Context, timeout string) error {
 const LockProgressive = `-- name: LockProgressive :one
 SELECT r.id, r.status::text AS status, extract(epoch FROM r.step_deadline)::float8 AS step_deadline,
     coalesce(r.destination, '')::text AS destination, coalesce(r.queue, '')::text AS queue, r.created_at,
-    coalesce(r.rate, 0)::float8 AS rate, coalesce(r.paces, '{}')::jsonb AS paces
+    coalesce(r.rate, 0)::float8 AS rate, coalesce(r.paces, '{}')::jsonb AS paces,
+    clock_timestamp()::timestamptz AS now
 FROM dlq.replay_runs r WHERE r.id = $1 AND r.unsettled FOR UPDATE OF r SKIP LOCKED
 `
 
@@ -929,6 +959,7 @@ type LockProgressiveRow struct {
 	CreatedAt    time.Time
 	Rate         float64
 	Paces        json.RawMessage
+	Now          time.Time
 }
 
 // LockProgressive locks a run, so that one process at a time decides about its groups; other processes skip the run.
@@ -944,6 +975,7 @@ func (q *Queries) LockProgressive(ctx context.Context, id uuid.UUID) (LockProgre
 		&i.CreatedAt,
 		&i.Rate,
 		&i.Paces,
+		&i.Now,
 	)
 	return i, err
 }
@@ -953,7 +985,7 @@ SELECT r.id, r.filter, r.newest_first, r.batch_size, r.rate, r.concurrency, r.pa
        coalesce(r.checkpoint, '')::text AS checkpoint, r.stop_at, r.stop_of, r.cursor, r.progressive,
        r.skip_stale, r.skip_superseded, coalesce(r.skips, '{}')::jsonb AS skips, r.for_fix,
        coalesce(r.paces, '{}')::jsonb AS paces, coalesce(r.destination, '')::text AS destination,
-       coalesce(r.queue, '')::text AS queue,
+       coalesce(r.queue, '')::text AS queue, clock_timestamp()::timestamptz AS now,
        (SELECT count(*) FROM (SELECT FROM dlq.replay_run_entries e WHERE e.run_id = r.id
            AND e.outcome IN ('succeeded', 'failed') AND e.ended_at > r.judged_from
                               ORDER BY e.ended_at DESC LIMIT r.stop_of) l) AS ended,
@@ -984,6 +1016,7 @@ type LockReplayRow struct {
 	Paces          json.RawMessage
 	Destination    string
 	Queue          string
+	Now            time.Time
 	Ended          int64
 	Failed         int64
 }
@@ -1014,6 +1047,7 @@ func (q *Queries) LockReplay(ctx context.Context, id uuid.UUID) (LockReplayRow, 
 		&i.Paces,
 		&i.Destination,
 		&i.Queue,
+		&i.Now,
 		&i.Ended,
 		&i.Failed,
 	)
@@ -1261,6 +1295,34 @@ func (q *Queries) Places(ctx context.Context, ids []uuid.UUID) ([]PlacesRow, err
 		return nil, err
 	}
 	return items, nil
+}
+
+const Postponed = `-- name: Postponed :one
+SELECT count(*) AS redeliveries, coalesce(min(j.scheduled_at), 'epoch')::timestamptz AS first,
+    coalesce(max(j.scheduled_at), 'epoch')::timestamptz AS last
+FROM dlq.replay_run_entries e JOIN river.river_job j ON j.id = e.job_id
+WHERE e.run_id = $1 AND e.group_number = $2::integer AND e.outcome IS NULL AND e.job_id IS NOT NULL
+    AND j.state IN ('available', 'scheduled') AND j.metadata ? 'dlq:postponed'
+`
+
+type PostponedParams struct {
+	ID     uuid.UUID
+	Number int32
+}
+
+type PostponedRow struct {
+	Redeliveries int64
+	First        time.Time
+	Last         time.Time
+}
+
+// Postponed counts redeliveries of a group that are made again later, because their destination asked for fewer
+// requests, and returns when the first and the last of them are due.
+func (q *Queries) Postponed(ctx context.Context, arg PostponedParams) (PostponedRow, error) {
+	row := q.db.QueryRow(ctx, Postponed, arg.ID, arg.Number)
+	var i PostponedRow
+	err := row.Scan(&i.Redeliveries, &i.First, &i.Last)
+	return i, err
 }
 
 const RecordOrigins = `-- name: RecordOrigins :many
@@ -1856,7 +1918,7 @@ SELECT r.id, r.status::text AS status, (r.status = 'running' AND (SELECT dlq.is_
        coalesce(r.reason, '')::text AS reason, r.total, r.replayed, r.skipped, r.sending, r.created_at, r.updated_at,
        r.finished_at, coalesce(r.origin, '')::text AS origin, coalesce(r.forecast, 'null')::jsonb AS forecast,
        r.progressive, extract(epoch FROM r.step_deadline)::float8 AS step_deadline, r.skip_stale, r.skip_superseded,
-       r.not_known, coalesce(r.skips, '{}')::jsonb AS skips, coalesce(r.figures, '[]')::jsonb AS figures,
+       r.not_known, r.keyed_jobs, coalesce(r.skips, '{}')::jsonb AS skips, coalesce(r.figures, '[]')::jsonb AS figures,
        CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
            WHERE e.run_id = r.id AND e.outcome = 'succeeded') END::bigint AS succeeded,
        CASE WHEN r.id = ANY ($1::uuid[]) THEN -1 ELSE (SELECT count(*) FROM dlq.replay_run_entries e
@@ -1899,6 +1961,7 @@ type RunsByIDRow struct {
 	SkipStale      bool
 	SkipSuperseded bool
 	NotKnown       int64
+	KeyedJobs      int64
 	Skips          json.RawMessage
 	Figures        json.RawMessage
 	Succeeded      int64
@@ -1946,6 +2009,7 @@ func (q *Queries) RunsByID(ctx context.Context, arg RunsByIDParams) ([]RunsByIDR
 			&i.SkipStale,
 			&i.SkipSuperseded,
 			&i.NotKnown,
+			&i.KeyedJobs,
 			&i.Skips,
 			&i.Figures,
 			&i.Succeeded,
@@ -1972,29 +2036,40 @@ func (q *Queries) SaveBeforeLookup(ctx context.Context) error {
 	return err
 }
 
-const SaveGroup = `-- name: SaveGroup :exec
+const SaveGroup = `-- name: SaveGroup :one
 UPDATE dlq.replay_run_groups g SET succeeded = $1, failed = $2, skipped = $3,
-    active_at = clock_timestamp()
-WHERE g.run_id = $4 AND g.number = $5
+    active_at = clock_timestamp(), from_failed = g.from_failed + $4::bigint,
+    quota = greatest(g.quota, least(g.quota + $4::bigint, g.entries - $3,
+        dlq.replay_quota(g.entries - $3, g.step) + $5::bigint))
+WHERE g.run_id = $6 AND g.number = $7
+RETURNING g.quota
 `
 
 type SaveGroupParams struct {
 	Succeeded int64
 	Failed    int64
 	Skipped   int64
+	Lost      int64
+	MostLost  int64
 	ID        uuid.UUID
 	Number    int32
 }
 
-func (q *Queries) SaveGroup(ctx context.Context, arg SaveGroupParams) error {
-	_, err := q.db.Exec(ctx, SaveGroup,
+// SaveGroup writes the counts of a group. The test of the group ignores lost redeliveries, and its step sends other
+// entries for the first @most_lost of them. It returns the quota.
+func (q *Queries) SaveGroup(ctx context.Context, arg SaveGroupParams) (int64, error) {
+	row := q.db.QueryRow(ctx, SaveGroup,
 		arg.Succeeded,
 		arg.Failed,
 		arg.Skipped,
+		arg.Lost,
+		arg.MostLost,
 		arg.ID,
 		arg.Number,
 	)
-	return err
+	var quota int64
+	err := row.Scan(&quota)
+	return quota, err
 }
 
 const SetFix = `-- name: SetFix :one
@@ -2045,7 +2120,9 @@ func (q *Queries) SetForecast(ctx context.Context, arg SetForecastParams) error 
 }
 
 const SetPace = `-- name: SetPace :exec
-WITH paced AS (UPDATE dlq.replay_runs SET paces = coalesce(paces, '{}') || $6::jsonb WHERE id = $1)
+WITH paced AS (UPDATE dlq.replay_runs SET paces = coalesce(paces, '{}') || $6::jsonb WHERE id = $1),
+freed AS (DELETE FROM dlq.paces
+    WHERE $7::boolean AND name = 'replay:' || $1::uuid || ':' || $5::text)
 SELECT dlq.record_act('replay run ' || $1::uuid, $2::text, $3::text, $4::text,
     jsonb_build_object('destination', $5::text, 'reason', $4::text))
 `
@@ -2057,9 +2134,11 @@ type SetPaceParams struct {
 	Reason      string
 	Destination string
 	Pace        json.RawMessage
+	Fell        bool
 }
 
-// SetPace writes the pace of a run to a destination, and records the decision.
+// SetPace writes the pace of a run to a destination, and records the decision. If the rate falls, no place that was
+// taken at the greater rate counts any more (see dlq.run_place).
 func (q *Queries) SetPace(ctx context.Context, arg SetPaceParams) error {
 	_, err := q.db.Exec(ctx, SetPace,
 		arg.ID,
@@ -2068,6 +2147,7 @@ func (q *Queries) SetPace(ctx context.Context, arg SetPaceParams) error {
 		arg.Reason,
 		arg.Destination,
 		arg.Pace,
+		arg.Fell,
 	)
 	return err
 }
@@ -2321,9 +2401,11 @@ WITH due AS MATERIALIZED (
 ), taken AS (
     UPDATE dlq.replay_run_entries e SET counted = true FROM due
     WHERE e.run_id = $1 AND e.entry_id = due.entry_id
-    RETURNING e.entry_id, e.group_number, e.outcome, e.ended_at, e.fingerprint, e.error_class
+    RETURNING e.entry_id, e.group_number, e.outcome, e.ended_at, e.fingerprint, e.error_class, e.reason
 )
-SELECT t.group_number::integer AS number, t.outcome::text AS outcome, coalesce(t.fingerprint, '')::text AS fingerprint,
+SELECT t.group_number::integer AS number,
+    CASE WHEN t.outcome = 'failed' AND t.reason = 'process_lost' THEN 'lost' ELSE t.outcome END::text AS outcome,
+    coalesce(t.fingerprint, '')::text AS fingerprint,
     coalesce(t.error_class, '')::text AS error_class
 FROM taken t ORDER BY t.ended_at, t.entry_id
 `
@@ -2340,7 +2422,8 @@ type TakeOutcomesRow struct {
 	ErrorClass  string
 }
 
-// TakeOutcomes marks outcomes of a progressive run as counted, the earliest first, and returns them.
+// TakeOutcomes marks outcomes of a progressive run as counted, the earliest first, and returns them. The outcome of a
+// redelivery that was lost with its process is lost.
 func (q *Queries) TakeOutcomes(ctx context.Context, arg TakeOutcomesParams) ([]TakeOutcomesRow, error) {
 	rows, err := q.db.Query(ctx, TakeOutcomes, arg.ID, arg.Most)
 	if err != nil {
@@ -2578,21 +2661,26 @@ func (q *Queries) UnworkedQueues(ctx context.Context, queues []string) ([]string
 }
 
 const WriteJudgements = `-- name: WriteJudgements :exec
-UPDATE dlq.replay_run_entries r SET error_class = d.error_class, fingerprint = nullif(d.fingerprint, '')
-FROM (SELECT unnest($2::uuid[]) AS id, unnest($3::text[]) AS error_class,
-          unnest($4::text[]) AS fingerprint) d
-WHERE r.run_id = $1 AND r.entry_id = d.id AND r.outcome = 'failed' AND r.error_class IS NULL
+UPDATE dlq.replay_run_entries r SET error_class = d.error_class, fingerprint = nullif(d.fingerprint, ''),
+    reason = CASE WHEN r.entry_id = ANY ($1::uuid[]) THEN 'process_lost' END
+FROM (SELECT unnest($3::uuid[]) AS id, unnest($4::text[]) AS error_class,
+          unnest($5::text[]) AS fingerprint) d
+WHERE r.run_id = $2 AND r.entry_id = d.id AND r.outcome = 'failed' AND r.error_class IS NULL
 `
 
 type WriteJudgementsParams struct {
+	Lost         []uuid.UUID
 	Run          uuid.UUID
 	Ids          []uuid.UUID
 	ErrorClasses []string
 	Fingerprints []string
 }
 
+// WriteJudgements writes the class and the fingerprint of failures. The redeliveries @lost were lost with their
+// process.
 func (q *Queries) WriteJudgements(ctx context.Context, arg WriteJudgementsParams) error {
 	_, err := q.db.Exec(ctx, WriteJudgements,
+		arg.Lost,
 		arg.Run,
 		arg.Ids,
 		arg.ErrorClasses,
