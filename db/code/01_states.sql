@@ -66,8 +66,8 @@ COMMENT ON FUNCTION dlq.caller IS
     'The role of the session: the one chosen by SET ROLE, or else session_user. Also correct inside '
     'functions that run as the schema''s owner.';
 
--- In PL/pgSQL, as dlq.origin is: each move calls both, and Postgres would plan SQL functions again in every statement
--- (measured: 115 µs of the 280 µs of a replay).
+-- is_owner and dlq.origin are in PL/pgSQL, because each move calls both, and Postgres would plan SQL functions again in
+-- every statement (measured: 115 µs of the 280 µs of a replay).
 CREATE OR REPLACE FUNCTION dlq.is_owner() RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

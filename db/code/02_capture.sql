@@ -188,15 +188,14 @@ COMMENT ON FUNCTION dlq.wake IS 'Notifies DLQ workers that there is work. They a
 --     that is not available, a plan that cannot be made, an added constraint).
 --   - For the further jobs of that statement: without a block, because each block that writes costs
 --     a subtransaction id. The first job has shown that the SQL statement works.
--- These SQL statements read variables, never NEW and OLD. Postgres plans an expression on NEW for the types
--- that the columns had then, and the expression fails after a column has changed its type, until it is
--- planned again. The two copies may be planned at different times: the first job may succeed with a new plan,
--- and the next one fail with an old one. So each job is read in a block, which writes nothing.
--- The texts below are the parts that both copies share; \sf dlq.capture shows the whole function.
--- Functions that take the job as a record, instead of the texts, cost time in the application's
--- transactions (CPU time of its session, 5,000 jobs, medians of five alternating runs, Postgres 15): 1 %
--- of one statement that discards them, 5 % of 1,000 statements that discard one each, 12 % of one that
--- retries them. Functions that take River's row type would depend on River's table.
+-- These SQL statements read variables, never NEW and OLD. Postgres plans an expression on NEW for the types that the
+-- columns have at that time. If a column changes its type later, the expression fails until Postgres plans it again.
+-- The two copies may be planned at different times: the first job may succeed with a new plan, and the next one fail
+-- with an old one. So each job is read in a block, which writes nothing. The texts below are the parts that both copies
+-- share; \sf dlq.capture shows the whole function. Functions that take the job as a record, instead of the texts, cost
+-- time in the application's transactions (CPU time of its session, 5,000 jobs, medians of five alternating runs,
+-- Postgres 15): 1 % of one statement that discards them, 5 % of 1,000 statements that discard one each, 12 % of one
+-- that retries them. Functions that take River's row type would depend on River's table.
 --
 -- A setting of the transaction passes the result of the first job on to the further jobs, as
 -- "statement until tables":

@@ -736,7 +736,8 @@ COMMENT ON FUNCTION dlq.apply_end IS
     'Applies the end of a job (to_jsonb of its row) to an entry. p_own: dlqd made or follows the '
     'job; otherwise it is the entry''s own job, which failed again.';
 
--- In PL/pgSQL, which keeps the plan. Postgres would plan an SQL function with a subquery again in every statement.
+-- taken_by is in PL/pgSQL, which keeps the plan. Postgres would plan an SQL function with a subquery again in every
+-- statement.
 CREATE OR REPLACE FUNCTION dlq.taken_by(p_job bigint, p_created_at timestamptz, p_failure uuid) RETURNS uuid
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 BEGIN

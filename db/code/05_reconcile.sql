@@ -461,11 +461,12 @@ BEGIN
       AND NOT EXISTS (SELECT FROM dlq.job_facts f WHERE f.job_id = k.job_id AND f.job_created_at = k.job_created_at)
       AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = k.entry_id
           AND (e.closed_at IS NULL OR e.closed_at > now() - interval '1 day'));
-    -- If a record comes back later than this, it becomes a new entry.
+    -- If a record comes back more than 90 days after dlqd published it, it becomes a new entry.
     DELETE FROM dlq.source_deliveries d WHERE d.id = ANY (ARRAY(
         SELECT o.id FROM dlq.source_deliveries o WHERE o.at < now() - interval '90 days'
             AND NOT EXISTS (SELECT FROM dlq.dead_letter_queue e WHERE e.id = o.entry_id) ORDER BY o.at LIMIT 10000));
-    -- Delete them even if the entry still exists: looking up each entry would take longer the larger the table is.
+    -- Delete records of a feed even if their entry still exists: looking up each entry would take longer the larger the
+    -- table is.
     DELETE FROM dlq.feed_records f WHERE f.place = ANY (ARRAY(
         SELECT o.place FROM dlq.feed_records o WHERE o.at < now() - interval '400 days'
             AND (o.acknowledged_at IS NOT NULL OR o.failure IS NOT NULL) ORDER BY o.at LIMIT 100000));

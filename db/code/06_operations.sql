@@ -140,8 +140,9 @@ COMMENT ON FUNCTION dlq.may_go_alone IS
 -- entry gets no job if its own job runs again or has done the work, or if another job than its own and its failed
 -- redeliveries holds its unique key.
 --
--- Its plans have all partitions, so Postgres makes them once a session, and not five times more for values. p_failed is
--- failed, or null if no entry in p_ids is: then the statement leaves the partitions of failed entries out.
+-- Plans of its statements have all partitions and take long to make, so Postgres makes each of them only once per
+-- session (force_generic_plan). p_failed is failed if p_ids may contain a failed entry. Otherwise it is null, and the
+-- statement leaves out the partitions of failed entries.
 CREATE OR REPLACE FUNCTION dlq.redeliver_now(p_ids uuid[], p_actor text, p_reason text, p_note text, p_force boolean,
     p_detail jsonb, p_queue text, p_destination text, p_run uuid, p_config_version text, p_checkpoint text,
     p_alone boolean, p_failed dlq.dead_letter_stage)
@@ -193,8 +194,8 @@ BEGIN
                    h.id AS holder, coalesce(o.state = 'completed' AND NOT o.done, false) AS completed
             FROM (
                 SELECT * FROM dlq.dead_letter_queue e
-                -- IS TRUE excludes the indexes on the status. By old statistics no entry may be pending, and the plan
-                -- would read all that are.
+                -- IS TRUE excludes the indexes on the status. If old statistics say that no entry is pending, a plan
+                -- could use such an index and read all pending entries.
                 WHERE e.id = ANY (p_ids) AND e.stage IN ('open', 'failed') AND e.stage IN ('open', p_failed)
                     AND (e.status IN ('dlq_pending', 'dlq_manual', 'dlq_failed')) IS TRUE
                 ORDER BY e.stage, e.id -- the order of dlq.lock_entries

@@ -1,8 +1,8 @@
 -- The flow of redeliveries and messages: pacing, held messages and ordering.
 
 -- reserve_pace reserves the next p_count places in a stream of p_rate redeliveries per second, which all processes
--- share. The first place is at first_at. With p_within it reserves only places before p_now + p_within. A place may be
--- in the future, so a rate below one redelivery per poll also works.
+-- share. The first place is at first_at. With p_within it reserves only places that are at most p_within after p_now. A
+-- place may be in the future, so a rate below one redelivery per poll also works.
 CREATE OR REPLACE FUNCTION dlq.reserve_pace(p_name text, p_rate float8, p_count integer, p_now timestamptz,
     p_within interval DEFAULT NULL,
     OUT first_at timestamptz, OUT granted integer)
@@ -180,8 +180,8 @@ COMMENT ON FUNCTION dlq.rescue_messages IS
     'or had no attempts left (ended).';
 
 -- Ordering. In an ordered queue, a message with an orderingKey has a row in ordered_jobs from its submission on. The
--- job and the entry decide whether the work is done; the row is only an index of them. Functions that read the row and
--- find the work done delete it.
+-- job and the entry decide whether the work is done; the row is only an index of them. A function that reads the row
+-- and finds the work done deletes the row.
 CREATE OR REPLACE FUNCTION dlq.is_undone(p_job bigint, p_created_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
 SET row_security = off AS $$

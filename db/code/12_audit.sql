@@ -41,9 +41,9 @@ $$;
 COMMENT ON FUNCTION dlq.trail IS 'The audit rows of an entry, oldest first.';
 
 -- audit reads both trails: moves of entries, and other changes (dlq.acts). Their ids come from one sequence, of which
--- each session caches a range, so rows are ordered by time and then by id. Grouped, audit shows an operation
--- (dlq.operations) as one row instead of its moves, with an id made from the operation's, and of a replay run only the
--- acts.
+-- each session caches a range, so rows are ordered by time and then by id. If the filter has grouped, audit shows an
+-- operation (dlq.operations) as one row, whose id is made from the operation's id, and leaves out the moves of
+-- operations and of replay runs.
 CREATE OR REPLACE FUNCTION dlq.audit(p_filter jsonb DEFAULT '{}', p_limit integer DEFAULT 100,
     p_before timestamptz DEFAULT NULL, p_before_id bigint DEFAULT NULL)
 RETURNS TABLE (id bigint, at timestamptz, actor text, db_user text, origin text, entry_id uuid,
@@ -625,7 +625,7 @@ COMMENT ON FUNCTION dlq.erase_statistics IS
     'Runs ANALYZE on the tables that an erasure may have changed, because the planner''s statistics keep values. '
     'Returns the tables that dlqd may not analyze, or that another session kept locked.';
 
--- Only for the owner of the schema: for other callers, counts of matches would reveal masked values.
+-- Only the owner of the schema may call traces: to other callers, counts of matches would reveal masked values.
 CREATE OR REPLACE FUNCTION dlq.traces(p_values text[]) RETURNS TABLE (table_name text, column_name text,
     row_count bigint)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off AS $$

@@ -181,8 +181,8 @@ COMMENT ON FUNCTION dlq.fixed_groups IS
     'Failure groups of these queues whose fix has run for at most seven days, that have not failed since, and for '
     'which the policy has started no replay run yet.';
 
--- No run starts while a process of another version is alive: it would also send entries that the run must leave out,
--- because it does not know these rules.
+-- No run starts while a process of another version is alive: that process does not know the rules of such runs, and
+-- would also send entries that the run must leave out.
 CREATE OR REPLACE FUNCTION dlq.take_fix(p_queue text, p_fingerprint text, p_deployed_at timestamptz,
     p_program text) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

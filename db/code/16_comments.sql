@@ -21,8 +21,8 @@ COMMENT ON TYPE dlq.replay_status IS
     'running; paused or cancelled by an operator; completed (no entries are left); stopped (too many redeliveries '
     'failed).';
 COMMENT ON TYPE dlq.rollup_step IS
-    'Length of a rollup''s buckets. Minutes stay for three days, hours for 400 days, days and weeks for ever; '
-    'names that senders choose for less, see dlq.trim_rollups().';
+    'Length of a rollup''s buckets. Minutes stay for three days, hours for 400 days, days and weeks for ever. '
+    'Rollups by error type, source or failure group stay for a shorter time: see dlq.trim_rollups().';
 
 -- COMMENT ON takes a lock that conflicts with VACUUM and with other changes of the table. If another
 -- session has locked a table, the table keeps its comments until the next upgrade.
@@ -49,7 +49,7 @@ BEGIN
             ('dead_letter_queue', 'kind', 'Kind of the message, or of the job if dlqd did not submit it.'),
             ('dead_letter_queue', 'job_kind', 'River''s kind of the job; redeliveries have the same.'),
             ('dead_letter_queue', 'job_created_at',
-             'When River created that job. A job is identified by (id, created_at), because ids repeat if a '
+             'When River created the job. A job is identified by (id, created_at), because ids repeat if a '
              'sequence is restarted.'),
             ('dead_letter_queue', 'subscriber_id',
              'The subscriber that the message concerns, as named in the message.'),
@@ -184,7 +184,7 @@ BEGIN
              'recent: when a complete scan began; since advances to it once the transactions of that time have '
              'ended.'),
             ('reconcile_looks', 'seen_xid',
-             'The transaction of that scan: transactions that ran at the time have lower ids.'),
+             'The transaction in which the scan of seen_at began: transactions that ran then have lower ids.'),
             ('reconcile_looks', 'began_at', 'When the current scan began; null between two scans.'),
             ('reconcile_looks', 'from_at', 'The finalized_at at which the current scan began.'),
             ('reconcile_looks', 'began_xmin',
@@ -192,19 +192,20 @@ BEGIN
             ('reconcile_looks', 'began_xid',
              'The transaction in which the current scan began: transactions that ran then have lower ids.'),
             ('reconcile_looks', 'cursor_state', 'Position of the current scan: state of the last job that it read.'),
-            ('reconcile_looks', 'cursor_at', 'finalized_at of that job.'),
-            ('reconcile_looks', 'cursor_id', 'Id of that job.'),
+            ('reconcile_looks', 'cursor_at', 'Position of the current scan: finalized_at of the last job that it read.'),
+            ('reconcile_looks', 'cursor_id', 'Position of the current scan: id of the last job that it read.'),
             ('reconcile_looks', 'skipped',
              'The current scan skipped a job that another session had locked, so it does not count as complete.'),
             ('reconcile_looks', 'triggers', 'dlq.trigger_state() when the last scan began.'),
-            ('reconcile_looks', 'triggers_before', 'dlq.trigger_state() when the scan before it began.'),
+            ('reconcile_looks', 'triggers_before', 'dlq.trigger_state() when the scan before the last one began.'),
             ('reconcile_looks', 'done_at', 'When the last scan ended.'),
             ('reconcile_findings', NULL,
              'The number of failures that capture missed and the reconciler filed, by hour and cause.'),
-            ('reconcile_findings', 'hour', 'Start of the hour in which they were filed.'),
+            ('reconcile_findings', 'hour', 'Start of the hour in which the failures were filed.'),
             ('reconcile_findings', 'why',
-             'capture_off, trigger_missing, trigger_disabled (at that scan or the one before), or missed: capture '
-             'skipped the job, or was bypassed (session_replication_role, COPY, a restore).'),
+             'capture_off, trigger_missing or trigger_disabled (when the scan that found the failure, or the scan before '
+             'it, began), or missed: capture skipped the job, or was bypassed (session_replication_role, COPY, a '
+             'restore).'),
             ('reconcile_findings', 'entries', 'Number of failures.'),
             ('settings', NULL,
              'State of this installation: code_version (hash of the installed db/code), triggers and '
@@ -224,8 +225,8 @@ BEGIN
             ('circuit_breakers', 'epoch',
              'Number of half-open periods, so that a late outcome of a probe does not count in a later period.'),
             ('circuit_breakers', 'probes_started', 'Probes of this half-open period, over all processes.'),
-            ('circuit_breakers', 'probes_succeeded', 'The number of these probes that succeeded.'),
-            ('circuit_breakers', 'probes_failed', 'The number of these probes that failed.'),
+            ('circuit_breakers', 'probes_succeeded', 'Probes of this half-open period that succeeded.'),
+            ('circuit_breakers', 'probes_failed', 'Probes of this half-open period that failed.'),
             ('circuit_breakers', 'paused', 'Whether the breaker has paused its River queue.'),
             ('circuit_breakers', 'reason',
              'Reason of the state.'),
@@ -241,10 +242,10 @@ BEGIN
             ('paces', 'free_at', 'The next free place.'),
             ('gates', NULL,
              'Gates release a few of the entries that wait together as probes, and the rest if the probes '
-             'succeed. A gate without a row is shut and has released none.'),
+             'succeed. A gate without a row releases probes at the next check of its conditions.'),
             ('gates', 'state',
-             'probing: probes are under way. shut: they failed; the gate probes again at until. open: the rest '
-             'follows.'),
+             'probing: probes are under way. shut: the probes failed, and the gate releases new ones at until. open: '
+             'the probes succeeded, and the gate releases the other entries.'),
             ('gates', 'probes', 'The entries that were released as probes.'),
             ('gates', 'started_at', 'When the probes were released, or when an open gate last released entries.'),
             ('ordered_jobs', NULL,
@@ -300,7 +301,7 @@ BEGIN
              'The entries of a replay run, selected at its start, and the outcome of each.'),
             ('replay_run_entries', 'job_id', 'The redelivery; null if the entry was skipped or is not handled yet.'),
             ('replay_run_entries', 'leads', 'Whether another entry of the run waits for this one.'),
-            ('replay_run_entries', 'outcome', 'succeeded, failed or skipped; null until then.'),
+            ('replay_run_entries', 'outcome', 'succeeded, failed or skipped; null while the entry waits or its redelivery has not ended.'),
             ('replay_run_entries', 'detail', 'The error, or why the entry was skipped.'),
             ('replay_run_entries', 'reason',
              'Why the entry was skipped, as an identifier that does not change: moved, stale, superseded, patch, '
@@ -332,7 +333,7 @@ BEGIN
             ('rollup_times', 'bin',
              'Times of at most 1.1 ^ bin seconds and more than 1.1 ^ (bin - 1): percentiles are exact within 5 %.'),
             ('rollup_times', 'entries', 'Number of entries.'),
-            ('rollup_times', 'seconds', 'Sum of their times, for exact averages.'),
+            ('rollup_times', 'seconds', 'Sum of the times of the entries, for exact averages.'),
             ('rollup_times', 'scope', 'The kind of the row: all entries, or one queue.'),
             ('rollup_times', 'bucket', 'Start of the bucket (UTC).'),
             ('rollup_times', 'queue', 'The queue; '''' in rows for all queues.'),
@@ -389,7 +390,7 @@ BEGIN
              'Entries that need manual handling otherwise: backfilled, and single-attempt (their jobs had one '
              'attempt).'),
             ('automatic_switches', 'at', 'When the switch was set.'),
-            ('automatic_switches', 'actor', 'The operator that set it.'),
+            ('automatic_switches', 'actor', 'The operator that set the switch.'),
             ('automatic_switches', 'note', 'The note of the operator.'),
             ('automatic_changes', NULL,
              'The audit trail of dlq.automatic_switches, append-only: one row for each change.'),
@@ -452,7 +453,7 @@ BEGIN
              'what any of their rows allows; a user without a row is not limited. Change it with '
              'dlq.set_role_scope.'),
             ('role_scopes', 'queues', 'Patterns of queues, in which * matches any text; empty for all.'),
-            ('role_scopes', 'kinds', 'Patterns of kinds, likewise; empty for all.'),
+            ('role_scopes', 'kinds', 'Patterns of kinds, in which * matches any text; empty for all.'),
             ('approvals', NULL,
              'Requests for operations that need a second person (access.yaml: approvals). Create one with '
              'dlq.request_approval; decide it with dlq.approve, dlq.refuse_approval or dlq.withdraw_approval.'),
@@ -461,7 +462,8 @@ BEGIN
              'The operation: replay (a replay run), bulk (one action on many entries), erase, cancel (of a job) or export.'),
             ('approvals', 'request', 'The request: its filter, and the other arguments of the operation.'),
             ('approvals', 'entries', 'The number of entries that the filter matched at the time of the request.'),
-            ('approvals', 'by_queue', 'The same, by queue.'),
+            ('approvals', 'by_queue',
+             'The number of entries that the filter matched at the time of the request, by queue.'),
             ('approvals', 'state',
              'requested; then approved, until dlqd has carried it out: done or failed; or refused, withdrawn or '
              'expired.'),
@@ -495,20 +497,20 @@ BEGIN
              'Marks of operators on failure groups. Read them with dlq.groups; change them with dlq.set_group and '
              'dlq.assign_group.'),
             ('group_marks', 'owner',
-             'The owner: open entries of the group are assigned to them, and so are entries that join it.'),
+             'The owner. Open entries of the group are assigned to the owner, and so are entries that join it later.'),
             ('group_marks', 'note', 'Note for other operators.'),
             ('group_marks', 'fixed_at',
              'When the group was marked as fixed; later failures make it regressed. Null if it is not marked.'),
-            ('group_marks', 'fixed_by', 'The actor that marked it as fixed.'),
+            ('group_marks', 'fixed_by', 'The actor that marked the group as fixed.'),
             ('group_marks', 'fixed_in',
              'The version with the fix; null if it was not named. Failures of earlier versions are no regression.'),
             ('group_marks', 'fix_deployed_at',
              'When a version with the fix was reported to run; null until then, and after a rollback.'),
-            ('group_marks', 'fix_run', 'The replay run that the policy started since the fix runs.'),
-            ('group_marks', 'fix_request', 'The request for approval of that run.'),
+            ('group_marks', 'fix_run', 'The replay run that the policy started after the fix was deployed.'),
+            ('group_marks', 'fix_request', 'The request for approval that the policy made for this replay run.'),
             ('group_marks', 'muted_at',
              'When the group was muted, which stops notifications about it; null if it is not muted.'),
-            ('group_marks', 'muted_by', 'The actor that muted it.'),
+            ('group_marks', 'muted_by', 'The actor that muted the group.'),
             ('group_marks', 'mute_until', 'When the mute ends; null for no time.'),
             ('group_marks', 'mute_upto',
              'The mute also ends when the group has this many failures in all; null for no number.'),
@@ -541,9 +543,9 @@ BEGIN
             ('operations', 'scope', 'The scope of the actor; null for no limit.'),
             ('operations', 'undoes', 'The operation that this one undoes; otherwise null.'),
             ('operations', 'started_at', 'When the operation began.'),
-            ('operations', 'last_at', 'When its last batch ended.'),
-            ('operations', 'looked', 'The number of entries it selected.'),
-            ('operations', 'changed', 'The number of entries it changed.'),
+            ('operations', 'last_at', 'When the last batch of the operation ended.'),
+            ('operations', 'looked', 'The number of entries that the operation selected.'),
+            ('operations', 'changed', 'The number of entries that the operation changed.'),
             ('operations', 'unchanged', 'The reasons for unchanged entries, with the number for each reason.'),
             ('operation_unchanged', NULL,
              'Entries that an operation selected and did not change, at most 10,000 for each operation.'),

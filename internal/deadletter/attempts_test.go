@@ -159,7 +159,7 @@ func TestReplayAttempts_RecordStrategy(t *testing.T) {
 	}
 }
 
-// If a job was retried outside dlqd and completed, that counts as an attempt.
+// If a job was retried outside dlqd and completed, that counts as an attempt with the strategy manual.
 func TestReplayAttempts_CountRetriesOutsideDlqdAsManual(t *testing.T) {
 	t.Parallel()
 	b := setup(t, succeed)

@@ -469,7 +469,7 @@ func TestCapture_UpdatesOpenEntryOnNextFailure(t *testing.T) {
 	id := b.insert(nil)
 	b.endBySQL(id, "discarded")
 	before, _ := b.entry()
-	b.endBySQL(id, "completed") // with SQL, so the entry does not follow this job
+	b.endBySQL(id, "completed") // not a retry, so the entry does not follow the job
 	b.exec(`UPDATE river_job SET state = 'discarded',
 		errors = ARRAY['{"attempt": 0, "error": "second", "at": "2026-01-01T00:00:00Z"}'::jsonb] WHERE id = $1`, id)
 	after, transitions := b.entry()

@@ -318,7 +318,7 @@ func (s *Store) Summaries(ctx context.Context, ids []uuid.UUID, since time.Time)
 type Part struct {
 	Stages   []string
 	From, To time.Time // bounds of closed_at; zero means no bound
-	ahead    time.Time // the part's first month ahead, without entries so far; zero if it has none
+	ahead    time.Time // start of the part's earliest month in the future without entries; zero if there is none
 }
 
 // partMonths is the number of months of closed entries in a part.
@@ -698,7 +698,7 @@ type Replay struct {
 	Destination string          // replaces the destination of the entry's queue; "" leaves it unchanged
 	// Checkpoint is [Resume] or [Discard]. It is required if Payload is set and the entry has a [Checkpoint].
 	Checkpoint string
-	Force      bool // replay even if the entry's own job, or a job with its unique key, is live or has done the work
+	Force      bool // replay even if the entry's own job, or another job with its unique key, is live or has done the work
 	// OtherGroups accepts that consumer groups that did not fail read a record again. replay.Replayer checks it.
 	OtherGroups bool
 	Act         Act

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHost_DocumentsFunctionsThatLockJobs checks that docs/host.md lists the functions that lock jobs, under the role
-// that may call them.
+// TestHost_DocumentsFunctionsThatLockJobs checks the lists of functions that lock jobs in docs/host.md: each function
+// stands under the lowest role that may call it.
 func TestHost_DocumentsFunctionsThatLockJobs(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)

@@ -64,7 +64,7 @@ func openHost(t *testing.T, guest *postgrestest.Guest) *host {
 	h.migrator = &postgres.Migrator{
 		Pool: h.dlqd, Schemas: postgres.DefaultSchemas(), Logger: slog.New(slog.DiscardHandler),
 	}
-	h.exec(h.dlqd, "SELECT dlq.set_capture('on', '1 min')") // busy machines are slow; tests of the limit set their own
+	h.exec(h.dlqd, "SELECT dlq.set_capture('on', '1 min')") // machines may be busy; tests of the limit set another limit
 	return h
 }
 

@@ -73,7 +73,7 @@ func (h *host) tryChanges(statements []string) {
 		defer func() { require.NoError(h, tx.Rollback(h.Context())) }()
 		if statement != "" {
 			if _, err := tx.Exec(h.Context(), statement); err != nil {
-				refused++ // the object belongs to another one, which has its own statement
+				refused++ // the object is part of another object, which has a statement of its own
 				return
 			}
 		}
@@ -148,10 +148,11 @@ func TestHost_SurvivesChangedRiverColumns(t *testing.T) {
 	}
 }
 
-// TestHost_SurvivesMixedPlans changes a column of River's table in a session in which the plans for the first job of a
-// statement are invalid and those for further jobs are valid. So the first job is captured with the new type, and the
-// plans for further jobs have the old type. A new schema invalidates all plans of a session. Statements of one message
-// count as one statement of the application.
+// TestHost_SurvivesMixedPlans changes a column of River's table in a session in which capture's plans for the first job
+// of a statement are invalid and its plans for further jobs are valid. So capture handles the first job with the new
+// type of the column, and further jobs by plans for the old type. A message with several statements leaves the session
+// in this state: capture takes them for one statement of the application, and CREATE SCHEMA invalidates all plans that
+// were made before it.
 func TestHost_SurvivesMixedPlans(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)

@@ -39,7 +39,7 @@ const (
 	// A scan of the whole inbox can be slow: it may have to step over the dead rows of all failures that were filed since
 	// the server's oldest transaction began.
 	fullScanShare = 20
-	// refusedTime is how long an entry stays in the inbox after the database refused to file it.
+	// refusedTime is the time after which the worker tries again to file an entry that the database refused.
 	refusedTime = time.Minute
 	// maxRefused is the number of refused entries above which filing as a whole counts as failing.
 	maxRefused = 100

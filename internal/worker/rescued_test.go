@@ -289,7 +289,8 @@ func TestWorkerLost_UnparkedEntriesRunOneAtATime(t *testing.T) {
 	require.Equal(t, 3, j.inStatus(deadletter.Resolved))
 }
 
-// Two sessions redeliver such entries of one queue at the same time. Only one of them sends its entry.
+// Two sessions at the same time redeliver entries of one queue whose jobs were rescued twice or more. Only one of the
+// sessions sends its entry.
 func TestWorkerLost_SendsOneOfTwoAtOnce(t *testing.T) {
 	t.Parallel()
 	j := setupWithPolicy(t, nil)

@@ -79,7 +79,7 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 		if err != nil {
 			return err
 		}
-		// needed is the lowest number of ended jobs, but at least MinJobs, at which the number of failures is below the
+		// needed is the lowest number of ended jobs, but at least MinJobs, at which the share of the failures is below the
 		// error rate.
 		needed := smart.MinJobs
 		if failed > 0 {

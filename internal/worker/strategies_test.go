@@ -790,7 +790,7 @@ func TestOrder_ReplayAndReopenRestorePlace(t *testing.T) {
 	redelivery := "SELECT redelivery_job_id FROM dlq.dead_letter_queue WHERE id = $1::uuid"
 	require.Equal(t, j.count("SELECT river_job_id FROM dlq.dead_letter_queue WHERE event_id = 'm0'"), before(redelivery))
 	require.NotZero(t, before(original))
-	// This wakes the next redelivery of the key.
+	// Hold the redeliveries after that of m0. Each redelivery that completes releases the next one.
 	j.exec(`UPDATE river_job SET state = 'scheduled', scheduled_at = now() + interval '1 hour',
 		metadata = metadata || '{"dlq:held": "order"}' WHERE state = 'available' AND args ->> 'messageId' <> 'm0'`)
 	j.endRedeliveries("completed")
