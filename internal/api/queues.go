@@ -35,7 +35,7 @@ type Queue struct {
 	Pending     int64      `json:"pending" doc:"Jobs in River's state pending, which a client of River has to release."`
 	Held        int64      `json:"held" doc:"Messages that wait for a circuit breaker, or for another message with their ordering key."`
 	DeadLetters int64      `json:"deadLetters" doc:"Open dead letters."`
-	// OldestReady and the rates are computed from the newest jobs in ranges of River's indexes.
+	// OldestReady and the rates come from a limited number of rows of River's indexes (dlq.queue_flow).
 	OldestReady        *time.Time `json:"oldestReady,omitempty" doc:"When the job that has been ready longest became ready; absent if none is ready."`
 	CompletedPerMinute float64    `json:"completedPerMinute" doc:"Completed jobs per minute: those that were due within the last ten minutes, or the last 300."`
 	InsertedPerMinute  float64    `json:"insertedPerMinute" doc:"Inserted jobs per minute: of the last ten minutes, or among the last 3,000 jobs of all queues."`

@@ -19,10 +19,10 @@ type accessPage struct {
 	Sentence string
 	Me       api.Caller
 	Sessions []api.Session
-	Admin    bool           // why Admin is false; "" if it is true
-	Why      string         // why the viewer cannot; "" if Admin
-	Grants   []policy.Grant // ways of authentication
-	Ways     []string       // of authentication
+	Admin    bool           // whether the viewer manages tokens and sees the sessions of all users
+	Why      string         // why the viewer may not see tokens and grants; "" if Admin is true
+	Grants   []policy.Grant // of the policy
+	Ways     []string       // ways of authentication that the policy permits
 	Tokens   []api.Token
 	Made     *madeToken // the token that the previous request created; its secret is shown once; nil if there is none
 	Roles    []roleWords

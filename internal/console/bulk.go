@@ -29,7 +29,7 @@ type bulk struct {
 	ByType  []share
 	ByAge   []share
 	Preview *replay.Preview // preview of a replay
-	Notes   []string        // notes of Preview
+	Notes   []string        // sentences about Preview; see estimates
 	Steps   bool            // whether the replay run is progressive
 	Typed   bool            // the operator must type the number of entries to confirm
 	Problem *api.Problem

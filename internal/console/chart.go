@@ -38,9 +38,9 @@ type chart struct {
 	Step    time.Duration
 	Bands   []band
 	Markers []marker
-	File    string         // address of its CSV; "" if there is none
-	Image   string         // time zone of the times; nil means UTC
-	Zone    *time.Location // of its times
+	File    string         // address of the chart as CSV; "" if there is none
+	Image   string         // address of the chart as an SVG image; "" if there is none
+	Zone    *time.Location // time zone of the chart's times; nil means UTC
 	// Bars means that each value counts the events in its bucket, which the chart draws as a bar. Otherwise a value is
 	// the level at the start of its bucket, and the area below the values is filled.
 	Bars bool

@@ -27,8 +27,8 @@ type deadLetterPage struct {
 	api.EntryDetail
 
 	Sentence string
-	Payload  json.RawMessage // headers of the message
-	Headers  []header        // file and line of the rule in the current policy; "" if that has no such rule
+	Payload  json.RawMessage // the payload that the page shows and edits: that of the message, or the args of the job
+	Headers  []header        // headers of the message
 	RuleAt   string          // file and line of the rule in the policy in force; "" if it has no such rule
 	Earlier  bool            // another version of the policy chose the rule
 	Attempts []attempt
