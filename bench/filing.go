@@ -82,9 +82,9 @@ func (b *bench) viaReconciler(pool *pgxpool.Pool, end func() error) error {
 	return nil
 }
 
-// filingRate drops the list indexes in the list without. It returns the number of entries filed per second, and the WAL
-// per entry in bytes. The function found must run the function that ends the jobs, and bring the jobs' failures into
-// the inbox.
+// filingRate drops the list indexes that the parameter without names. It returns the number of entries filed per
+// second, and the WAL per entry in bytes. The function found must call its argument, which ends the jobs, and bring the
+// jobs' failures into the inbox.
 func (b *bench) filingRate(entries, batch int, found func(*pgxpool.Pool, func() error) error,
 	without ...string,
 ) (rate, wal float64, err error) {

@@ -107,7 +107,7 @@ func measureMetrics(b *bench, pool *pgxpool.Pool, p *policy.Policy, of measured)
 	if err := sampler.Once(b.ctx); err != nil {
 		return err
 	}
-	// Before each sample one row changes: in turn, a pace, as latencies change it, and a counter.
+	// Before each sample, one row changes: alternately a pace, which changes often in a running dlqd, and a counter.
 	var samples, reads, scrapes []float64
 	var logged [2][]float64
 	for i := range 30 {

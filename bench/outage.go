@@ -62,7 +62,7 @@ type outageReport struct {
 	p50, p99        map[string][3]time.Duration
 	recovery        time.Duration // from the end of the outage until no message was held or waited for a retry
 	peak            int           // maximum number of deliveries to the broken destination in one second
-	released        int           // most messages held for it that were released in one second
+	released        int           // maximum number of messages to the broken destination released in one second
 	curve           []slot
 	slot            time.Duration
 }

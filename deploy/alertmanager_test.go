@@ -68,8 +68,8 @@ func (a *alertmanager) post(resolved bool, alerts ...string) {
 	require.Equal(a, http.StatusOK, response.StatusCode)
 }
 
-// count returns the number of notifications that a receiver got for a firing alert, and the number of notifications
-// that resolved the incidents of these.
+// count returns the number of notifications that a receiver got for a firing alert, and the number of later
+// notifications that resolved an incident of that alert.
 func (a *alertmanager) count(receiver, alert string) (fired, resolved int) {
 	incidents := map[string]bool{}
 	for _, n := range a.receivers.Notifications() {

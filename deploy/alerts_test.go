@@ -323,7 +323,8 @@ destinations: {shop: {url: RECEIVER}, bank: {url: RECEIVER}}
 	w.exec(w.runningJobs(10, "app-near"))
 	w.exec(w.runningJobs(12, "app-over"))
 	w.exec(failJobs)
-	w.exec("SELECT dlq.replay(id) FROM dlq.find('{\"queue\": \"orders\", \"status\": \"dlq_manual\"}', 10)") // succeed
+	// These replays succeed.
+	w.exec("SELECT dlq.replay(id) FROM dlq.find('{\"queue\": \"orders\", \"status\": \"dlq_manual\"}', 10)")
 	w.await("0", open("orders"))
 	w.receiver.Store(http.StatusUnprocessableEntity)
 	w.send(120, "payments")

@@ -62,8 +62,9 @@ func Render(links Links) ([]byte, error) {
 	return []byte(strings.ReplaceAll(text, externalURL, console)), nil
 }
 
-// byJob returns the link for all jobs, urls[""], or otherwise if there is none. If jobs have links of their own, it
-// returns a template that chooses the link by the alert's label job.
+// byJob returns link(urls[""]), or the parameter otherwise if urls has no key "". If urls has keys of jobs, byJob
+// returns a template that chooses the link by the alert's label job. link turns a URL of urls into the text that
+// replaces the link of the rules.
 func byJob(urls map[string]string, otherwise string, link func(to string) string) string {
 	if to, ok := urls[""]; ok {
 		otherwise = link(to)

@@ -278,7 +278,7 @@ func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner fu
 			return
 		}
 		_ = m.recordAttempt(ctx, job, time.Since(start))
-		if value := recover(); value != nil { // nil: the goroutine ends
+		if value := recover(); value != nil { // nil if runtime.Goexit ends the goroutine
 			if err, ok := value.(error); ok {
 				_ = Record(ctx, job, err)
 			}

@@ -359,8 +359,8 @@ func (d *demo) awaitRecords(ctx context.Context, topic string, n int) error {
 		func() (bool, error) { return len(d.observed("", topic)) >= n, nil })
 }
 
-// produce publishes the documents from number from up to number to, without the latter, to the first node. The
-// documents belong to the customers in turn.
+// produce publishes documents to the first node: those with the numbers from, from+1 … to-1. Document i belongs to
+// customer i modulo the number of customers.
 func (d *demo) produce(ctx context.Context, from, to int) error {
 	var records []*kgo.Record
 	for i := from; i < to; i++ {

@@ -25,7 +25,7 @@ const peers = {
     const connection = { path: url, maxRetriesPerRequest: null };
     const queue = new Queue("default", { connection });
     return {
-      insert: (id, data) => queue.add("job", data, { jobId: "m" + id }), // an id must not be a number
+      insert: (id, data) => queue.add("job", data, { jobId: "m" + id }), // BullMQ rejects an id that is a number
       count: () => queue.count(),
       work: (done) => new Worker("default", async () => {}, { connection, concurrency }).on("completed", done),
     };
