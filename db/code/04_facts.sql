@@ -493,7 +493,7 @@ BEGIN
                 v_running := v_running || v_job.n;
             END IF;
         -- The job has ended. If capture recorded its end as a fact, dlq.apply_facts applies it.
-        ELSIF v_job.unrecorded AND v_job.awaited THEN -- as dlq.record_end would
+        ELSIF v_job.unrecorded AND v_job.awaited THEN -- the entry is resolved after the loop
             v_entries := v_entries || v_job.entry;
             v_jobs := v_jobs || v_job.id;
             v_ended := v_ended || dlq.failed_at(v_job.job);
@@ -843,7 +843,7 @@ BEGIN
             END IF;
             v_done := dlq.follow_retries(ARRAY[v_id], ARRAY[p_fact.job_id], ARRAY[p_fact.job_created_at],
                 p_fact.db_user) = '{}';
-        ELSIF NOT EXISTS (SELECT FROM jsonb_array_elements(v_entry.replay_attempts) a -- this retry resolved it
+        ELSIF NOT EXISTS (SELECT FROM jsonb_array_elements(v_entry.replay_attempts) a -- unless this retry resolved it
                           WHERE a -> 'jobId' = to_jsonb(p_fact.job_id) AND a ->> 'outcome' = 'completed'
                               AND dlq.to_timestamptz(a ->> 'endedAt') >= p_fact.at) THEN
             -- If another job resolved the entry while the retry had this job locked, dlq.supersede

@@ -112,7 +112,7 @@ CREATE OR REPLACE FUNCTION dlq.replay_ends(p_entries bigint, p_seconds float8[],
     p_workers float8, p_progressive boolean, OUT earliest float8, OUT latest float8, OUT not_known text)
 LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_rate  constant float8 := coalesce(nullif(p_rate, 0), 10000); -- about as many as two cores send
+    v_rate  constant float8 := coalesce(nullif(p_rate, 0), 10000); -- no limit: as many a second as two cores send
     v_steps constant integer := CASE WHEN p_progressive AND p_entries > 5 THEN 4 ELSE 1 END;
     v_at_once float8 := coalesce(nullif(p_concurrency, 0), p_workers);
     v_known bigint;

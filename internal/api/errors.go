@@ -192,8 +192,8 @@ func isConnection(err error) bool {
 		strings.Contains(err.Error(), "closed pool")
 }
 
-// describeResponse documents a further response of an operation. The parameter status is its status. It has the schema
-// of the response whose status is like.
+// describeResponse documents a further response, with the given status, of the POST operation at path. The response has
+// the schema that the operation's response with the status like has. value is an example.
 func describeResponse(api huma.API, path string, status, like int, description string, value any) {
 	responses := api.OpenAPI().Paths[path].Post.Responses
 	schema := responses[strconv.Itoa(like)].Content["application/json"].Schema

@@ -233,7 +233,7 @@ func (b *bulk) loadPreview(in *request) error {
 		request := b.actionRequest()
 		request.DryRun = true
 		if b.Verb.Name == "tag" && len(b.Form.Get("tags")) == 0 {
-			request.Tags = []string{"tag"} // no tag typed yet; a dry run only counts
+			request.Tags = []string{"tag"} // the API requires a tag; a dry run only counts
 		}
 		input := api.BulkInput{Body: request}
 		answer, err := call(in, api.Bulk, input)

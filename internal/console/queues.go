@@ -30,8 +30,8 @@ type queues struct {
 type queueRow struct {
 	api.Queue
 
-	Why    string  // why the viewer cannot pause or resume it; "" if they can
-	Holds  string  // what keeps its jobs from running; "" if nothing does
+	Why    string  // why the viewer cannot pause or resume the queue; "" if the viewer can
+	Holds  string  // what keeps the queue's jobs from running; "" if nothing does
 	Trend  []int64 // jobs that became dead letters
 	Failed int64   // the sum of Trend
 }

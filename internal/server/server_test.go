@@ -186,7 +186,7 @@ func (b *bundle) submit(id string) {
 	require.Equal(b, http.StatusAccepted, status, out)
 }
 
-// awaitMessage waits until a message is in a state, and returns its position.
+// awaitMessage waits until a message is in a state, and returns its fields (ingest.Position).
 func (b *bundle) awaitMessage(id, state string) map[string]any {
 	b.Helper()
 	var out map[string]any

@@ -285,8 +285,8 @@ func (tx *transaction) move(ctx context.Context, act deadletter.Act, ids []uuid.
 // entry that moved to another partition after the statement began, which SKIP LOCKED does not skip.
 const maxTxAttempts = 10
 
-// inTx runs fn in a transaction of [deadletter.Store.InTx], and again after a collision. It returns
-// the entries that the committed run parked.
+// inTx runs fn in a transaction of [deadletter.Store.InTx], and after each collision again, up to maxTxAttempts times.
+// It returns the entries that the committed run parked.
 func inTx(ctx context.Context, store *deadletter.Store, fn func(tx transaction) error) (parked []Parked, err error) {
 	for range maxTxAttempts {
 		err = store.InTx(ctx, func(db postgres.DB) error {
