@@ -134,7 +134,7 @@ func flagValues(cmd *cobra.Command, f *pflag.Flag) completer {
 	return nil
 }
 
-// argumentValues returns a completer for each argument of a command.
+// argumentValues returns a completer for each argument of a command, or nil if dlqd completes none of them.
 func argumentValues(cmd *cobra.Command) []completer {
 	_, arguments, _ := strings.Cut(cmd.Use, " ")
 	switch parent := cmd.Parent().Name(); {

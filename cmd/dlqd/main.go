@@ -300,7 +300,7 @@ func (f *databaseFlags) check(cmd *cobra.Command) error {
 }
 
 // ensureRunning returns the database's URL. It starts the embedded server if the server does not run; stop then stops
-// the server.
+// the server. If the data directory has no database, it creates one only if createDataDir is set.
 func (f *databaseFlags) ensureRunning(ctx context.Context, logger *slog.Logger) (url string, stop func() error,
 	err error,
 ) {

@@ -69,7 +69,8 @@ func terminalWidth(out io.Writer) int {
 	return width
 }
 
-// Flush prints the table.
+// Flush prints the table. If the table is wider than the terminal, Flush first removes extraColumns, one after the
+// other, until it fits.
 func (t *textTable) Flush() error {
 	widths := t.widths()
 	for _, extra := range append(slices.Clone(extraColumns), "") {

@@ -39,7 +39,7 @@ func (s Scope) HasQueue(name string) bool {
 		func(part Part) bool { return all(part.Kinds) && matches(part.Queues, name) })
 }
 
-// Limit returns a context whose database statements are limited to the scope.
+// Limit returns a context whose database statements are limited to the scope. A nil scope limits nothing.
 func Limit(ctx context.Context, scope Scope) (context.Context, error) {
 	if scope == nil {
 		return ctx, nil

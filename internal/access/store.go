@@ -114,8 +114,8 @@ func revoke(ctx context.Context, q *dbsqlc.Queries, id, by string, after time.Du
 }
 
 // Rotate creates a token with the name, grant and note of the active token with the id, and returns the new token and
-// its secret. The old token stays valid for the duration keep. Rotate fails with [ErrNoToken] if no active token has
-// the id.
+// its secret. The new token expires at expiresAt, or never if that is nil. The old token stays valid for the duration
+// keep. Rotate fails with [ErrNoToken] if no active token has the id.
 func (s *Store) Rotate(ctx context.Context, id, by string, keep time.Duration,
 	expiresAt *time.Time,
 ) (t *Token, secret string, err error) {

@@ -225,7 +225,7 @@ func (s *service) getGroup(ctx context.Context, in *GetGroupInput) (*GroupDetail
 }
 
 // workerLost returns the number of a group's open entries whose job lost its worker, or did not end, at least twice. It
-// counts up to MostCounted.
+// counts up to MostCounted, and for at most countBudget.
 func (s *service) workerLost(ctx context.Context, g *group.Group) (int64, error) {
 	lost := filter.Filter{
 		Status: []string{string(deadletter.Pending), string(deadletter.Manual), string(deadletter.Processing)},

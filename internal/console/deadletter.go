@@ -455,7 +455,8 @@ func framesOf(trace string) []stackFrame {
 }
 
 // curl returns a command that sends the same request as a redelivery, except for the signature, which depends on the
-// time and a secret. It returns "" if the payload is hidden or too long.
+// time and a secret. It returns "" for a job of an application, if the payload is hidden or too long, and if the
+// destination is unknown.
 func (l *deadLetterPage) curl(p *policy.Policy) string {
 	if !l.IsMessage() || l.Hidden || l.TooLong() {
 		return ""

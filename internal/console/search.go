@@ -77,7 +77,7 @@ func (c *Console) search(in *request) (*view, error) {
 	return v, nil
 }
 
-// find runs all searches, several at a time.
+// find runs all searches, several at a time, and sets Found and Tries.
 func (s *search) find(in *request) error {
 	text := s.Query
 	lower := strings.ToLower(text)
@@ -173,7 +173,8 @@ func (s *search) find(in *request) error {
 	return nil
 }
 
-// findByName looks for queues, destinations and views whose name contains a text in lower case.
+// findByName returns functions that look for queues, destinations, sources and views whose name contains a text in
+// lower case, and call add with each. They may run at the same time.
 func findByName(in *request, lower string, add func(found)) []func() error {
 	return []func() error{
 		func() error {
@@ -230,7 +231,8 @@ func findByName(in *request, lower string, add func(found)) []func() error {
 	}
 }
 
-// findByID looks for things whose id is a UUID.
+// findByID returns functions that look for a dead letter, a replay run, an operation and an approval with the id, and
+// call add with each. They may run at the same time.
 func (s *search) findByID(in *request, id string, add func(found)) []func() error {
 	looks := []func() error{
 		func() error {

@@ -82,8 +82,9 @@ func (s *Store) DB() postgres.DB { return s.db }
 // In returns tx as a DB that renders schema names in statements.
 func (s *Store) In(tx pgx.Tx) postgres.DB { return s.schemas.Rendered(tx) }
 
-// InTx runs fn in a transaction in which sequential scans are disabled. Otherwise a session could plan a query while
-// the open partition is small, and the plan would scan the whole partition each time after the partition has grown.
+// InTx runs fn in a transaction with the scope and the origin of ctx, which waits at most 2 s for a lock, and in which
+// sequential scans are disabled. Otherwise a session could plan a query while the open partition is small, and the plan
+// would scan the whole partition each time after the partition has grown.
 func (s *Store) InTx(ctx context.Context, fn func(tx postgres.DB) error) error {
 	// The settings are part of the BEGIN statement, which saves a round trip. The transaction may lock jobs for which an
 	// application waits, so it waits at most 2 s for a lock.

@@ -228,7 +228,8 @@ func (k *Keeper) dropPartition(ctx context.Context, partition dbsqlc.DropPartiti
 		k.retryLocked(ctx, func() error { return dbsqlc.New(k.Store.DB()).DropPartition(ctx, partition) }))
 }
 
-// archiveAndDelete writes a batch of entries to the archive, and deletes those that have not changed meanwhile.
+// archiveAndDelete takes a batch of entries whose retention has ended, writes them to the archive, if there is one, and
+// deletes those that have not changed meanwhile.
 func (k *Keeper) archiveAndDelete(ctx context.Context, periods json.RawMessage, now time.Time,
 	policyVersion string,
 ) (looked, deleted, archived int, err error) {

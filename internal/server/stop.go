@@ -132,7 +132,7 @@ func (s *Server) unregister(ctx context.Context) {
 	}
 }
 
-// stopJobs waits for running jobs until ctx is done.
+// stopJobs waits for running jobs until ctx is done. It returns ErrStoppedAtOnce if jobs still run then.
 func (s *Server) stopJobs(ctx context.Context) error {
 	if s.river == nil {
 		return nil
