@@ -119,7 +119,7 @@ func (a *Approval) Do() string {
 }
 
 // SkipTexts describes the work that the requested replay run skips or sends because its request says so and, where the
-// request says nothing, the work that the policy skips.
+// request says nothing, the work that the policy skips. It returns nil if the request is not for a replay run.
 func (a *Approval) SkipTexts() []string {
 	var request replay.Request
 	if a.Operation != Replay || json.Unmarshal(a.Request, &request) != nil {
@@ -270,7 +270,8 @@ func (s *Store) List(ctx context.Context, state string, limit int) ([]*Approval,
 	return s.find(ctx, dbsqlc.ApprovalsParams{State: state, Most: int32(limit)})
 }
 
-// ListFor returns the waiting requests that select one of the given entries now, latest first, at most limit.
+// ListFor returns the waiting requests that select one of the given entries now, latest first, at most limit. Only the
+// latest 50 waiting requests are checked (dlq.requests_for).
 func (s *Store) ListFor(ctx context.Context, entries []uuid.UUID, limit int) ([]*Approval, error) {
 	found, err := dbsqlc.New(s.Store.DB()).RequestsFor(ctx, entries)
 	if err != nil || len(found) == 0 {

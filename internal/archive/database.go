@@ -366,9 +366,10 @@ func digest(line []byte) (d [16]byte) {
 	return d
 }
 
-// Restore returns a unit's entries, or only the entry with the given id, to the database. It protects them from
-// retention until the given time. Entries that exist in the database are not changed. Restore checks the unit before it
-// writes, and writes in one transaction. It returns the number of restored entries.
+// Restore returns a unit's entries to the database: all if only is uuid.Nil, otherwise the entry with the id only. It
+// fails if the unit does not have that entry. Restore protects the entries from retention until the given time. Entries
+// that exist in the database are not changed. Restore checks the unit before it writes, and writes in one transaction.
+// It returns the number of restored entries.
 func (a *Archive) Restore(ctx context.Context, store *deadletter.Store, m *Manifest, only uuid.UUID, until time.Time,
 	act deadletter.Act,
 ) (restored int, err error) {

@@ -57,7 +57,8 @@ type AuditCursor struct {
 	ID int64
 }
 
-// Audit returns up to most audit rows that match a filter, newest first. It begins after the row of cursor.
+// Audit returns up to most audit rows that match a filter, newest first. It begins after the row of cursor, or with the
+// newest row if cursor is zero.
 func (s *Store) Audit(ctx context.Context, f AuditFilter, most int, cursor AuditCursor) ([]AuditRow, error) {
 	filter, err := json.Marshal(f)
 	if err != nil {

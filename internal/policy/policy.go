@@ -566,7 +566,7 @@ func (s *Skip) Of(queue, kind string) bool {
 	return slices.Contains(s.Queues, queue)
 }
 
-// Text returns a text with the queues and kinds of s.
+// Text lists the queues and kinds of s for people, such as "queues a, b; kinds c.*; not kinds d".
 func (s *Skip) Text() string {
 	var parts, kinds, not []string
 	for _, pattern := range slices.Sorted(maps.Keys(s.Kinds)) {

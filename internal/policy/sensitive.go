@@ -144,7 +144,8 @@ const (
 
 // Mask returns a function that masks a text by the policy: it masks matches of the patterns, and the values at
 // sensitive paths of an event, because an error may repeat these values. The event has the keys payload, headers and
-// metadata. The function also finds values in the forms that JSON and HTML give them.
+// metadata. The function also finds values in the forms that JSON and HTML give them. If the event has more than
+// maxSensitiveValues such values, the function hides the whole text.
 func (d *Data) Mask(event func() map[string]any) func(text string) string {
 	var values []string
 	whole := false

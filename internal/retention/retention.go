@@ -67,7 +67,8 @@ func (k *Keeper) Loop() *background.Loop {
 }
 
 // Run enforces the retention once. If a partition cannot be archived or dropped, the next round tries again. The round
-// continues with the other partitions, unless the failed one was locked.
+// continues with the other partitions, unless the failed one was locked. Run does nothing while another process
+// enforces the retention, writes the archive or erases.
 func (k *Keeper) Run(ctx context.Context) (done Done, err error) {
 	_, err = archive.RunExclusive(ctx, k.Store, 0, func(ctx context.Context) error { return k.run(ctx, &done) })
 	if k.Observe != nil {

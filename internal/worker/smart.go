@@ -26,8 +26,9 @@ const maxClaimPages = 10
 // smartPrefix precedes the queue and the fingerprint in the name of a smart retry's gate.
 const smartPrefix = "smart:"
 
-// SmartRetry checks each failure group with parked or failed entries once. If the cause of a group is probably fixed,
-// it retries a few of the group's entries first and, if these succeed, the others.
+// SmartRetry checks once each failure group with parked or failed entries, up to maxGroups, of the queues that have
+// smart retry on. If the cause of a group is probably fixed, it retries a few of the group's entries first and, if
+// these succeed, the others.
 func (w *Worker) SmartRetry(ctx context.Context) error {
 	planner := w.config.Planner()
 	if !planner.Policy().SmartRetryAnywhere() {
