@@ -479,8 +479,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.set_moves IS
     'Sets dlq.moves to what the moves of the next statement have in common: an object like the column move, or with '
-    'the reason of each id under "reasons". Null after the statement. Returns whether dlq.on_moves writes the audit '
-    'rows now; otherwise the statement has to set that column.';
+    'the reason of each id under "reasons". Call it with null after that statement. Returns true if dlq.on_moves '
+    'writes the audit rows of the statement; otherwise the statement has to set the column move.';
 
 -- With nested loops, a plan that was made for one row could compare each of 5,000 rows with every other row.
 CREATE OR REPLACE FUNCTION dlq.on_moves() RETURNS trigger

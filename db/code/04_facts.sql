@@ -532,8 +532,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.follow_retries IS
-    'Applies retries that a database user made to the entries of the jobs, which are not closed. '
-    'Returns the same as dlq.watch_jobs.';
+    'Applies retries that a database user made outside dlqd to the entries of the jobs. None of the entries may be '
+    'closed. Returns the same as dlq.watch_jobs.';
 
 CREATE OR REPLACE FUNCTION dlq.assign_ends(p_entries uuid[], p_jobs bigint[], p_created_at timestamptz[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

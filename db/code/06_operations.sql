@@ -130,10 +130,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.may_go_alone IS
-    'Whether an entry whose job was rescued twice or more may be redelivered now, to p_queue or to '
-    'its own queue if that is null: no other such redelivery is under way in that queue, and no '
-    'such entry in p_ids has a lower id. Until this transaction ends, any other gets false for that '
-    'queue.';
+    'Whether an entry whose job was rescued twice or more may be redelivered now, to p_queue or to its own queue if '
+    'that is null: no other such redelivery is under way in that queue, and no such entry in p_ids has a lower id. '
+    'Until this transaction ends, other transactions get false for that queue.';
 
 -- redeliver_now is the only function that inserts redeliveries. It inserts the jobs and moves their entries in one
 -- statement, so that an entry in dlq_processing always has a job. It does no work twice: unless p_force is set, an

@@ -557,8 +557,8 @@ RETURN CASE WHEN dlq.scope() IS NULL THEN p_skips ELSE (
                                       WHERE o.kind LIKE ANY (dlq.like_patterns(jsonb_build_array(n.key))))) k
     WHERE q.queues IS NOT NULL OR k.any_on) END;
 COMMENT ON FUNCTION dlq.applying_skips IS
-    'What of some skips (dlq.skip_defaults) applies to entries of these queues and kinds, if the caller has a scope; '
-    'otherwise all of it.';
+    'p_skips (dlq.skip_defaults), and for a caller with a scope only what applies to one of these queues or kinds, so '
+    'that it does not show others.';
 
 CREATE OR REPLACE FUNCTION dlq.skips_of(p_skips jsonb, p_filter jsonb) RETURNS jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

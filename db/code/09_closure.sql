@@ -108,9 +108,10 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
         HAVING count(*) > 0) l
 $$;
 COMMENT ON FUNCTION dlq.group_outcomes IS
-    'What became of the last 100 redeliveries of each of the given failure groups in replay runs: in the run with the '
-    'latest outcome, with the version that made it (null if none was reported), whose first outcome was at since, and '
-    'before. Groups without outcomes have no row.';
+    'Counts the outcomes of the last 100 redeliveries of each of these failure groups in replay runs. recovered and '
+    'failed count those of the run with the latest outcome that were worked by the version of that outcome (version; '
+    'null if none was reported); since is when the first of these ended. recovered_before and failed_before count the '
+    'others. Groups without outcomes have no row.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_result(p_run uuid) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -178,8 +179,9 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan =
                   WHERE o.attempt -> 'jobId' = to_jsonb(s.job_id)), 9223372036854775807)) l) a
 $$;
 COMMENT ON FUNCTION dlq.ran_before IS
-    'Of at most 1,000 entries of a run, at random, how many had run for more than 5 s in the attempt before, how many '
-    'of which that is not known, and how many had been attempted more than once.';
+    'Counts in a random sample of at most 1,000 entries of a run: the entries (sampled), those whose last attempt '
+    'before the run took more than 5 s (ran_long), those of which that is not known (ran_not_known), and those with '
+    'more than one attempt before the run (repeated).';
 
 -- The identifiers of figures are those in the forecast. A figure that cannot be measured has no row: for example, a run
 -- does not count stale entries unless it skips them.
@@ -256,5 +258,6 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     GROUP BY f.what ORDER BY f.what COLLATE "C"
 $$;
 COMMENT ON FUNCTION dlq.replay_figure_calibration IS
-    'For each figure of the forecasts of the last 1,000 ended replay runs: of how many it was measured, how often that '
-    'was in its interval (held), the sums of both, and the mean difference (off).';
+    'For each figure of the forecasts of the last 1,000 ended replay runs: the number of runs in which it was measured '
+    '(runs), how often the measured number was in the interval of the forecast (held), the sums of the forecasts and '
+    'of the measured numbers (actual), and the mean of their differences without sign (off).';

@@ -262,5 +262,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.rewind_feed IS
-    'Publishes the records of a feed again whose entries it found since a time, with the same ids, up to 100,000; also '
-    'those that could not be published. Returns how many.';
+    'Publishes again, with the same ids, the records whose entries the feed found since a time, including those that '
+    'could not be published. Raises DLQ04 if these are more than 100,000. Returns how many there are.';

@@ -281,10 +281,11 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.take_delivery IS
-    'The entry and the job of the delivery that a record is: by the id in its header (p_id); else by the place that '
-    'its envelope names, at which the broker stored the delivery, in a topic with the same id as far as both are '
-    'known; else, if the envelope names no offset, by the hash of key and value and what the envelope names, within a '
-    'day of the delivery, each delivery once. Null if it is none, or if the entry is deleted.';
+    'Finds the delivery that came back as a record, and returns its entry and its job. It is found by the id in the '
+    'record''s header (p_id); else by the place that the envelope names, at which the broker stored the delivery, in a '
+    'topic with the same id as far as both are known; else, if the envelope names no offset, by the hash of key and '
+    'value and what the envelope names, within a day of the delivery, each delivery once. Null if there is no such '
+    'delivery, or if the entry is deleted.';
 
 CREATE OR REPLACE FUNCTION dlq.return_record(p_entry uuid, p_fact jsonb) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -458,8 +459,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
     WHERE n.returned > 0 OR n.deliveries = 1000
 $$;
 COMMENT ON FUNCTION dlq.unread_groups IS
-    'The consumer groups that are not known to be past a published record whose entry is returned. Of a group with '
-    '1,000 other records that it is not past, this is not checked.';
+    'The consumer groups that are not known to be past a published record whose entry is returned. At most 1,000 '
+    'records of a group are checked; a group with that many is returned in any case.';
 
 CREATE OR REPLACE FUNCTION dlq.mark_read(p_cluster text, p_group text, p_topics text[], p_partitions integer[],
     p_offsets bigint[]) RETURNS integer

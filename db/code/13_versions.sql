@@ -158,8 +158,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.learn_versions IS
-    'Records the versions that work queues with a failure group that is fixed in a version, as at least ten of the last '
-    '1,000 jobs that completed within five minutes report them, all of the queue the same. Returns how many changed.';
+    'Records which versions work the queues with failure groups that are fixed in a version. Of the last 1,000 jobs '
+    'that completed within five minutes, at least ten of the queue have to report a version, and all of these the '
+    'same. Returns the number of queues whose version changed.';
 
 -- If several processes find the same group, one starts the run: the others skip the locked row, and later find that the
 -- run exists.

@@ -446,7 +446,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     FROM dlq.approvals a WHERE a.id = dlq.approved()
 $$;
 COMMENT ON FUNCTION dlq.approved_forecast IS
-    'The preview of the request that dlqd carries out in this transaction, when it was made; null if none.';
+    'The preview, as it was at the time of the request, of the approved request that dlqd carries out in this '
+    'transaction. Null if there is none.';
 
 CREATE OR REPLACE FUNCTION dlq.end_approval(p_id uuid, p_changed bigint, p_outcome uuid DEFAULT NULL,
     p_problem text DEFAULT NULL) RETURNS void

@@ -49,7 +49,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT nullif(coalesce((SELECT s.value::jsonb FROM dlq.settings s WHERE s.key = 'sensitive'), '{}')
                   || CASE WHEN p_reader THEN jsonb_build_object('hidden', dlq.sensitive_columns()) ELSE '{}' END, '{}')
 $$;
-COMMENT ON FUNCTION dlq.mask IS 'The mask of the caller, or of a reader; null if nothing is masked.';
+COMMENT ON FUNCTION dlq.mask IS
+    'The rules of the policy for masked values and, for a reader (p_reader), the hidden columns. Null if nothing is '
+    'masked.';
 
 CREATE OR REPLACE FUNCTION dlq.masked_columns() RETURNS text[]
 LANGUAGE sql IMMUTABLE

@@ -17,7 +17,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT dlq.is_owner()
         OR coalesce((SELECT pg_has_role(dlq.caller(), r.oid, 'USAGE') FROM pg_roles r WHERE r.rolname = p_role), false)
 $$;
-COMMENT ON FUNCTION dlq.has_role IS 'Whether the caller has one of dlqd''s roles, or owns the schema.';
+COMMENT ON FUNCTION dlq.has_role IS 'Whether the caller has the role, which is one of dlqd''s, or owns the schema.';
 
 CREATE OR REPLACE FUNCTION dlq.require_admin(p_action text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
