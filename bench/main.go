@@ -1,4 +1,4 @@
-// Command bench measures dlqd and prints tables. Where there is a baseline, both are measured in
+// Command bench measures dlqd and prints tables. If a benchmark has a baseline, it measures dlqd and the baseline in
 // one run on one machine.
 //
 //	go run ./bench ingest       single-message POSTs, beside River's fastest insert behind net/http; -beside PROGRAM
@@ -9,13 +9,13 @@
 //	go run ./bench replay       runs that replay many entries, beside claiming them, inserting as many jobs with River's
 //	                            client and updating each, and beside these inserts alone
 //	go run ./bench retries      facts of 100,000 jobs that one statement retries outside dlqd
-//	go run ./bench retention    a month of a million entries, dropped beside deleted, and captures meanwhile
+//	go run ./bench retention    a month of a million entries: dropped, archived and dropped, or deleted; and captures
 //	go run ./bench analytics    each question at 10,000,000 entries and 30,000,000 moves; cost of rollups for captures
 //	go run ./bench console      each page of the console at 10,000,000 entries, and the database load of open pages
 //	go run ./bench metrics      cost of a scrape and a sample, with counters of years and up to 1,000,000 open entries
 //	go run ./bench outage       ten minutes of outage of one of three destinations; -scale 0.1 for one minute
-//	go run ./bench incident     20,000 messages that died for five causes: what an ordinary and a progressive run of all
-//	                            repeat for nothing; each round after the first has other sizes
+//	go run ./bench incident     20,000 dead letters with five causes: requests that fail again in an ordinary and in a
+//	                            progressive run; later rounds are progressive only, and have other numbers of messages
 //	go run ./bench filing       failures filed and decided per second, and the time from a job's commit to the decision
 //	go run ./bench indexes      what each list index of the open partition costs filing; times of its lists without it
 //	go run ./bench growth       the main paths and reads at 10,000 to 10,000,000 entries: whether their cost grows with

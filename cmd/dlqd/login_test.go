@@ -222,8 +222,8 @@ func TestLogin_DeviceCode(t *testing.T) {
 	require.Contains(t, out, "kim@example.com (by oidc)")
 }
 
-// TestLogin_RejectsForeignAnswers checks that dlqd rejects an answer to the port of this machine if the answer does not
-// belong to the sign-in.
+// TestLogin_RejectsForeignAnswers checks that dlqd login, which listens on a local port for the provider's redirect,
+// rejects a redirect that does not belong to the sign-in.
 func TestLogin_RejectsForeignAnswers(t *testing.T) {
 	t.Parallel()
 	issuer := accesstest.New(t)

@@ -545,8 +545,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.assign_ends IS
-    'Assigns the recorded failures of retried jobs to the entries of the retries. Such a failure may '
-    'be applied after River has deleted the job; it then takes the payload from its entry.';
+    'Assigns failures of retried jobs to p_entries, if facts recorded them without an entry. If River has deleted '
+    'the job when such a fact is applied, the entry''s payload is used.';
 
 -- file_end files a failure for which only a fact exists, because its entry is closed or deleted. A fact has the error
 -- but not the payload, which comes from the first of these that exists:

@@ -230,7 +230,8 @@ BEGIN
              WHERE r.below IS NOT NULL AND o.queue = r.queue AND o.fingerprint > r.above AND o.fingerprint < r.below
              LIMIT r.share)
             UNION ALL
-            -- An entry whose last failure was not decided has no group. No index contains such entries.
+            -- An entry whose last failure was not decided has no fingerprint, and no index finds such entries. So this
+            -- filters the first r.share failed entries of the queue; entries behind these are not counted.
             (SELECT o.error_class, o.closed_at
              FROM (SELECT f.error_class, f.closed_at, f.fingerprint FROM dlq.dead_letter_failed f
                    WHERE r.above = '' AND f.queue = r.queue LIMIT r.share) o

@@ -111,8 +111,9 @@ COMMENT ON FUNCTION dlq.operation_entries IS
     'The entries of an operation, in order of capture after p_after: what it did to each, or why it skipped it '
     '(10,000 skipped ones are kept).';
 
--- undo restores entries that are still in the state in which the operation left them. It reads the audit rows of the
--- operation in order. The next call can continue after the last row read, as part of the same undo (p_as).
+-- undo restores entries that are still in the state in which the operation left them. Exception: entries that the
+-- operation discarded, expired or resolved always become dlq_manual. It reads the audit rows
+-- of the operation in order. The next call can continue after the last row read, as part of the same undo (p_as).
 CREATE OR REPLACE FUNCTION dlq.undo(p_operation uuid, p_note text DEFAULT NULL, p_actor text DEFAULT session_user,
     p_limit integer DEFAULT NULL, p_after timestamptz DEFAULT NULL, p_after_id bigint DEFAULT NULL,
     p_as uuid DEFAULT NULL,

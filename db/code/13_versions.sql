@@ -1,5 +1,6 @@
 -- Versions: the version in which a failure group is fixed, and the version that works a queue. Once the fix of a group
--- is deployed, dlqd offers a replay of its earlier failures (internal/replay/fixed.go).
+-- is deployed, the console and the CLI offer a replay run of its earlier failures. If the policy sets replayWhenFixed,
+-- dlqd starts or requests this run (internal/replay/fixed.go).
 
 CREATE OR REPLACE FUNCTION dlq.version_key(p_version text) RETURNS text[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$

@@ -50,8 +50,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                   || CASE WHEN p_reader THEN jsonb_build_object('hidden', dlq.sensitive_columns()) ELSE '{}' END, '{}')
 $$;
 COMMENT ON FUNCTION dlq.mask IS
-    'The rules of the policy for masked values and, for a reader (p_reader), the hidden columns. Null if nothing is '
-    'masked.';
+    'The rules of the policy for masked values and, for a reader (p_reader), the hidden columns. Null if p_reader is '
+    'false and the policy masks nothing.';
 
 CREATE OR REPLACE FUNCTION dlq.masked_columns() RETURNS text[]
 LANGUAGE sql IMMUTABLE

@@ -27,7 +27,8 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION dlq.require_admin IS 'Raises an error if the caller is not a dlq_admin.';
+COMMENT ON FUNCTION dlq.require_admin IS
+    'Raises an error if the caller is neither a dlq_admin nor the owner of the schema.';
 
 -- The view is a security barrier while any role has a scope (see dlq.fence_entries). Otherwise a condition of the
 -- caller could see rows before the scope is checked. Even then, Postgres evaluates leakproof conditions below the

@@ -309,7 +309,8 @@ WHERE e.id = ANY (@ids::uuid[])
 ORDER BY array_position(@ids::uuid[], e.id);
 
 -- name: Checkpoints :many
--- Checkpoints returns the checkpoints of entries with resumable jobs, masked.
+-- Checkpoints returns the masked metadata of those of the given entries that have a checkpoint and are in the caller's
+-- scope. It returns nothing if the column metadata is hidden from the caller.
 SELECT e.id, coalesce(dlq.masked_json(e.metadata, 'metadata', dlq.mask(false)), '{}')::jsonb AS metadata
 FROM dlq.dead_letter_queue e
 WHERE e.id = ANY (@ids::uuid[]) AND dlq.has_checkpoint(e.metadata) AND NOT 'metadata' = ANY (dlq.hidden_columns())

@@ -418,7 +418,8 @@ SELECT g.queue::text AS queue, g.job_kind::text AS job_kind, g.kind::text AS kin
 FROM g LIMIT @most::integer;
 
 -- name: ClaimObserved :many
--- ClaimObserved locks the most urgent and oldest observed entries of a group.
+-- ClaimObserved locks observed entries of a queue, job kind, kind and class, the most urgent first, then the oldest. It
+-- skips entries that another session has locked.
 SELECT e.id, e.next_retry_at::timestamptz AS next_retry_at, coalesce(e.rule, '')::text AS rule, e.captured_by,
     e.max_retries
 FROM dlq.dead_letter_open e

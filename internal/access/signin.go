@@ -293,7 +293,8 @@ var errProviderAnswer = errors.New("the answer of the OpenID Connect provider wa
 
 var errUnknownHost = errors.New("unknown host name; --allowed-host adds it")
 
-// redirectToProvider redirects the browser to the provider.
+// redirectToProvider starts a sign-in: it sets the cookie of the pending sign-in and redirects the browser to the
+// provider. If there is no provider, it answers with an error.
 func (s *SignIn) redirectToProvider(w http.ResponseWriter, r *http.Request) {
 	_, config := s.provider(w, r)
 	if config == nil {

@@ -134,14 +134,14 @@ type ApprovalsOutputBody struct {
 	Approvals []*approval.Approval `json:"approvals" doc:"Requests, latest first."`
 }
 
-// ApproveInput approves a request.
+// ApproveInput is the approval of a request.
 type ApproveInput struct {
 	ApprovalInput
 
 	Body ApproveAction
 }
 
-// DecisionInput refuses or withdraws a request.
+// DecisionInput is the refusal or withdrawal of a request.
 type DecisionInput struct {
 	ApprovalInput
 

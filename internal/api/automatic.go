@@ -44,13 +44,13 @@ type AutomaticChanged struct {
 	Stopped *automatic.Stop `json:"stopped,omitempty" doc:"Set if all automatic redelivery is stopped. Until it is resumed, switches that are on have no effect."`
 }
 
-// AutomaticInput stops or resumes automatic redelivery.
+// AutomaticInput is a request to stop or resume automatic redelivery.
 type AutomaticInput struct{ Body *AutomaticAction }
 
-// SetAutomaticInput sets a switch.
+// SetAutomaticInput is a request to set a switch.
 type SetAutomaticInput struct{ Body SetAction }
 
-// ResetAutomaticInput resets a switch.
+// ResetAutomaticInput is a request to reset a switch.
 type ResetAutomaticInput struct{ Body SwitchAction }
 
 // Operations on automatic redelivery.

@@ -32,14 +32,14 @@ type BreakersOutputBody struct {
 	Breakers []breaker.Status `json:"breakers" doc:"Circuit breakers, by name."`
 }
 
-// OpenBreakerInput opens a circuit breaker.
+// OpenBreakerInput is a request to open a circuit breaker.
 type OpenBreakerInput struct {
 	BreakerInput
 
 	Body *OpenAction
 }
 
-// ResetBreakerInput closes a circuit breaker.
+// ResetBreakerInput is a request to close a circuit breaker.
 type ResetBreakerInput struct {
 	BreakerInput
 

@@ -20,7 +20,7 @@ type CaptureAction struct {
 	Limit string `json:"limit,omitempty" doc:"How long capture may work in one statement of the application; unchanged if absent." example:"250ms"`
 }
 
-// SetCaptureInput switches capture.
+// SetCaptureInput is a request to set the mode of capture.
 type SetCaptureInput struct{ Body CaptureAction }
 
 // Operations on capture.

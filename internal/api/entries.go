@@ -180,7 +180,7 @@ type EntryInput struct {
 	ID string `path:"id" format:"uuid" doc:"Id of the entry." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
 }
 
-// RevealInput reveals an entry.
+// RevealInput is a request to reveal an entry.
 type RevealInput struct {
 	EntryInput
 
@@ -194,7 +194,7 @@ type EntryActionInput struct {
 	Body *Action
 }
 
-// ReplayEntryInput replays an entry.
+// ReplayEntryInput is a request to replay an entry.
 type ReplayEntryInput struct {
 	EntryInput
 

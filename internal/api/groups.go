@@ -83,7 +83,7 @@ type GetGroupInput struct {
 	Over string `query:"over" default:"24h" doc:"Length of the trend, such as 24h or 30d." example:"24h"`
 }
 
-// SetGroupInput changes a failure group.
+// SetGroupInput is a request to change a failure group.
 type SetGroupInput struct {
 	GroupInput
 
@@ -98,7 +98,7 @@ type Deploy struct {
 	Queues  []string `json:"queues,omitempty" maxItems:"100" doc:"The queues that it works; all if absent." example:"[\"payments\"]"`
 }
 
-// DeployInput reports a deploy.
+// DeployInput is a request to report a deploy.
 type DeployInput struct{ Body Deploy }
 
 // Deployed is a deploy that was recorded.

@@ -22,7 +22,7 @@ type LogLevel struct {
 	Level string `json:"level" enum:"debug,info,warn,error" doc:"The lowest level that is logged."`
 }
 
-// SetLogLevelInput sets the log level.
+// SetLogLevelInput is a request to set the log level.
 type SetLogLevelInput struct{ Body LogLevel }
 
 // Operations on the log level.

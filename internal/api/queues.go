@@ -51,7 +51,7 @@ type QueueInput struct {
 	Name string `path:"name" maxLength:"127" doc:"Name of the queue." example:"payment-processing"`
 }
 
-// QueueActionInput pauses or resumes a queue.
+// QueueActionInput is a request to pause or resume a queue.
 type QueueActionInput struct {
 	QueueInput
 

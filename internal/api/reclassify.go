@@ -16,7 +16,7 @@ type ReclassifyAction struct {
 	DryRun bool `json:"dryRun,omitempty" doc:"Only return what would change."`
 }
 
-// ReclassifyInput classifies open entries again.
+// ReclassifyInput is a request to classify open entries again.
 type ReclassifyInput struct{ Body *ReclassifyAction }
 
 // Reclassify classifies open entries again.

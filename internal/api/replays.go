@@ -108,7 +108,7 @@ type RunsInput struct {
 	Other string `path:"other" format:"uuid" doc:"The later replay run." example:"0199f2b1-1c7a-7d06-8a51-0a4f3f1f2b3c"`
 }
 
-// RunActionInput pauses, resumes or cancels a run.
+// RunActionInput is a request to pause, resume or cancel a run.
 type RunActionInput struct {
 	RunInput
 
@@ -122,14 +122,14 @@ type RunGroupsAction struct {
 	Groups []int32 `json:"groups,omitempty" maxItems:"21" doc:"Numbers of the groups; all that are held or stopped if absent."`
 }
 
-// RunGroupsInput continues or ends failure groups of a progressive run.
+// RunGroupsInput is a request to continue or end failure groups of a progressive run.
 type RunGroupsInput struct {
 	RunInput
 
 	Body *RunGroupsAction
 }
 
-// RateInput changes the rate of a run.
+// RateInput is a request to change the rate of a run.
 type RateInput struct {
 	RunInput
 

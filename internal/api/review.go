@@ -26,7 +26,7 @@ type ReviewRequest struct {
 	Actor string `json:"actor,omitempty" maxLength:"255" doc:"The operator, if authentication is off; \"api\" if absent." example:"lee"`
 }
 
-// ReviewInput hands out a dead letter.
+// ReviewInput is a request to hand out a dead letter.
 type ReviewInput struct{ Body *ReviewRequest }
 
 // HandedOut is the dead letter that was handed out.

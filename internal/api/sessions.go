@@ -43,13 +43,13 @@ type SessionsOutputBody struct {
 	Sessions []Session `json:"sessions" doc:"Sessions, latest sign-in first."`
 }
 
-// EndSessionInput ends a session.
+// EndSessionInput is a request to end a session.
 type EndSessionInput struct {
 	ID   string `path:"id" format:"uuid" doc:"Id of the session."`
 	Note string `query:"note" maxLength:"10000" doc:"Reason, for the audit trail."`
 }
 
-// EndAllSessionsInput ends the sessions of a user.
+// EndAllSessionsInput is a request to end the sessions of a user.
 type EndAllSessionsInput struct{ Body *EndSessions }
 
 // Operations on sessions.

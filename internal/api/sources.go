@@ -23,7 +23,7 @@ type SourceInput struct {
 	Name string `path:"name" maxLength:"255" doc:"Name of the source in the policy." example:"orders"`
 }
 
-// SourceActionInput pauses or resumes a source.
+// SourceActionInput is a request to pause or resume a source.
 type SourceActionInput struct {
 	SourceInput
 
@@ -41,7 +41,7 @@ type RewindAction struct {
 	Skip      bool      `json:"skip,omitempty" doc:"Allow an offset above the position: the records between are skipped, and counted as lost."`
 }
 
-// RewindInput moves a position.
+// RewindInput is a request to move the position of a partition of a source.
 type RewindInput struct {
 	SourceInput
 
@@ -60,7 +60,7 @@ type FeedInput struct {
 	Name string `path:"name" maxLength:"255" doc:"Name of the feed in the policy." example:"deaths"`
 }
 
-// FeedActionInput pauses or resumes a feed.
+// FeedActionInput is a request to pause or resume a feed.
 type FeedActionInput struct {
 	FeedInput
 
@@ -74,7 +74,7 @@ type FeedRewindAction struct {
 	Since time.Time `json:"since" doc:"Records of entries that the feed found at this time or later."`
 }
 
-// FeedRewindInput publishes the records of a feed again.
+// FeedRewindInput is a request to publish the records of a feed again.
 type FeedRewindInput struct {
 	FeedInput
 

@@ -52,10 +52,10 @@ type TokensOutputBody struct {
 	Tokens []Token `json:"tokens" doc:"Tokens, oldest first, including expired and revoked ones."`
 }
 
-// NewTokenInput creates a token.
+// NewTokenInput is a request to create a token.
 type NewTokenInput struct{ Body NewToken }
 
-// RevokeTokenInput revokes a token.
+// RevokeTokenInput is a request to revoke a token.
 type RevokeTokenInput struct {
 	ID   string `path:"id" format:"uuid" doc:"Id of the token."`
 	Note string `query:"note" maxLength:"10000" doc:"Reason, for the audit trail."`

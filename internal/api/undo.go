@@ -32,7 +32,7 @@ type GetOperationInput struct {
 	Limit  int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Entries in a page."`
 }
 
-// UndoInput undoes an operation.
+// UndoInput is a request to undo an operation.
 type UndoInput struct {
 	OperationInput
 

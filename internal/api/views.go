@@ -46,14 +46,14 @@ type ViewsOutputBody struct {
 	Views []deadletter.SavedView `json:"views" doc:"The caller's views, then views that others share."`
 }
 
-// SaveViewInput creates or replaces a view.
+// SaveViewInput is a request to create or replace a view.
 type SaveViewInput struct {
 	ViewInput
 
 	Body ViewBody
 }
 
-// DeleteViewInput deletes a view.
+// DeleteViewInput is a request to delete a view.
 type DeleteViewInput struct {
 	ViewInput
 
@@ -67,7 +67,7 @@ type OrderViewsBody struct {
 	Actor string   `json:"actor,omitempty" maxLength:"255" doc:"The actor, if authentication is off; \"api\" if absent."`
 }
 
-// OrderViewsInput orders views.
+// OrderViewsInput is a request to order views.
 type OrderViewsInput struct{ Body OrderViewsBody }
 
 // Operations on saved views.

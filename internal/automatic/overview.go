@@ -77,7 +77,7 @@ func ReadOverview(ctx context.Context, db postgres.DB, p *policy.Policy) (*Overv
 	return overview, nil
 }
 
-// Going counts observed entries that a change of switches would release.
+// Going counts observed entries that a change of the switches of automatic redelivery would release.
 type Going struct {
 	ObservedGroup
 

@@ -43,7 +43,8 @@ func call[In, Out any](in *request, operation api.Operation[In, Out], input In) 
 	return operation.Answer(answer.status, answer.header, answer.Bytes())
 }
 
-// exchange sends a request to the API as the viewer, and returns the answer.
+// exchange sends a request to the API as the viewer, and returns the response. If the API redirects, exchange returns a
+// Problem with status 404.
 func (in *request) exchange(r *api.Request) (*response, error) {
 	answer, err := in.console.send(in.Context(), in.Request, r)
 	if err != nil {

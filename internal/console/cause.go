@@ -290,7 +290,7 @@ func runsOfGroup(runs []*replay.Run, queue, fingerprint string, zone *time.Locat
 	return list
 }
 
-// weekdayOf names a day: by its weekday if it is within the last six days, otherwise by its date.
+// weekdayOf names a time: by weekday and time of day if it is within the last six days, otherwise by date.
 func weekdayOf(at time.Time, zone *time.Location) string {
 	if time.Since(at) < 6*24*time.Hour {
 		return at.In(zone).Format("Monday, 15:04 MST")

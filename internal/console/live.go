@@ -465,7 +465,7 @@ type liveResponse struct {
 	source   string
 }
 
-// isLive reports whether the request is for the live sections of a page only.
+// isLive returns the response for the live sections of a page, and whether the request is for these sections only.
 func isLive(ctx context.Context) (*liveResponse, bool) {
 	w, ok := ctx.Value(liveKey{}).(*liveResponse)
 	return w, ok

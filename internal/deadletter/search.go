@@ -313,7 +313,8 @@ func before(id uuid.UUID) uuid.UUID {
 	return id
 }
 
-// capturedAt returns the time that an entry's id contains: the time at which the entry's job failed.
+// capturedAt returns the time that an entry's id contains: the time at which the entry's job failed or, if that id was
+// taken, the time of filing.
 func capturedAt(id uuid.UUID) time.Time {
 	var ms int64
 	for _, b := range id[:6] {

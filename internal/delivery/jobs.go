@@ -168,7 +168,8 @@ func notAllowed(hint, detail string, args ...any) error {
 }
 
 // lockJob locks a job until the end of the transaction, so that River finds the state that lockJob checked. It returns
-// an error if the job is in none of the allowed states, or if another session has locked the job.
+// an error if the job is in none of the allowed states, if another session has locked the job, or if there is no such
+// job.
 func lockJob(ctx context.Context, tx postgres.DB, id int64, verb string,
 	allowed ...string,
 ) (*dbsqlc.LockJobRow, error) {

@@ -118,8 +118,9 @@ func (s *Survey) countJobs(ctx context.Context, db postgres.DB) error {
 	return err
 }
 
-// failures selects the jobs that dlq.backfill would record. dlqd's functions may not be installed, so the query repeats
-// the definition of a failure (dlq.look_for_failures) and its description (dlq.describe_failure).
+// failures selects the jobs that dlq.backfill would record, among the latest $1 discarded and $1 cancelled jobs. The
+// caller appends excludeKnown or excludeFiled if dlqd is installed. dlqd's functions may not be installed, so the query
+// repeats the definition of a failure (dlq.look_for_failures) and its description (dlq.describe_failure).
 const failures = `
 	WITH latest AS (
 		(SELECT id, created_at, queue, kind, args, state, attempt, max_attempts, finalized_at, errors, metadata

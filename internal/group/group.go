@@ -82,7 +82,8 @@ type Store struct {
 
 func (s *Store) queries() *dbsqlc.Queries { return dbsqlc.New(s.Store.DB()) }
 
-// Filter selects groups. An empty field selects all groups.
+// Filter selects groups, their order and a page of them. An empty field, up to HasOpen, selects all groups.
+// Limit must be at least 1.
 type Filter struct {
 	Queue       string
 	Fingerprint string
@@ -288,7 +289,8 @@ type Mark struct {
 // Key identifies a group.
 type Key struct{ Queue, Fingerprint string }
 
-// Marks returns the marks of some groups.
+// Marks returns what operators have set for the given groups: owner, muted, fixed. A group for which nothing is set may
+// be absent from the map.
 func (s *Store) Marks(ctx context.Context, keys []Key) (map[Key]Mark, error) {
 	params := dbsqlc.MarksParams{}
 	for _, k := range keys {

@@ -176,8 +176,8 @@ func TestHost_CausesNoSerializationFailure(t *testing.T) {
 	}
 }
 
-// TestHost_LimitsTheTimeOfCapture checks that capture stops at its time limit, and at half of the session's
-// statement_timeout. The reconciler finds the remaining failures.
+// TestHost_LimitsTheTimeOfCapture checks that capture stops at its time limit or, if that is less, at half of the
+// session's statement_timeout, and that it skips jobs that are too large.
 func TestHost_LimitsTheTimeOfCapture(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)

@@ -74,7 +74,8 @@ func (b *Broker) partitionsBefore(name string, found map[string]topic) partition
 	return b.old[name]
 }
 
-// client publishes to a cluster and looks up topics. Each reader has its own client to fetch with.
+// client publishes to a cluster, and looks up topics, offsets and consumer groups. Each reader fetches with a client of
+// its own.
 type client struct {
 	*kgo.Client
 

@@ -214,8 +214,8 @@ func ignoreCommitted(
 	return offsets, nil
 }
 
-// close ends the run: it stops the work, commits the last offsets, and leaves the group, so that other members get the
-// partitions.
+// close ends the run: it stops the work and waits until the work has stopped. If the source has a consumer group, close
+// commits the last offsets and leaves the group, so that other members get the partitions.
 func (r *reader) close() {
 	r.end(nil)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), leaveTimeout)

@@ -278,7 +278,8 @@ func checkNumber(raw []byte, at, end int) (exponent int, err error) {
 	return exponent, nil
 }
 
-// wellFormed returns an error for invalid UTF-8, and for text that is not JSON.
+// wellFormed returns an error for invalid UTF-8, for text that is not JSON, and for JSON that is nested deeper than
+// encoding/json allows.
 func wellFormed(raw []byte) error {
 	if !utf8.Valid(raw) {
 		at := 0

@@ -266,7 +266,7 @@ func currentFingerprint(cause string) string {
 	return strategy.Fingerprint(&strategy.Failure{Type: r.Type, Code: r.Code, Message: r.Message, Context: r.Context})
 }
 
-// literal returns an SQL array with the fingerprints of the groups for which the function which returns true.
+// literal returns, as an SQL array, the fingerprints of the groups that the function selects.
 func literal(groups []*formerGroup, which func(*formerGroup) bool) string {
 	of := []string{}
 	for _, f := range groups {

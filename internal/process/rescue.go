@@ -54,14 +54,14 @@ func (b *heartbeats) deadBefore() (time.Time, bool) {
 	return before, !b.last.IsZero() && !b.since.After(before)
 }
 
-// inDoubt reports whether other processes may have put back a job that this process runs now, or has run after
-// now.Add(-within).
+// inDoubt reports whether another process may have rescued a job of this process, so that the job may run twice: a job
+// that runs now, or that ran after now.Add(-within).
 func (b *heartbeats) inDoubt(now time.Time, within time.Duration) bool {
 	return now.Sub(b.began) > heartbeatValidFor || !b.lateAt.IsZero() && now.Sub(b.lateAt) < within
 }
 
-// InDoubt reports whether other processes may have put back a job that this process runs now, or has run after
-// time.Now().Add(-within).
+// InDoubt reports whether another process may have rescued a job of this process, so that the job may run twice: a job
+// that runs now, or that ran after time.Now().Add(-within).
 func (p *Process) InDoubt(within time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

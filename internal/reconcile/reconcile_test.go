@@ -172,7 +172,7 @@ func TestReconcile_FindsMissedFailures(t *testing.T) {
 			miss.do(b)
 			missed := b.count("SELECT count(*) FROM river_job")
 			require.Zero(t, b.count("SELECT count(*) FROM dlq.dead_letter_queue"))
-			// Begin the scan of recent failures a minute ago, as after several scans.
+			// As after several scans, the scan of recent failures reads only those of the last minute.
 			b.exec("UPDATE dlq.reconcile_looks SET since = now() - interval '1 minute' WHERE look = 'recent'")
 			b.scan(b.pool, name == "old failures" || name == "invalid times")
 			require.Equal(t, missed, b.count("SELECT count(*) FROM dlq.dead_letter_queue WHERE captured_by = 'reconciler'"))

@@ -284,7 +284,8 @@ func (r *Runner) steer(ctx context.Context, id uuid.UUID) (more bool, ended []in
 	return more, ended, err
 }
 
-// countOutcomes adds new outcomes to the groups of a run, and returns the groups.
+// countOutcomes adds at most outcomesAtOnce new outcomes to the groups of a run, and returns the groups. It sets *more
+// to whether there may be further outcomes.
 func (r *Runner) countOutcomes(ctx context.Context, tx transaction, id uuid.UUID, more *bool) ([]group, error) {
 	rows, err := tx.RunGroups(ctx, id)
 	if err != nil {

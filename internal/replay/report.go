@@ -168,7 +168,8 @@ type RunChange struct {
 	Entries     int64  `json:"entries" doc:"Number of entries."`
 }
 
-// Compare returns the closures of entries in each of two runs.
+// Compare counts the entries of two runs by failure group and by what became of them in each run. It returns at most
+// maxReportRows counts.
 func (r *Replayer) Compare(ctx context.Context, before, after uuid.UUID) (*RunComparison, error) {
 	for _, id := range []uuid.UUID{before, after} {
 		if _, err := r.Get(ctx, id); err != nil {

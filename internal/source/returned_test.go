@@ -239,8 +239,8 @@ func TestAppend_GivesEarlierAttemptsATime(t *testing.T) {
 		FROM dlq.dead_letter_inbox, jsonb_array_elements(retry_history) a`))
 }
 
-// Two partitions have equal records, and their readers store them concurrently: only one record is matched with the
-// delivery.
+// Two partitions have equal records, and their readers store them concurrently: each delivery is matched with one
+// record. The delivery of a deleted entry is matched with none.
 func TestReturned_TakesADeliveryByItsHashOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

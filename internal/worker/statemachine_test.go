@@ -325,7 +325,7 @@ func (m *machine) operate() {
 	}
 }
 
-// retryInRiverUI retries the job of an entry as River UI does.
+// retryInRiverUI retries the job of an entry as River UI does, but does not increment max_attempts.
 func (m *machine) retryInRiverUI() {
 	id, e := m.pick(deadletter.Pending, deadletter.Manual, deadletter.Failed)
 	if e == nil || m.count("SELECT count(*) FROM river_job WHERE id = $1 AND state = 'discarded'", e.job) == 0 {

@@ -804,7 +804,7 @@ func TestOrder_ReplayAndReopenRestorePlace(t *testing.T) {
 	require.NotZero(t, before(original), "a reopened entry has its place again")
 }
 
-// A queue whose gate fails transiently does not block the queues after it.
+// If the gate of one queue fails transiently, Gates still releases the entries of the queues after it.
 func TestGate_FailingQueueDoesNotBlockOthers(t *testing.T) {
 	t.Parallel()
 	j := setupWithPolicy(t, policytest.Files{

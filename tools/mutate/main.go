@@ -189,7 +189,8 @@ type sample struct {
 	survivors                []result
 }
 
-// take runs mutants until count of them were killed or have survived, or until none is left.
+// take runs mutants until count of them were killed or have survived, or until none is left. It skips equivalent
+// mutants and does not run a mutant again whose result is known.
 func (s *sample) take(ctx context.Context, room string, count int) error {
 	r := runner{room: room, cover: s.cover, kills: map[string]int{}}
 	defer r.close()

@@ -72,7 +72,7 @@ func run(t *testing.T, dir, name string, args ...string) string {
 	return out
 }
 
-// newKey writes a secret key without a password.
+// newKey writes a secret key without a password, and returns the public key and the path of the secret key.
 func newKey(t *testing.T) (minisign.PublicKey, string) {
 	t.Helper()
 	public, key, err := minisign.GenerateKey(rand.Reader)

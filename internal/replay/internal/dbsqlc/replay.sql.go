@@ -192,7 +192,8 @@ type CheckpointsRow struct {
 	Metadata json.RawMessage
 }
 
-// Checkpoints returns the checkpoints of entries with resumable jobs, masked.
+// Checkpoints returns the masked metadata of those of the given entries that have a checkpoint and are in the caller's
+// scope. It returns nothing if the column metadata is hidden from the caller.
 func (q *Queries) Checkpoints(ctx context.Context, ids []uuid.UUID) ([]CheckpointsRow, error) {
 	rows, err := q.db.Query(ctx, Checkpoints, ids)
 	if err != nil {

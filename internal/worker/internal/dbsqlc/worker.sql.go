@@ -236,7 +236,8 @@ type ClaimObservedRow struct {
 	MaxRetries  int32
 }
 
-// ClaimObserved locks the most urgent and oldest observed entries of a group.
+// ClaimObserved locks observed entries of a queue, job kind, kind and class, the most urgent first, then the oldest. It
+// skips entries that another session has locked.
 func (q *Queries) ClaimObserved(ctx context.Context, arg ClaimObservedParams) ([]ClaimObservedRow, error) {
 	rows, err := q.db.Query(ctx, ClaimObserved,
 		arg.Queue,
