@@ -134,8 +134,8 @@ type incident struct {
 	complete bool
 }
 
-// incidentBench makes messages die for five causes. It replays them in two ways: all at once, and progressively without
-// messages that are out of date or superseded.
+// incidentBench makes messages fail for good, for five causes. It replays them in two ways: all at once, and
+// progressively without messages that are out of date or superseded.
 func incidentBench(b *bench, scale float64) error {
 	fmt.Printf("The operator asks for %d/s. The weak destination takes %d requests a second, and then fails for %s.\n\n",
 		askedRate, weakLimit, weakOutage)

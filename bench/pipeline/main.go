@@ -497,8 +497,8 @@ func (d *demo) call(ctx context.Context, path string, in, out any) error {
 	return json.NewDecoder(response.Body).Decode(out)
 }
 
-// account compares the documents that were submitted, died, were published again and arrived. It prints every line
-// before it returns an error.
+// account compares the documents that were submitted, failed for good, were published again and arrived. It prints
+// every line before it returns an error.
 func (d *demo) account(ctx context.Context, documents, died int) error {
 	var entries, published, resolved int
 	if err := d.pool.QueryRow(ctx, `SELECT count(*), count(*) FILTER (WHERE status = 'dlq_resolved'),

@@ -107,9 +107,9 @@ COMMENT ON FUNCTION dlq.release_held IS
     'Makes up to p_limit held messages available, spread over the next second: those held for p_held, by default '
     'because of an open breaker. Returns how many.';
 
--- put_back puts back messages that are marked as running in River clients that do not deliver them. River's
--- rescuer does the same, but minutes later, because it waits for the longest timeout of all queues. put_back
--- differs in three ways:
+-- put_back makes messages available again that are marked as running in River clients that do not deliver them. River's
+-- rescuer does the same, but minutes later, because it waits for the longest timeout of all queues. put_back differs in
+-- three ways:
 --   - The next attempt is due at once, because the process failed and not the destination.
 --   - The job's timeout is ignored, because no process delivers the message.
 --   - river:rescue_count does not change. It counts rescues of jobs that may have killed their worker, and a
@@ -154,10 +154,10 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.put_back IS
-    'Puts back up to p_limit messages that are running in the given River clients, of one queue or (null) of all, '
-    'except the jobs p_except, as River''s rescuer would. p_why ends the recorded error. With p_fetched_before, '
-    'only those fetched up to then are put back, and the attempt does not count: no process knows of it. Returns '
-    'how many run again (retried), and how many were cancelled or had no attempts left (ended).';
+    'Makes available again up to p_limit messages that are running in the given River clients, of one queue or '
+    '(null) of all, except the jobs p_except, as River''s rescuer would. p_why ends the recorded error. With '
+    'p_fetched_before, only those fetched up to then are put back, and the attempt does not count: no process knows '
+    'of it. Returns how many run again (retried), and how many were cancelled or had no attempts left (ended).';
 
 CREATE OR REPLACE FUNCTION dlq.rescue_messages(p_seen_before timestamptz, p_limit integer,
     OUT retried integer, OUT ended integer)
@@ -175,9 +175,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.rescue_messages IS
-    'Puts back up to p_limit messages that were running in processes that dlq.processes has not seen since '
-    'p_seen_before, as River''s rescuer would. Returns how many run again (retried), and how many were cancelled '
-    'or had no attempts left (ended).';
+    'Rescues up to p_limit messages that were running in processes that dlq.processes has not seen since '
+    'p_seen_before, as River''s rescuer would. Returns how many run again (retried), and how many were cancelled or '
+    'had no attempts left (ended).';
 
 -- Ordering. In an ordered queue, a message with an orderingKey has a row in ordered_jobs from its submission on. The
 -- job and the entry decide whether the work is done; the row is only an index of them. A function that reads the row

@@ -242,8 +242,8 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan =
     FROM figures f WHERE f.actual IS NOT NULL
 $$;
 COMMENT ON FUNCTION dlq.replay_figures IS
-    'The figures of a run''s forecast beside what happened, in the form of replay_runs.figures; null without any. What '
-    'ran before is estimated again from 1,000 entries.';
+    'The figures of a run''s forecast beside what happened, in the form of replay_runs.figures; null without any. '
+    'Whether entries ran before is estimated again from 1,000 entries.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_figure_calibration()
 RETURNS TABLE (what text, runs bigint, held bigint, forecast numeric, actual numeric, off numeric)

@@ -15,9 +15,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
         AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(p_ids))
 $$;
 COMMENT ON FUNCTION dlq.expiries IS
-    'What tells whether the work of entries is out of date. expires_at is a message''s expiresAt, or the metadata '
-    'dlqd:expires_at of an application''s job; empty if there is none. due_at is when the job was inserted, or of a '
-    'message when it was to be delivered, if that is later; it lies between 1970 and now.';
+    'The times that decide whether the work of entries is out of date. expires_at is a message''s expiresAt, or the '
+    'metadata dlqd:expires_at of an application''s job; empty if there is none. due_at is when the job was inserted, '
+    'or of a message when it was to be delivered, if that is later; it lies between 1970 and now.';
 
 -- The lock on the job makes a retry outside dlqd wait. The fact of the retry is then later than the end of the entry,
 -- and reopens it. This function waits for no lock (SKIP LOCKED), so the caller may already hold locks on entries.

@@ -247,5 +247,5 @@ END
 $$;
 COMMENT ON FUNCTION dlq.needs_person IS
     'The number of entries that have waited for a person (manual or failed) for longer than p_after, or than '
-    'p_afters for p_queues, by queue and class, without muted groups. A change of a manual entry, such as a '
-    'note, restarts its time. Reads p_most of each sort; beyond that, the count may be too low.';
+    'p_afters for p_queues, by queue and class, without muted groups. A change of a manual entry, such as a note, '
+    'restarts its time. Reads p_most manual and p_most failed entries; beyond that, the count may be too low.';

@@ -571,8 +571,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.erase_leaves IS
-    'What an erasure leaves of the entries that it erased in the database, which may name the person: tables, '
-    'columns, the number of rows, and the query that lists these. dlq.traces finds values of the person anywhere.';
+    'Rows of erased entries that an erasure leaves in the database and that may name the person: tables, columns, '
+    'the number of rows, and the query that lists these. dlq.traces finds values of the person anywhere.';
 
 -- The planner's statistics keep values of columns: the most frequent ones, and a sample of the others.
 -- ANALYZE replaces them. It takes no lock that readers or writers wait for.

@@ -26,8 +26,8 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
         FROM txid_snapshot_xip(p_snapshot) x WHERE x < p_xid), ''))::txid_snapshot
 $$;
 COMMENT ON FUNCTION dlq.snapshot_before IS
-    'What a snapshot shows of the transactions with ids below p_xid, which must not be above the snapshot''s own '
-    'limit.';
+    'The snapshot of the transactions with ids below p_xid that p_snapshot contains. p_xid must not be above the '
+    'limit of p_snapshot.';
 
 -- If there are more than p_limit new entries, collect_feed takes the entries of the first transactions and moves the
 -- position past them, so that later entries are not read again in each call. If a single transaction filed more, the

@@ -30,11 +30,11 @@ SET row_security = off AS $$
         AND (e.closed_at IS NULL OR e.closed_at >= dlq.closed_since(p_ids))
 $$;
 COMMENT ON FUNCTION dlq.before_replay IS
-    'What is known of entries before a replay: how long the last attempt ran (null if that is not known; errors of '
-    'rescued jobs have no duration), how many attempts there were, whether a resumable job has completed a step, '
-    'whether another replay run has not sent the entry yet or holds it, whether another job has its unique key, '
-    'whether it is behind another message of its ordering key, and which operator it is assigned to, parked it, or has '
-    'it in review.';
+    'Data about entries before a replay: how long the last attempt ran (null if that is not known; errors of rescued '
+    'jobs have no duration), how many attempts there were, whether a resumable job has completed a step, whether '
+    'another replay run has not sent the entry yet or holds it, whether another job has its unique key, whether it '
+    'is behind another message of its ordering key, and which operator it is assigned to, parked it, or has it in '
+    'review.';
 
 CREATE OR REPLACE FUNCTION dlq.count_keyed(p_ids uuid[]) RETURNS bigint
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

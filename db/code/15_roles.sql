@@ -213,9 +213,9 @@ CREATE OR REPLACE VIEW dlq.entries AS
                     h.mask)) END AS destination_url
     FROM dlq.visible_entries e CROSS JOIN (SELECT dlq.hidden_columns() AS columns, dlq.mask(false) AS mask OFFSET 0) h;
 COMMENT ON VIEW dlq.entries IS
-    'dead_letter_queue as the caller may see it. What the policy marks as sensitive is null for a dlq_reader '
-    '(data.sensitiveColumns), and *** for every caller (data.sensitivePaths, data.sensitivePatterns): see '
-    'dlq.reveal. The column next is what happens next to an entry.';
+    'dead_letter_queue as the caller may see it. Columns that the policy marks as sensitive (data.sensitiveColumns) '
+    'are null for a dlq_reader. Values that it marks (data.sensitivePaths, data.sensitivePatterns) are *** for every '
+    'caller: see dlq.reveal. The column next is what happens next to an entry.';
 
 -- A security barrier computes all rows before the first one is returned, and prevents partition pruning by status. It
 -- is therefore off while no role has a scope.

@@ -86,9 +86,9 @@ SELECT j.state::text AS state,
 FROM river.river_job j WHERE j.id = @id FOR UPDATE SKIP LOCKED;
 
 -- name: PutBackFetched :one
--- PutBackFetched puts back messages of a queue that this River client fetched, if the answer to the fetch was lost: the
--- jobs are marked as running, and the client does not know them. The client delivers the jobs @delivering, and has not
--- fetched any other job of the queue since @fetched_before.
+-- PutBackFetched makes messages of a queue available again that this River client fetched, if the answer to the fetch
+-- was lost: the jobs are marked as running, and the client does not know them. The client delivers the jobs
+-- @delivering, and has not fetched any other job of the queue since @fetched_before.
 SELECT (b.retried + b.ended)::integer AS jobs
 FROM dlq.put_back(ARRAY[@client::text], @queue::text, @delivering::bigint[], 'the answer to its fetch was lost',
     @max_jobs::integer, @fetched_before::timestamptz) b;

@@ -348,7 +348,7 @@ FROM dlq.expiries(@ids::uuid[]) e;
 SELECT h.what::text AS what, h.stage::text AS stage, h.entries::bigint AS entries FROM dlq.how_far(@ids::uuid[]) h;
 
 -- name: BeforeReplay :many
--- BeforeReplay returns facts about entries that matter before a replay. seconds is the duration of the last attempt, or
+-- BeforeReplay returns data about entries that matters before a replay. seconds is the duration of the last attempt, or
 -- -1 if it is unknown.
 SELECT b.entry_id::uuid AS entry_id, coalesce(b.seconds, -1)::float8 AS seconds, b.attempts::bigint AS attempts,
     b.checkpoint::boolean AS checkpoint, b.other_run::boolean AS other_run, b.live_job::boolean AS live_job,

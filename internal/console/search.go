@@ -50,8 +50,8 @@ func lookUp[In, Out any](in *request, operation api.Operation[In, Out], input In
 	return out, ok, err
 }
 
-// search finds things by their id or by a part of their name. If the text is the id of exactly one thing, search shows
-// that thing at once, unless the address asks for the list.
+// search finds entries, jobs and other objects by their id or by a part of their name. If the text is the id of exactly
+// one object, search shows that object at once, unless the address asks for the list.
 func (c *Console) search(in *request) (*view, error) {
 	if !in.me().May(access.Reader) {
 		return nil, &api.Problem{Status: http.StatusForbidden, Detail: "this needs the role reader"}

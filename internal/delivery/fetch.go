@@ -24,7 +24,7 @@ import (
 //     outcome of the earlier job is recorded, however often River's completer has to try.
 //
 // The client therefore remembers the jobs that its fetches returned. After each of these events it looks for other jobs
-// that are running with the client's id in attempted_by, and puts those jobs back.
+// that are running with the client's id in attempted_by, and puts those jobs back: it makes them available again.
 
 const (
 	// lookFor is how long a client looks for jobs to put back. The statement of a failed fetch may still run on the

@@ -36,7 +36,7 @@ type Config struct {
 	Parts   []string    // parts of dlqd that the process runs
 	// Queues returns the queues whose messages the process currently delivers. If Queues is nil, it delivers none.
 	Queues func() []string
-	Logger *slog.Logger // logs each batch that Rescue puts back
+	Logger *slog.Logger // logs each batch that Rescue rescues
 }
 
 // Process is the registration of this process, which other processes read.

@@ -17,15 +17,15 @@ const (
 	// counts as answering. After a shorter stall of the database, every live process is seen again within deadAfter: the
 	// stall, a heartbeat that times out and the pause after that heartbeat take 25 s together.
 	maxGap = 15 * time.Second
-	// heartbeatValidFor is how long after the start of its last heartbeat a process may assume that its jobs were not put
-	// back. The remaining time until deadAfter is for a statement to reach the database.
+	// heartbeatValidFor is how long after the start of its last heartbeat a process may assume that its jobs were not
+	// rescued. The remaining time until deadAfter is for a statement to reach the database.
 	heartbeatValidFor = 20 * time.Second
 	// rescueLease is how long a process may rescue messages before it must renew its lease. It renews the lease every
 	// interval. Other processes rescue nothing meanwhile.
 	rescueLease = 15 * time.Second
 	// rescueTimeout bounds one turn of the rescue.
 	rescueTimeout = 20 * time.Second
-	// maxRescue is the maximum number of messages that one transaction puts back.
+	// maxRescue is the maximum number of messages that one transaction rescues.
 	maxRescue = 500
 )
 
@@ -34,7 +34,7 @@ type heartbeats struct {
 	since  time.Time // by the database's clock: the first of the latest heartbeats that have no gap between them
 	last   time.Time // by the database's clock: the latest heartbeat
 	began  time.Time // by this machine's clock: when the latest heartbeat was sent
-	lateAt time.Time // by this machine's clock: the last heartbeat that was so late that jobs may have been put back
+	lateAt time.Time // by this machine's clock: the last heartbeat that was so late that jobs may have been rescued
 }
 
 func (b *heartbeats) record(began, seenAt time.Time) {
@@ -68,7 +68,7 @@ func (p *Process) InDoubt(within time.Duration) bool {
 	return p.heartbeats.inDoubt(time.Now(), within)
 }
 
-// Rescue returns the loop that puts back the messages that dead processes were delivering. Only the process with the
+// Rescue returns the loop that rescues the messages that dead processes were delivering. Only the process with the
 // lease does so.
 func (p *Process) Rescue() *background.Loop {
 	return background.New(background.Config{

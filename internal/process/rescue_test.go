@@ -41,7 +41,7 @@ func (b *bundle) job(id int64) (r rescued) {
 	return r
 }
 
-// rescue puts back the running messages of processes that have been silent for 30 seconds.
+// rescue rescues the running messages of processes that have been silent for 30 seconds.
 func (b *bundle) rescue(most int) (retried, ended int) {
 	b.Helper()
 	require.NoError(b, b.db.QueryRow(b.Context(), `SELECT retried, ended

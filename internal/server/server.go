@@ -191,7 +191,7 @@ type Server struct {
 	wakeRuns     func()           // continues replay runs; nil if this process has no DLQ workers
 	queues       *background.Loop // applies the policy's queues to River's client
 	presence     *background.Loop // announces this process and its queues to the others
-	failed       chan error       // receives the error of a part that died
+	failed       chan error       // receives the error of a part that has stopped
 	stopping     atomic.Bool
 	began        time.Time
 }

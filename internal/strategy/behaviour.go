@@ -216,8 +216,8 @@ func namesOf(planners ...*Planner) *queuesAndKinds {
 }
 
 // BehaviourDiff returns the changes from one policy to another: for each place one line with the fields that differ
-// there, in the order of the files. Places of the same sort with the same changes share a line. If a change of a class
-// is the same in every queue, it is not repeated for single queues and kinds.
+// there, in the order of the files. Places of the same kind (field sort) with the same changes share a line. If a
+// change of a class is the same in every queue, it is not repeated for single queues and kinds.
 func BehaviourDiff(old, next *Planner) []string {
 	names := namesOf(old, next)
 	was, is := old.behaviour(names), next.behaviour(names)

@@ -27,7 +27,7 @@ func (w *wording) at(i int) []byte { return w.text[w.list[i].start:w.list[i].end
 // span returns the text of the words [i, j).
 func (w *wording) span(i, j int) []byte { return w.text[w.list[i].start:w.list[j-1].end] }
 
-// Sorts of bytes. A byte that is not ASCII counts as a letter.
+// Kinds of bytes. A byte that is not ASCII counts as a letter.
 const (
 	separator = iota
 	underscore

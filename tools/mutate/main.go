@@ -142,7 +142,7 @@ func readResults(file string) (map[string]result, error) {
 	return known, nil
 }
 
-// candidates returns all mutants of a room. It omits tests and generated files.
+// candidates returns all mutants of a room (a package, or db/code). It omits tests and generated files.
 func candidates(room string) (all []Mutant, err error) {
 	files, err := filepath.Glob(filepath.Join(room, "*"))
 	for _, file := range files {

@@ -429,9 +429,9 @@ type PutBackFetchedParams struct {
 	FetchedBefore time.Time
 }
 
-// PutBackFetched puts back messages of a queue that this River client fetched, if the answer to the fetch was lost: the
-// jobs are marked as running, and the client does not know them. The client delivers the jobs @delivering, and has not
-// fetched any other job of the queue since @fetched_before.
+// PutBackFetched makes messages of a queue available again that this River client fetched, if the answer to the fetch
+// was lost: the jobs are marked as running, and the client does not know them. The client delivers the jobs
+// @delivering, and has not fetched any other job of the queue since @fetched_before.
 func (q *Queries) PutBackFetched(ctx context.Context, arg PutBackFetchedParams) (int32, error) {
 	row := q.db.QueryRow(ctx, PutBackFetched,
 		arg.Client,

@@ -80,7 +80,7 @@ type BeforeReplayRow struct {
 	InReview   string
 }
 
-// BeforeReplay returns facts about entries that matter before a replay. seconds is the duration of the last attempt, or
+// BeforeReplay returns data about entries that matters before a replay. seconds is the duration of the last attempt, or
 // -1 if it is unknown.
 func (q *Queries) BeforeReplay(ctx context.Context, ids []uuid.UUID) ([]BeforeReplayRow, error) {
 	rows, err := q.db.Query(ctx, BeforeReplay, ids)
