@@ -200,6 +200,7 @@ func plainText(message *mail.Message) (string, error) {
 }
 
 // replaceReceivers changes an Alertmanager configuration so that Alertmanager notifies these receivers, without delay.
+// It writes the files with their secrets into dir. It returns an error if the configuration has no receivers.
 func (r *Receivers) replaceReceivers(config node, dir string) error {
 	secret := filepath.Join(dir, "secret")
 	if err := os.WriteFile(secret, []byte("practice"), 0o600); err != nil {

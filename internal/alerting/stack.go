@@ -54,7 +54,8 @@ type Stack struct {
 // alertmanagerNames are the names of Alertmanager's program: in Debian, and upstream.
 var alertmanagerNames = []string{"prometheus-alertmanager", "alertmanager"}
 
-// Start starts both programs and waits until they are ready.
+// Start starts both programs and waits until they are ready. If one of them fails, it stops both. It returns an error
+// if a program is not found.
 func Start(ctx context.Context, config Config) (*Stack, error) {
 	prometheus, err := findProgram("prometheus")
 	if err != nil {

@@ -49,8 +49,8 @@ const erasureColumns = "id, at, actor, db_user, origin, note, filter_sha256, fie
 const eraseTimeout = time.Hour
 
 // Erase erases from the database the data of the entries that a filter selects, in batches with one transaction each.
-// It returns the record of the erasure. If Erase is interrupted, only some batches are erased, and the caller has to
-// run it again.
+// It first files the failures that capture missed. It returns the record of the erasure. If Erase is interrupted, also
+// by its eraseTimeout, only some batches are erased, and the caller has to run it again.
 func (s *Store) Erase(ctx context.Context, filter json.RawMessage, act Act) (e Erasure, err error) {
 	ctx, cancel := context.WithTimeout(ctx, eraseTimeout)
 	defer cancel()

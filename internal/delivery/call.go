@@ -26,7 +26,7 @@ func callsOver(transport http.RoundTripper) *http.Client {
 }
 
 // call sends a message as the request of a gRPC method. It returns the HTTP status of the answer, or 0 if there was no
-// answer.
+// answer. It returns an error if the answer is not gRPC, or if its gRPC status is not OK.
 func (w *Worker) call(ctx context.Context, queue *policy.Queue, destination *policy.Destination,
 	job *river.Job[Args], meta *metadata, hide func(string) string,
 ) (status int, err error) {

@@ -196,9 +196,10 @@ func (c *Client) Loop() *background.Loop {
 	})
 }
 
-// updateQueues adds and removes queues as the policy requires. The removal of a queue has to wait for the queue's
-// running jobs. updateQueues waits for removeTimeout and tries again in its next turn, so that other queues and reloads
-// do not wait.
+// updateQueues adds and removes queues as the policy requires; while Idle returns an error, it removes all. A queue
+// whose concurrency has changed is removed and added again. The removal of a queue has to wait for the queue's running
+// jobs. updateQueues waits for removeTimeout and tries again in its next turn, so that other queues and reloads do not
+// wait.
 func (c *Client) updateQueues(ctx context.Context) (time.Duration, error) {
 	p := c.config.Policy()
 	names := p.QueueNames()

@@ -307,7 +307,8 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[Args]) error {
 }
 
 // work delivers or holds a message. It sets the destination of result, and whether the destination was available. It
-// returns the outcome: OutcomeOK, OutcomeHeld or the class of the error.
+// returns the outcome: OutcomeOK, OutcomeHeld or the class of the error. err tells River to retry, cancel or snooze the
+// job; a held message is snoozed.
 func (w *Worker) work(ctx context.Context, job *river.Job[Args], meta *metadata,
 	result *Delivered,
 ) (outcome string, err error) {
@@ -585,7 +586,8 @@ func metadataOf(job *river.Job[Args]) metadata {
 }
 
 // newRequest returns the POST request with body: the payload, or an encoded gRPC request. Its headers let a receiver
-// recognize a repeated message (Webhook-Id), see the attempt, verify the signature and continue the trace.
+// recognize a repeated message (Webhook-Id), see the attempt, verify the signature and continue the trace. They replace
+// headers of the message with the same names. newRequest fails if the URL is invalid or the signer returns an error.
 func newRequest(ctx context.Context, destination *policy.Destination, address string, body []byte,
 	job *river.Job[Args], meta *metadata,
 ) (*http.Request, error) {
@@ -684,7 +686,8 @@ func statusLine(status int) string {
 	return strings.TrimSpace(fmt.Sprintf("%d %s", status, http.StatusText(status)))
 }
 
-// answerError returns the error of an answer that is not a success.
+// answerError returns the error of an answer that is not a success, with the type, code, class and text that the answer
+// states. The context has the status, and the headers and the body without masked values.
 func answerError(
 	destination *policy.Destination, response *http.Response, body []byte, hide func(string) string,
 ) *riverdlq.Error {

@@ -138,7 +138,8 @@ func (r *Releaser) wakeOrdered(ctx context.Context) error {
 	return nil
 }
 
-// releaseFor releases messages of a destination as its breaker, the breaker's ramp and redeliveriesPerSecond permit.
+// releaseFor releases messages of a destination as its breaker, the breaker's ramp and redeliveriesPerSecond permit:
+// none while the breaker is open, and as many as it takes probes once it is half-open.
 func (r *Releaser) releaseFor(ctx context.Context, destination string) error {
 	p := r.Policy()
 	settings := p.Breaker(destination)

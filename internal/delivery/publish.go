@@ -30,7 +30,7 @@ var errNoClient = errors.New("this process has no client for sources")
 
 // publish publishes the record of an entry. It commits the redelivery's id before the publication, and the partition
 // and offset of the published record afterwards. If this process dies in between, the job is rescued and the record is
-// published twice, with the same id.
+// published twice, with the same id. The status is always 0, because Kafka has none.
 func (w *Worker) publish(ctx context.Context, queue *policy.Queue, destination *policy.Destination,
 	job *river.Job[Args], _ *metadata, hide func(string) string,
 ) (status int, err error) {

@@ -16,8 +16,8 @@ import (
 )
 
 // startSpan starts the span of an attempt, in the trace of the message's submission. A redelivery may come weeks later.
-// It starts a trace of its own, which is linked to the submission and to the replay run or request that asked for the
-// redelivery.
+// So its span is linked to the submission and to the replay run or request that asked for the redelivery and, if dlqd
+// exports traces, it starts a trace of its own.
 func (w *Worker) startSpan(ctx context.Context, job *river.Job[Args], meta *metadata) (context.Context, trace.Span) {
 	ctx = telemetry.Extract(ctx, meta.Parent, meta.State)
 	options := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer)}

@@ -333,7 +333,8 @@ func (t *Traffic) Reached(ctx context.Context, run uuid.UUID, now time.Time) ([]
 // Strain returns how a run strains a destination. It counts the run's deliveries in the slots that begin at from or
 // later, but only those of the last trafficDuring. The run strains the destination if an answer asks for fewer
 // requests. It also does if more than one in twenty deliveries fails or takes at least twice the 95th percentile of the
-// hour before the run, and if that share is greater than in that hour by Fisher's exact test.
+// hour before the run, and if that share is greater than in that hour by Fisher's exact test. This comparison needs
+// trafficLeast deliveries in both periods. Without deliveries, s is zero.
 func (t *Traffic) Strain(ctx context.Context, destination string, run uuid.UUID, began, from, now time.Time) (
 	s breaker.Strain, err error,
 ) {

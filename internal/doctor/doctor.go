@@ -408,7 +408,9 @@ func (c *check) run(ctx context.Context, m *postgres.Migrator) Finding {
 	return Finding{Name: c.name, OK: true, Detail: detail(m.Schemas.Render(c.ok), n, text)}
 }
 
-// objects compares all objects in dlqd's schema with the objects that this program would create.
+// objects compares all objects in dlqd's schema with the objects that this program would create. The finding is OK if
+// they cannot be compared: if the role lacks a right, the server is a standby, too few locks are free, or a newer dlqd
+// installed the schema. It names at most maxDrift differences.
 func objects(ctx context.Context, m *postgres.Migrator) Finding {
 	const name = "tables and functions"
 	drift, err := m.Drift(ctx)

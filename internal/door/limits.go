@@ -15,8 +15,8 @@ import (
 // unlimited are the paths without a limit. With a limit, monitoring could take a busy program for a dead one.
 var unlimited = map[string]bool{"/livez": true, "/readyz": true, "/metrics": true}
 
-// Limit refuses requests of clients that exceed their number of concurrent requests or their rate. It runs after the
-// client was authenticated.
+// Limit refuses requests of clients that exceed their number of concurrent requests or their rate, with status 429 and
+// Retry-After. It does not limit the paths in unlimited. It runs after the client was authenticated.
 func Limit(config Config, next http.Handler) http.Handler {
 	if config.Refused == nil {
 		config.Refused = func(string) {}

@@ -184,7 +184,8 @@ func (r *parser) values() ([]value, error) {
 	}
 }
 
-// word reads a value: in quotes, or up to a blank. If listed is set, an unquoted value also ends at a comma.
+// word reads a value: in quotes, or up to a blank. If listed is set, an unquoted value also ends at a comma. It returns
+// an error if there is no value or the closing quote is missing.
 func (r *parser) word(listed bool) (value, error) {
 	rest := r.rest()
 	if !strings.HasPrefix(rest, `"`) {

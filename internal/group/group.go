@@ -97,7 +97,8 @@ type Filter struct {
 	Limit       int
 }
 
-// List returns a page of groups, and the cursor of the next page, or "" if there is no next page.
+// List returns a page of groups, and the cursor of the next page, or "" if there is no next page. It returns a
+// MoveError for an invalid cursor or order.
 func (s *Store) List(ctx context.Context, f Filter) (groups []Group, next string, err error) {
 	filter := map[string]any{}
 	for key, value := range map[string]string{"queue": f.Queue, "fingerprint": f.Fingerprint, "errorClass": f.ErrorClass} {

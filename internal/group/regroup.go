@@ -94,7 +94,8 @@ func (r *Regrouper) AliasMarked(ctx context.Context) error {
 }
 
 // recordAliases records aliases for groups of earlier methods that have none. The aliases are the fingerprints that the
-// current method computes for the last entries of a group.
+// current method computes for the last entry of a group or, if the group is muted or marked as fixed, for its last
+// aliasEntries. With onlyMarked, it leaves out groups without marks.
 func (r *Regrouper) recordAliases(ctx context.Context, onlyMarked bool) error {
 	page := dbsqlc.FormerGroupsParams{OnlyMarked: onlyMarked, Most: aliasPage}
 	for {

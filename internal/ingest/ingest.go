@@ -373,7 +373,9 @@ func (i *Ingester) accept(messages, bytes int, enqueue func()) (release func(), 
 	return release, nil
 }
 
-// job returns the job of a message, and the size in bytes of its payload and of the payload text stored with it.
+// job returns the job of a message, and the size in bytes of its payload and of the payload text stored with it. It
+// returns an UnknownQueueError, an UnworkedQueueError or, if the destination's breaker is open and the queue accepts no
+// messages then, an OpenError; and a RefusedError if the message cannot be stored.
 func (i *Ingester) job(ctx context.Context, msg *message.Message, trace Trace) (job, int, error) {
 	rules := i.config.Policy()
 	queue, ok := rules.Queues[msg.Queue]
@@ -552,7 +554,8 @@ func (i *Ingester) insert(ctx context.Context, group []*submission, allOrNone bo
 }
 
 // store inserts jobs for the messages that have none, and fills the outcomes of the group. If db is the pool, the
-// insert is committed before the duplicates are looked up.
+// insert is committed before the duplicates are looked up. After maxAttempts, the messages without an outcome get
+// ErrUncertain.
 func (i *Ingester) store(ctx context.Context, db postgres.DB, group []*submission, outcomes []outcome,
 	noticed *notices,
 ) error {
@@ -598,8 +601,8 @@ func (i *Ingester) store(ctx context.Context, db postgres.DB, group []*submissio
 	return nil
 }
 
-// storeOnce executes the insert for the messages at these indexes. It returns the open entries of messages by index,
-// and the indexes of the messages that already have a job.
+// storeOnce executes the insert for the messages at these indexes. It sets the outcomes of the messages whose jobs it
+// inserts. It returns the open entries of messages by index, and the indexes of the messages that already have a job.
 func (i *Ingester) storeOnce(ctx context.Context, queries *dbsqlc.Queries, group []*submission, indexes []int,
 	outcomes []outcome, noticed *notices,
 ) (entries map[int]uuid.UUID, missing []int, err error) {
@@ -755,8 +758,8 @@ func (i *Ingester) settle(noticed notices, err error) {
 	})
 }
 
-// findDuplicates fills the outcomes of messages that already have an open entry or a job. It skips messages whose job
-// was deleted meanwhile.
+// findDuplicates fills the outcomes of messages that already have an open entry or a job. A message that differs from
+// the job or entry with its id gets a ConflictError. findDuplicates skips messages whose job was deleted meanwhile.
 func findDuplicates(ctx context.Context, queries *dbsqlc.Queries, group []*submission, entries map[int]uuid.UUID,
 	indexes []int, outcomes []outcome,
 ) (err error) {

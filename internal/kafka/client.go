@@ -205,7 +205,8 @@ type tokenSource func() (*oauth2.Token, error)
 func (s tokenSource) Token() (*oauth2.Token, error) { return s() }
 
 // issuedTokens returns the source of tokens that an identity provider issues for client credentials. A token is used
-// until it expires. dlqd trusts the provider's certificate if tls.caFile or the system's authorities have signed it.
+// until it expires, or once if it has no expiry time. dlqd trusts the provider's certificate if tls.caFile or the
+// system's authorities have signed it.
 func issuedTokens(s policy.SASL, t policy.TLS) (func(context.Context) (oauth.Auth, error), error) {
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, TLSHandshakeTimeout: tokenTimeout}
 	if t.CA != "" {

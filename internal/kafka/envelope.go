@@ -135,7 +135,7 @@ func (e *envelope) topic(at int) {
 }
 
 // number returns the header with a name as a big-endian number of size bytes, or as decimal text if size is 0. It
-// returns Unknown if there is no such header.
+// returns Unknown if there is no such header, if its value is -1, or if the value is malformed, which it also records.
 func (e *envelope) number(name string, size int) int64 {
 	at := e.find(name, 0, len(e.headers))
 	if at < 0 || e.headers[at].Value == nil {

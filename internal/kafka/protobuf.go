@@ -40,8 +40,8 @@ func (b *Broker) valueType(s *policy.TopicSource) (protoreflect.MessageDescripto
 	return of, err
 }
 
-// protobuf reads the error from a value of a message type, and sets the record's payload to the value
-// as JSON.
+// protobuf reads the error from a value of a message type, and sets the record's payload to the value as JSON. If the
+// value is of another type, it records that the envelope is malformed, and sets nothing.
 func (e *envelope) protobuf(of protoreflect.MessageDescriptor, record *source.Record) {
 	value := dynamicpb.NewMessage(of)
 	if err := proto.Unmarshal(record.Value, value); err != nil {
@@ -80,7 +80,8 @@ func (e *envelope) protobuf(of protoreflect.MessageDescriptor, record *source.Re
 var errNoPayload = errors.New("there is no payload to publish")
 
 // unwrapped returns the value to publish for a record of a source. If the envelope is a Protobuf type with a payload
-// field, it returns the bytes of that field; otherwise the whole value.
+// field, it returns the bytes of that field; otherwise the whole value. It returns errNoPayload if the field is empty
+// or the value is of another type.
 func (b *Broker) unwrapped(name string, value []byte) ([]byte, error) {
 	s := b.policy.Sources.Sources[name]
 	if s == nil || value == nil {

@@ -56,7 +56,8 @@ func partitioner(topic string) func(*kgo.Record, int) int {
 	}
 }
 
-// Publish publishes a record, and returns once all in-sync replicas have it.
+// Publish publishes a record, and returns once all in-sync replicas have it. It fails after publishTimeout; the broker
+// may then still store the record.
 func (b *Broker) Publish(
 	ctx context.Context, target source.Target, message source.Message,
 ) (source.Acknowledgement, error) {

@@ -303,7 +303,8 @@ func set[T any](values map[string]map[int32]T, at place, value T) {
 	values[at.topic][at.partition] = value
 }
 
-// receive queues the records that were fetched from a partition.
+// receive queues the records that were fetched from a partition. It drops records of partitions that the reader does
+// not read, and ends the run if the topic was created again.
 func (r *reader) receive(name string, id uuid.UUID, fetched kgo.FetchPartition) {
 	if name == "" { // an error of the whole client
 		err := fetched.Err
@@ -466,7 +467,8 @@ func (r *reader) watchTopics() {
 	}
 }
 
-// listTopics returns the source's topics that the cluster has now.
+// listTopics returns the source's topics that the cluster has now. It leaves out topics for which the cluster returns
+// an error, and records the error in refused.
 func (r *reader) listTopics() (map[string]topic, error) {
 	ctx, cancel := context.WithTimeout(r.ctx, topicsTimeout)
 	defer cancel()

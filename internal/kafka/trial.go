@@ -85,7 +85,8 @@ func (b *Broker) Try(ctx context.Context, s *policy.TopicSource, records int) (*
 	return trial, nil
 }
 
-// tryTopic reads the last records of a topic's partitions.
+// tryTopic reads the last records of a topic's partitions: at most records in all, and those that arrive within
+// trialTime.
 func (b *Broker) tryTopic(ctx context.Context, s *policy.TopicSource, topic *source.TrialTopic, records int) error {
 	of, err := valueType(s)
 	if err != nil {

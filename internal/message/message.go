@@ -251,8 +251,8 @@ func Parse(raw []byte) (*Message, error) {
 	return decode(raw, s.fields)
 }
 
-// ParseBatch decodes and checks a JSON object {"messages": [...]} of 1 to most messages, each of at
-// most maxBytes.
+// ParseBatch decodes and checks a JSON object {"messages": [...]} of 1 to most messages with different ids, each of at
+// most maxBytes. Its InvalidError names the fields of all invalid messages.
 func ParseBatch(raw []byte, most int, maxBytes int64) ([]*Message, error) {
 	if err := check(raw, checkKeyCase(len(`{[{`))); err != nil {
 		return nil, err
@@ -362,7 +362,8 @@ func (w *wire) fill(fields []field) bool {
 	return len(fields) > 0
 }
 
-// decode returns the message of a checked document. fields are the members of its outermost object.
+// decode returns the message of a checked document, with a new id if the document has none, or an InvalidError. fields
+// are the members of its outermost object.
 func decode(raw []byte, fields []field) (*Message, error) {
 	var w wire
 	if !w.fill(fields) { // fill is faster

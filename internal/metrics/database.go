@@ -366,7 +366,8 @@ func (p *publisher) publishCounters() {
 	}
 }
 
-// publishKind publishes the counters of one name and queue, with a series for each label.
+// publishKind publishes the counters of one name and queue, with a series for each label. It publishes nothing for a
+// name that this version of dlqd does not know.
 func (p *publisher) publishKind(name, queue string, labels map[string]float64) {
 	var d *prometheus.Desc
 	var more []string

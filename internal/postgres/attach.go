@@ -42,7 +42,8 @@ func (p *Plan) Err() error {
 	return errors.Join(errs...)
 }
 
-// Plan returns the changes that Attach would make, and the reasons that prevent them. Plan changes nothing.
+// Plan returns the changes that Attach would make, or the reasons that prevent them. Without a reason and without
+// changes, the schema is current, or a newer dlqd installed it. Plan changes nothing.
 func (m *Migrator) Plan(ctx context.Context) (*Plan, error) {
 	p := &Plan{}
 	var err error
@@ -189,7 +190,7 @@ func (m *Migrator) foreignObjects(ctx context.Context) ([]string, error) {
 
 // Attach installs dlqd beside an application's River, or upgrades an existing installation. Attach adds two triggers to
 // River's tables and leaves these tables otherwise unchanged. If a first installation fails, Attach removes the objects
-// that it created.
+// that it created. It does not change a schema that a newer dlqd installed.
 func (m *Migrator) Attach(ctx context.Context) error {
 	ctx = Unbounded(ctx)
 	return m.exclusively(ctx, func() error {
@@ -249,7 +250,8 @@ type Installation struct {
 }
 
 // Installations searches the catalog for all installations in this database. It finds an installation by triggers on
-// any river_job whose function is in the installation's schema, or by the tables in that schema.
+// any river_job whose function is in the installation's schema, or by the tables in that schema. River is "" if there
+// are no triggers and this role may not read dlqd's settings.
 func (m *Migrator) Installations(ctx context.Context) ([]Installation, error) {
 	rows, err := m.Pool.Query(ctx, `
 		WITH triggers AS (

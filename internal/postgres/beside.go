@@ -89,9 +89,9 @@ type runningProcess struct {
 	seenAt        time.Time
 }
 
-// awaitOlder returns an error if a dlqd is running that does not work on the schema of this program. The row of a
-// process in dlq.processes remains after the process has ended. So only a process whose heartbeat advances counts as
-// running.
+// awaitOlder returns an error if a dlqd is running that does not work on the schema of this program. It waits up to
+// heartbeatWait, unless the installed schema is new enough for all running programs. The row of a process in
+// dlq.processes remains after the process has ended. So only a process whose heartbeat advances counts as running.
 func (m *Migrator) awaitOlder(ctx context.Context, s *MigrationStatus) error {
 	if s.Version == 0 || s.Version >= oldestProgram {
 		return nil

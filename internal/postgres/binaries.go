@@ -37,7 +37,7 @@ var versionOutput = regexp.MustCompile(`\(PostgreSQL\) (\d+)`)
 
 // FindBinaries returns the newest supported server in dir. If dir is empty, it searches PATH and the directories in
 // which Debian, Red Hat and Homebrew install servers. If major is not 0, FindBinaries considers only servers of that
-// version.
+// version. If it finds none, it returns an ErrNoBinaries.
 func FindBinaries(ctx context.Context, dir string, major int) (Binaries, error) {
 	dirs := []string{dir}
 	if dir == "" {

@@ -150,7 +150,8 @@ func (m *Migrator) dropData(ctx context.Context, dropSchema bool) ([]string, err
 	return dropped, nil
 }
 
-// findLeftovers returns the objects and changes that remain after a detach.
+// findLeftovers returns the objects and changes that remain after a detach, with statements that remove them. tables
+// means that the detach has left the tables.
 func (m *Migrator) findLeftovers(ctx context.Context, tables bool) ([]Left, error) {
 	var left []Left
 	var schema, owned bool
@@ -218,7 +219,8 @@ func (m *Migrator) findGrants(ctx context.Context) ([]Left, error) {
 	}}, nil
 }
 
-// findMarkers returns traces of dlqd in River's jobs: markers in metadata, and undelivered messages.
+// findMarkers returns traces of dlqd in River's jobs: markers in metadata, and undelivered messages. It counts up to
+// 100,000 of each. If it cannot count them, the result says so, and there is no error.
 func (m *Migrator) findMarkers(ctx context.Context) ([]Left, error) {
 	has, err := m.hasTable(ctx, m.Schemas.River, "river_job")
 	if err != nil || !has {

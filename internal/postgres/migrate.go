@@ -103,7 +103,8 @@ func (s MigrationStatus) Current() bool {
 }
 
 // Up applies dlqd's migrations and installs dlqd's functions, views and triggers. Before that, it applies River's
-// migrations, unless an application owns River. Up does not change a schema that a newer dlqd installed.
+// migrations, unless an application owns River. Up returns an error, and changes nothing, if a newer dlqd installed the
+// schema, or if there is a River that dlqd did not create and OwnRiver is not set.
 func (m *Migrator) Up(ctx context.Context) error {
 	ctx = Unbounded(ctx)
 	return m.exclusively(ctx, func() error {

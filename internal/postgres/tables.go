@@ -18,7 +18,7 @@ const maxNamedColumns = 5
 var commentedColumn = regexp.MustCompile(`(?m)^COMMENT ON COLUMN dlq\.(\w+\.\w+) IS`)
 
 // unknownTables returns the reason why this program cannot upgrade or revert the tables of dlqd's schema, or "" if it
-// can.
+// can, if there are none, or if a newer dlqd installed them.
 //
 // Before they were frozen, migrations could still change, so a version number alone does not identify a database's
 // tables. All columns that the applied migrations create must exist.

@@ -178,7 +178,7 @@ func judged(ids []uuid.UUID, fails map[uuid.UUID]bool) map[uuid.UUID]bool {
 
 // addEstimates adds estimates from a sample of the entries, whose ids are ordered by failure group. It returns whether
 // the run sends each sampled entry. With a patch, the result has only the entries to which the preview applies the
-// patch.
+// patch. It also sets p.Skips and the expected end of the run.
 func (r *Replayer) addEstimates(ctx context.Context, tx transaction, in *Request, ids []uuid.UUID, p *Preview) (
 	map[uuid.UUID]bool, error,
 ) {

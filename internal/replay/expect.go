@@ -157,7 +157,8 @@ func going(cells []dbsqlc.CountGroupsRow, goes map[uuid.UUID]bool) (entries map[
 }
 
 // expect estimates from earlier replay runs how many entries of a preview will recover. goes has sampled entries and
-// whether the run sends them.
+// whether the run sends them. It looks up the expectGroups largest failure groups, and counts the others as untried. It
+// returns the shownGroups largest.
 func expect(ctx context.Context, tx transaction, cells []dbsqlc.CountGroupsRow, goes map[uuid.UUID]bool) (
 	*Expectation, error,
 ) {
@@ -259,7 +260,8 @@ func (c *Calibration) Text(w Words) string {
 		w.Number(c.Expected), w.Number(c.Recovered))
 }
 
-// Calibration compares the forecasts of ended runs with their outcomes.
+// Calibration compares the forecasts of ended runs with their outcomes. Its counts are of all groups; it lists the
+// latest maxCalibrationGroups.
 func (r *Replayer) Calibration(ctx context.Context) (*Calibration, error) {
 	rows, err := dbsqlc.New(r.Store.DB()).Calibration(ctx)
 	if err != nil {

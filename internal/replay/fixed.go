@@ -91,8 +91,9 @@ func (f *Fixes) Loop() *background.Loop {
 }
 
 // RunOnce reads from completed jobs which versions work the queues of fixed groups. It then starts, or requests, a run
-// for each group whose fix is deployed. If a run is refused, for example because of an open breaker, RunOnce logs the
-// reason once and tries again after growing waits.
+// for each group whose fix is deployed. One call reads at most fixesAtOnce groups, and the next call continues after
+// them. If a run is refused, for example because of an open breaker, RunOnce logs the reason once and tries again after
+// growing waits.
 func (f *Fixes) RunOnce(ctx context.Context) error {
 	if err := dbsqlc.New(f.Replayer.Store.DB()).LearnVersions(ctx); err != nil {
 		return err

@@ -104,7 +104,9 @@ func PlainWords() Words {
 	}
 }
 
-// addLoad adds how many redeliveries a run at this rate sends to each queue over time, in the order of capture.
+// addLoad adds how many redeliveries a run at this rate sends to each queue over time: in loadParts parts of the run,
+// in the order in which it sends, estimated from the sample. It also adds the redeliveries and failures of each queue
+// in the last hour.
 func (p *Preview) addLoad(ctx context.Context, tx transaction, in *Request, rate float64, known *policy.Policy,
 	cells []dbsqlc.CountGroupsRow,
 ) error {

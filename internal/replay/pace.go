@@ -85,7 +85,8 @@ func perSecond(rate float64) string {
 	return words.rate(rate)
 }
 
-// adapt lowers or raises a progressive run's rate to each destination according to the destination's answers.
+// adapt lowers or raises a progressive run's rate to each destination according to the destination's answers and
+// breaker. It does nothing if Strain is nil.
 func (r *Runner) adapt(ctx context.Context, tx transaction, run *dbsqlc.LockProgressiveRow) error {
 	if r.Strain == nil {
 		return nil
@@ -174,7 +175,8 @@ func destinationOf(p *policy.Policy, destination, queue string) string {
 }
 
 // nextOfGroups returns the next entries of a progressive run: first the entries of each part, as many as its rate
-// allows, then entries of other groups. wait is the time until a part may send again, or 0 if no part has to wait.
+// allows, then entries of other groups. wait is the time until a part may send again, or 0 if no part has to wait. It
+// returns at most most entries.
 func (r *Runner) nextOfGroups(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, most int,
 ) (ids []uuid.UUID, wait time.Duration, err error) {
 	parts, err := r.parts(run)

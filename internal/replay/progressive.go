@@ -231,8 +231,10 @@ func mostHeld(groups []group) string {
 	return fmt.Sprintf("%d of the %d dead letters that are left are in %s held or stopped", held, left, groupsOf)
 }
 
-// steer counts the judged outcomes of a progressive run and moves its groups. It reports whether there may be more
-// outcomes to count. It returns the groups that an operator ended and whose entries are skipped.
+// steer counts the judged outcomes of a progressive run, adapts its rates and moves its groups. It stops the run if
+// most of the entries that are left belong to held or stopped groups, or if the run can send nothing until an operator
+// decides. It does nothing if another process is steering the run. It reports whether there may be more outcomes to
+// count or entries to skip. It returns the groups that an operator ended and whose entries are skipped.
 func (r *Runner) steer(ctx context.Context, id uuid.UUID) (more bool, ended []int32, err error) {
 	err = inTx(ctx, r.store, func(tx transaction) error {
 		more, ended = false, nil

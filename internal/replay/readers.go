@@ -63,7 +63,9 @@ const (
 	maxOrigins = 1000
 )
 
-// readersOf returns the readers of each topic to which a run would publish the records of a filter's entries.
+// readersOf returns the readers of each topic to which a run would publish the records of a filter's entries. It
+// returns nil if the policy has no sources. If looking up the entries' topics takes longer than originsTime, or finds
+// maxOrigins, it returns one element, whose Problem says so.
 func (r *Replayer) readersOf(ctx context.Context, filter json.RawMessage, queue, destination string) (
 	[]Readers, error,
 ) {
@@ -108,7 +110,8 @@ func (r *Replayer) readersOf(ctx context.Context, filter json.RawMessage, queue,
 	return readers, nil
 }
 
-// readers returns the readers of each topic to which records of these origins would be published.
+// readers returns the readers of each topic to which records of these origins would be published. If a cluster does not
+// answer, the readers of its topics have a Problem.
 func (r *Replayer) readers(ctx context.Context, origins []dbsqlc.RecordOriginsRow,
 	queue, destination string,
 ) []Readers {

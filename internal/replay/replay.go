@@ -601,7 +601,8 @@ func (r *Replayer) Start(ctx context.Context, in *Request) (*Run, error) {
 	return r.start(ctx, in, nil)
 }
 
-// start starts a run. It calls before, if not nil, first in the transaction that starts it.
+// start starts a run. It calls before, if not nil, first in the transaction that starts it. It starts no run that is
+// invalid, nor, unless in.Force is set, a run whose preview fails or finds a condition unmet (ErrUnhealthy).
 func (r *Replayer) start(ctx context.Context, in *Request, before func(tx transaction) error) (*Run, error) {
 	preview, err := r.Preview(ctx, in)
 	if _, refused := errors.AsType[*deadletter.MoveError](err); err != nil && (!in.Force || refused) {

@@ -90,7 +90,8 @@ type RunReason struct {
 	Entries int64  `json:"entries" doc:"Number of entries."`
 }
 
-// Report counts the closures of a run's entries. It reads each entry.
+// Report counts the closures of a run's entries. It reads each entry, and returns at most maxReportRows counts.
+// Complete is set once the run has ended and all outcomes are known.
 func (r *Replayer) Report(ctx context.Context, id uuid.UUID) (*RunReport, error) {
 	run, err := r.Get(ctx, id)
 	if err != nil {

@@ -100,7 +100,8 @@ func (r *Runner) Loop() *background.Loop {
 }
 
 // RunOnce settles new outcomes of runs (see settle), advances every active run by one batch, and returns the time until
-// the next turn. An error of one run does not block the others.
+// the next turn. An error of one run does not block the others. If the database rejects a batch, the run sends its next
+// maxSingly entries one by one.
 func (r *Runner) RunOnce(ctx context.Context) (wait time.Duration, err error) {
 	runs, err := dbsqlc.New(r.store.DB()).ActiveReplays(ctx)
 	if err != nil {

@@ -41,8 +41,9 @@ func (r *Replayer) Replay(ctx context.Context, id uuid.UUID, in deadletter.Repla
 	return job, changes, err
 }
 
-// edit returns the edited payload of an entry, and the changes as the viewer may see them. If the entry does not exist,
-// edit returns payload unchanged and no changes.
+// edit returns the edited payload of an entry: payload or, if that is nil, the entry's payload with the patch applied.
+// It also returns the changes as the viewer may see them. If the entry does not exist, edit returns payload unchanged
+// and no changes. If the patch is invalid or does not apply, it returns a MoveError.
 func (r *Replayer) edit(ctx context.Context, id uuid.UUID, payload json.RawMessage,
 	patch Patch,
 ) (json.RawMessage, []Change, error) {

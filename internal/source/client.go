@@ -110,7 +110,8 @@ func (c *Client) Loop() *background.Loop {
 }
 
 // follow connects to the clusters if the policy's clusters or sources have changed. It stops the readers of sources
-// that were removed or changed; the other readers continue.
+// that were removed or changed; the other readers continue. If no source and no feed is left, it stops all readers and
+// disconnects.
 func (c *Client) follow() error {
 	p := c.Policy()
 	before, now := c.read, p.Sources
@@ -156,7 +157,7 @@ func (c *Client) follow() error {
 }
 
 // control starts readers, and stops the readers of paused sources. If an operator changed a source, its reader is
-// restarted, so that it uses the new position.
+// restarted, so that it uses the new position. control closes the earlier brokers that no reader uses any more.
 func (c *Client) control(ctx context.Context) error {
 	if c.readers == nil {
 		return nil

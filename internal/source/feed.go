@@ -121,7 +121,8 @@ func (c *Client) FeedLoop() *background.Loop {
 }
 
 // feed adds filed entries to the records of all feeds, and publishes a batch for each topic. It returns true if more
-// may be left. A slow cluster does not delay the others.
+// may be left. A slow cluster does not delay the others. A topic that fails is left out for a time, which doubles from
+// firstFeedPause to lastFeedPause.
 func (c *Client) feed(ctx context.Context, f *feeds) (more bool, err error) {
 	queries := dbsqlc.New(c.Store.DB)
 	p := c.Policy()
@@ -259,7 +260,8 @@ func (b *batchOfFeed) panicked(ctx context.Context, c *Client, err error) {
 	b.err = err
 }
 
-// read reads the entries of the next records, masked as the feed's settings say.
+// read reads the entries of the next feedBatch records, masked as the feed's settings say. It stops once their values
+// exceed feedBytes. If Kafka does not permit the topic's name, it ends the records with a failure.
 func (b *batchOfFeed) read(ctx context.Context, c *Client, queries *dbsqlc.Queries) error {
 	rows, err := queries.FeedBatch(ctx, dbsqlc.FeedBatchParams{Feed: b.feed.Name, Topic: b.topic, Most: feedBatch})
 	if err != nil || len(rows) == 0 {
@@ -358,7 +360,8 @@ func (b *batchOfFeed) describe(r *feedRow, entry *deadletter.Entry, plain bool) 
 }
 
 // send publishes the records. It sends records with the same key one after another, so that a record that is sent again
-// is not overtaken.
+// is not overtaken. A refused record is sent again alone; if it is refused again, it ends with a failure. Other errors
+// end the lane, and send returns one of them.
 func (b *batchOfFeed) send(ctx context.Context, c *Client) error {
 	ctx, cancel := context.WithTimeout(ctx, feedTimeout)
 	defer cancel()

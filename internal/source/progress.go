@@ -27,7 +27,8 @@ func (s *Store) Progress(p Progress) {
 	s.progress[place{p.Source, p.Topic, p.Partition.Partition}] = p
 }
 
-// writeProgress writes the reports of readers since the last call.
+// writeProgress writes the reports of readers since the last call. It leaves out sources that the policy no longer has.
+// If it fails, reports are lost.
 func (s *Store) writeProgress(ctx context.Context) error {
 	s.mu.Lock()
 	reports := s.progress

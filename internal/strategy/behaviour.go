@@ -252,7 +252,8 @@ func BehaviourDiff(old, next *Planner) []string {
 	return diff
 }
 
-// fieldsDiff lists the fields that differ between two places. Either place may be absent (nil).
+// fieldsDiff lists the fields that differ between two places, with secrets masked, or returns "" if none does. Either
+// place may be absent (nil): the text then says that the place is new or removed.
 func fieldsDiff(old, next []field) string {
 	was, is := map[string]string{}, map[string]string{}
 	var paths []string

@@ -72,7 +72,8 @@ type environment struct {
 
 var statusPattern = regexp.MustCompile(`^[1-5]([0-9]{2}|xx)$`)
 
-// compileRules compiles a policy's rules. Its error names every invalid rule, with file and line.
+// compileRules compiles a policy's rules. Its error names every invalid rule, with file and line. It refuses more than
+// maxRules rules, and patterns that need more than maxCost instructions together.
 func compileRules(p *policy.Policy) ([]rule, error) {
 	const file = "dlq-routing"
 	var problems []error
@@ -232,7 +233,7 @@ func (b *bounds) Visit(node *ast.Node) {
 	}
 }
 
-// matches reports whether an error meets all conditions of the rule.
+// matches reports whether an error meets all conditions of the rule. If the expression fails, it returns false.
 func (r *rule) matches(f *Facts, env *environment) bool {
 	for _, w := range r.words {
 		text := bounded(w.text(f))
