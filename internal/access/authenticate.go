@@ -132,9 +132,9 @@ func (e *RetryError) Error() string {
 	return fmt.Sprintf("too many failed sign-ins from this address; try again in %s", e.After.Round(time.Second))
 }
 
-// Authenticate returns the caller of a request. If it refuses the caller, it fails with [ErrUnknown], [ErrRefused] or a
-// [*RetryError] ([IsRefusal]). Otherwise it fails with [ErrProvider], or an error of the database or of the request's
-// context.
+// Authenticate returns the caller of a request. If the policy configures no authentication and Open is set, each caller
+// is unrestricted. If it refuses the caller, it fails with [ErrUnknown], [ErrRefused] or a [*RetryError] ([IsRefusal]).
+// Otherwise it fails with [ErrProvider], or an error of the database or of the request's context.
 func (a *Authenticator) Authenticate(r *http.Request) (*Principal, error) {
 	rules := a.Rules()
 	if len(rules.Ways) == 0 {

@@ -212,7 +212,8 @@ func (p *provider) endpointNow(ctx context.Context, hasSecret bool) (oauth2.Endp
 	return endpoint, nil
 }
 
-// discover fetches a provider's signing keys and its sign-in endpoints.
+// discover fetches a provider's signing keys and its sign-in endpoints. It skips keys that it cannot use, and fails if
+// none is left or if an address is not one that CheckProviderURL accepts.
 func discover(ctx context.Context, issuer string) (keys []jose.JSONWebKey, found endpoints, err error) {
 	client := ProviderClient()
 	discovered, err := oidc.NewProvider(oidc.ClientContext(ctx, client), issuer)

@@ -135,7 +135,7 @@ func (s *SignIn) answerError(w http.ResponseWriter, r *http.Request, err error) 
 	}
 }
 
-// signInWithToken signs in the holder of a token.
+// signInWithToken signs in the holder of a token. The token needs the role reader, operator or admin.
 func (s *SignIn) signInWithToken(w http.ResponseWriter, r *http.Request) {
 	if tokens, _ := s.Access.SignInWays(); !tokens {
 		s.answerFailure(w, r, http.StatusNotFound, "sign-in with a token is off (access.yaml: authentication)")

@@ -180,7 +180,8 @@ func describeNeeds(api huma.API) {
 // docsPath is the path of the page with the API's documentation. It requires no authentication.
 const docsPath = "/docs"
 
-// signIn authenticates requests, except those for public paths, before next handles them.
+// signIn authenticates requests, except those for public paths, before next handles them. It answers a refused request
+// itself. A caller of docsPath need not be authenticated; /metrics requires the role metrics.
 func (s *service) signIn(next http.Handler) http.Handler {
 	if s.Access == nil {
 		return next

@@ -433,7 +433,8 @@ func origin(ctx huma.Context) string {
 	return "API, from " + host + agent
 }
 
-// readBodies reads the bodies of requests, within the limit MaxBodiesBytes.
+// readBodies reads the bodies of requests, within the limit MaxBodiesBytes. If it cannot read a body, it answers the
+// request with 429 (no memory left), 408 (too slow) or 400 (incomplete).
 func (s *service) readBodies(api huma.API) func(huma.Context, func(huma.Context)) {
 	buffers := sync.Pool{New: func() any { return new(bytes.Buffer) }}
 	return func(ctx huma.Context, next func(huma.Context)) {

@@ -27,8 +27,8 @@ const (
 	maxProblems = 100
 )
 
-// init bounds all error responses. That includes huma's own, which would otherwise repeat a whole request body of up to
-// a megabyte.
+// init changes huma's defaults and bounds all error responses. That includes huma's own, which would otherwise repeat a
+// whole request body of up to a megabyte.
 func init() { //nolint:gochecknoinits // huma has these as variables of the package
 	// By default, huma accepts "Filter" for "filter", as encoding/json does. Other parsers do not.
 	huma.ValidateStrictCasing = true

@@ -39,6 +39,7 @@ func (o Operation[In, Out]) Request(in *In) (*Request, error) {
 }
 
 // newRequest returns a request with the parameters and the body of in, which is a pointer to the input of an operation.
+// It returns a Problem if a parameter of the path is empty, "." or "..".
 func newRequest(method, path string, in any) (*Request, error) {
 	r := &Request{Method: method, Path: path}
 	query, input := url.Values{}, reflect.ValueOf(in).Elem()

@@ -200,8 +200,9 @@ func (s *service) previewPolicy(ctx context.Context, in *DraftInput) (*PolicyPre
 	return out, nil
 }
 
-// compareOnOpen compares the decisions of two policies on the newest open dead letters. It evaluates the rules on the
-// data that the caller may see: a rule that matched a masked value would reveal that value.
+// compareOnOpen compares the decisions of two policies on the newest open dead letters, up to maxSampled and within
+// sampleBudget; out.More reports whether it left some out. It evaluates the rules on the data that the caller may see:
+// a rule that matched a masked value would reveal that value.
 func (s *service) compareOnOpen(ctx context.Context, inForce, next *strategy.Planner, out *PolicyPreview) error {
 	changes := map[[2]worker.Judgement]*worker.Rejudged{}
 	until := time.Now().Add(sampleBudget)

@@ -140,8 +140,8 @@ func (s *service) registerQueues(api huma.API) {
 	}
 }
 
-// queues returns the queues of River, of the policy and of dead letters. If jobs is true, it adds the queues of live
-// jobs. It omits queues of which the caller may not see all kinds.
+// queues returns the queues of River (the first maxQueues), of the policy and of dead letters. If jobs is true, it adds
+// the queues of live jobs. It omits queues of which the caller may not see all kinds.
 func (s *service) queues(ctx context.Context, jobs bool) ([]Queue, error) {
 	found := map[string]*Queue{}
 	of := func(name string) *Queue {

@@ -109,7 +109,7 @@ type Archive struct {
 }
 
 // Open opens the archive at a URL (s3://bucket?region=…&prefix=…/, file:///path) or in a directory. It creates a
-// missing directory.
+// missing directory. For s3 it returns an error, unless this program was built with object stores.
 func Open(ctx context.Context, at string) (*Archive, error) {
 	url, isURL := at, strings.Contains(at, "://")
 	switch {
@@ -369,7 +369,8 @@ func (a *Archive) Audit(ctx context.Context, m *Manifest, each func(line []byte)
 	return a.lines(ctx, m, m.Audit, each)
 }
 
-// lines calls each with every line of a file and checks the file against the manifest.
+// lines calls each with every line of a file and checks the file against the manifest. If the file differs, lines
+// returns an error after it has called each.
 func (a *Archive) lines(ctx context.Context, m *Manifest, f *File, each func(line []byte) error) error {
 	inFile := func(err error) error { return fmt.Errorf("archive %s: %s/%s: %w", a, m.Unit, f.Name, err) }
 	reader, err := a.bucket.NewReader(ctx, path.Join(m.Unit, f.Name), nil)

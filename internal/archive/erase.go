@@ -55,7 +55,8 @@ func EraseEverywhere(ctx context.Context, store *deadletter.Store, a *Archive, f
 // interrupted, repeating it also deletes the files that remained.
 //
 // Retention and other erasures wait meanwhile. If a unit cannot be read or written, Erase continues with the others and
-// returns an error that names the unit. A later erasure completes it.
+// returns an error that names the unit. A later erasure completes it. Erase also fails if another process writes the
+// archive for longer than retentionTimeout.
 func (a *Archive) Erase(ctx context.Context, store *deadletter.Store, erasure uuid.UUID,
 	filter json.RawMessage,
 ) (done Erased, err error) {

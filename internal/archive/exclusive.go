@@ -24,7 +24,7 @@ var errLostLease = errors.New("this process lost its lease on the archive: it di
 
 // RunExclusive runs fn while no other process writes the archive or removes data that is archived. It returns false if
 // another process holds the lease for longer than wait. While fn runs, RunExclusive holds no connection and no
-// transaction.
+// transaction. If it loses the lease, it cancels fn's context, and its error includes errLostLease.
 func RunExclusive(ctx context.Context, store *deadletter.Store, wait time.Duration,
 	fn func(ctx context.Context) error,
 ) (ran bool, err error) {

@@ -161,7 +161,8 @@ func (d *deferred) deferUnlessAutomatic(id uuid.UUID, next time.Time, v automati
 	return true
 }
 
-// write writes the collected entries, if there are any.
+// write writes the collected entries, if there are any: it postpones those that wait, and parks those that need manual
+// handling.
 func (d *deferred) write(ctx context.Context, tx transaction, actor string, counts map[string]int) error {
 	if n := len(d.waiting); n > 0 {
 		params := dbsqlc.PostponeParams{

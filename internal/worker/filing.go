@@ -218,7 +218,8 @@ func (w *Worker) file(ctx context.Context, at scan, size int) (rows []dbsqlc.Cla
 }
 
 // fileJudged judges failures outside of a transaction, claims the failures that no other worker is filing, and files
-// them. It returns the claimed failures.
+// them. It returns the claimed failures, also with an error. If an entry is due before the next poll, it wakes the loop
+// of the batches.
 func (w *Worker) fileJudged(ctx context.Context, rows []dbsqlc.ClaimDueRow) (claimed []dbsqlc.ClaimDueRow, err error) {
 	start := time.Now()
 	defer func() { w.recordStage(ctx, StageDecision, start, err) }()
@@ -285,7 +286,8 @@ func (w *Worker) traceFiling(ctx context.Context, filed []dbsqlc.ClaimDueRow, ju
 	}
 }
 
-// fileDecided files claimed entries. It returns the earliest time at which an entry that is not manual is due.
+// fileDecided files claimed entries, and adds further failures of jobs to their open entries. It returns the earliest
+// time at which an entry that is not manual is due, or zero if all are manual.
 func (w *Worker) fileDecided(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, judged *judgements,
 	counts map[string]int,
 ) (soonest time.Time, err error) {

@@ -203,7 +203,8 @@ func automaticWaiting(row *dbsqlc.ClaimWaitingRow) *automatic.Entry {
 }
 
 // advance advances a gate by one step: it sends probes, waits for their outcomes, or evaluates them and releases the
-// other entries at their pace. It does nothing while the gate is shut or another process advances it.
+// other entries at their pace. If less than the share probeSuccess of the probes succeeded, it shuts the gate for
+// shutTime. It does nothing while the gate is shut or another process advances it.
 func (w *Worker) advance(ctx context.Context, tx transaction, g *gate, counts map[string]int) error {
 	if locked, err := tx.LockGate(ctx, g.name); err != nil || !locked {
 		return err

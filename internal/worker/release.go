@@ -23,8 +23,9 @@ const maxObservedGroups = 10_000
 const releaseGate = "automatic"
 
 // Release releases observed entries for which automatic redelivery is on again, at the pace of their queue. In each
-// group (queue, kind and class) the most urgent entries come first, then the oldest. If the policy has changed, Release
-// also writes the policy's switches to the database.
+// group (queue, kind and class) the most urgent entries come first, then the oldest. One call releases at most
+// maxRelease entries, and none while automatic redelivery is stopped, a switch is being changed or another process
+// releases. If the policy has changed, Release also writes the policy's switches to the database.
 func (w *Worker) Release(ctx context.Context) error {
 	released := false
 	var published *policy.Policy // the policy whose switches this transaction wrote
@@ -83,8 +84,9 @@ func (w *Worker) Release(ctx context.Context) error {
 	return err
 }
 
-// releaseGroup releases the first entries of a group. Due entries get places in the pace; the
-// others keep their time.
+// releaseGroup releases the first entries of a group: at most most, and at most as many as the pace allows in a
+// GateInterval. Due entries get places in the pace; the others keep their time. Entries that need manual handling are
+// parked.
 func (w *Worker) releaseGroup(
 	ctx context.Context, tx transaction, decider *decider, g *dbsqlc.ObservedGroupsRow, most int, deferred *deferred,
 	counts map[string]int,

@@ -123,7 +123,8 @@ func (w *Worker) smartGate(ctx context.Context, queue, fingerprint string) error
 }
 
 // claimParkedOrFailed locks and returns up to most entries of a failure group that may be redelivered automatically. It
-// may also lock other entries of the group; it does not change them.
+// leaves out entries that a replay run holds, and entries whose job was rescued strategy.ManyRescues times. It reads at
+// most maxClaimPages pages. It may also lock other entries of the group; it does not change them.
 func claimParkedOrFailed(ctx context.Context, tx transaction, decider *decider, params dbsqlc.ClaimStuckParams,
 	most int,
 ) ([]uuid.UUID, error) {

@@ -578,9 +578,9 @@ func (w *Worker) recordBlocked() error {
 		took.Round(time.Second), errSwitchChanging.Error())
 }
 
-// handle redelivers or defers due entries that have a decision. It parks an entry if a rule of automatic redelivery
-// requires manual handling, or if a redelivery might repeat the work of another job (deadletter.VerdictLive and
-// VerdictDone).
+// handle redelivers, defers or expires due entries that have a decision. It parks an entry if a rule of automatic
+// redelivery requires manual handling, or if a redelivery might repeat the work of another job (deadletter.VerdictLive
+// and VerdictDone).
 func (w *Worker) handle(ctx context.Context, tx transaction, rows []dbsqlc.ClaimDueRow, now time.Time,
 	counts map[string]int,
 ) error {
