@@ -207,7 +207,7 @@ func (in *request) replayWords() replay.Words {
 	}
 }
 
-// loadPreview asks the API for a preview.
+// loadPreview asks the API for a preview, and decides whether the operator must type the number of entries (Typed).
 func (b *bulk) loadPreview(in *request) error {
 	if b.Verb.Name == "replay" {
 		request, err := b.replayRequest()
@@ -409,7 +409,8 @@ func (b *bulk) page(in *request) (*view, error) {
 	return v, err
 }
 
-// bulkDo carries out the action.
+// bulkDo carries out the action. It shows the preview again if the form asks for it or the API refuses the action, and
+// redirects to the request for approval if the action needs one.
 func (c *Console) bulkDo(in *request) (*done, error) {
 	b, err := newBulk(in.PostForm)
 	if err != nil {

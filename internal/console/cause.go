@@ -130,7 +130,8 @@ type piecePart struct {
 // body.
 const maxReply = 4 << 10
 
-// exchangeOf returns the exchange of the last failed delivery; nil for a job that sent nothing.
+// exchangeOf returns the exchange of the last failed delivery; nil for a job that sent nothing. Without an answer of
+// the destination, it has a Problem and no reply.
 func (l *deadLetterPage) exchangeOf() *exchange {
 	if !l.IsMessage() || l.Destination == nil {
 		return nil
@@ -221,7 +222,8 @@ type likeness struct {
 	Runs   []string // newest first
 }
 
-// likeOf reads the failure group of an entry, and the replay runs that selected the group.
+// likeOf reads the failure group of an entry, and the replay runs that selected the group. It returns nil if the entry
+// is not classified, or if there is neither a group nor a run that the viewer may see.
 func (in *request) likeOf(e *api.EntryDetail) (*likeness, error) {
 	if e.Fingerprint == nil || *e.Fingerprint == "" {
 		return nil, nil //nolint:nilnil // an entry that is not classified has no group

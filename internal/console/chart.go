@@ -92,8 +92,8 @@ const (
 // Words describes an event with its time.
 func (c *chart) Words(m marker) string { return m.Sign() + " " + m.Text + ", " + c.clock(m.At) }
 
-// SVG draws the chart. Colours come from the style sheet: bands have the classes series-1,
-// series-2, ...
+// SVG draws the chart, or returns "" if there are fewer than two times or no bands. Colours come from the style sheet:
+// bands have the classes series-1, series-2, ...
 func (c *chart) SVG() template.HTML {
 	n := len(c.Starts)
 	if n < 2 || len(c.Bands) == 0 {

@@ -279,7 +279,8 @@ func (c *Console) docs(in *request) (*view, error) {
 	return &view{Template: "docs", Title: "API", Data: d, Section: "/docs"}, nil
 }
 
-// tryOperation redirects a browser to a GET operation with the parameters of the form.
+// tryOperation redirects a browser to a GET operation with the parameters of the form. It answers 404 for another
+// operation.
 func (c *Console) tryOperation(w http.ResponseWriter, r *http.Request) {
 	in := c.request(r)
 	tags, _, err := c.reference.read(in)

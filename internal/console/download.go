@@ -62,7 +62,7 @@ func (c *Console) exportForm(in *request) (*view, error) {
 }
 
 // export streams dead letters to the browser. As in any answer of the API, data is masked, and the export is recorded
-// in the audit trail.
+// in the audit trail. If the export needs approval, export redirects to the request.
 func (c *Console) export(w http.ResponseWriter, r *http.Request) {
 	in := c.request(r)
 	r.Body = http.MaxBytesReader(w, r.Body, maxFormBytes)

@@ -343,7 +343,8 @@ func (c *Console) setGroup(in *request) (*done, error) {
 // maxChosenGroups limits a selection of groups to the groups of one page.
 const maxChosenGroups = 50
 
-// actOnGroups acts on several groups: on their dead letters, after a preview, or on the groups themselves.
+// actOnGroups acts on up to maxChosenGroups groups: on their dead letters, after a preview and only for groups of one
+// queue, or on the groups themselves. If a group cannot be changed, the groups before it stay changed.
 func (c *Console) actOnGroups(in *request) (*done, error) {
 	refused := func(text string) (*done, error) {
 		return nil, &api.Problem{Status: http.StatusUnprocessableEntity, Detail: text}

@@ -80,7 +80,8 @@ type jobs struct {
 	Copies          []copyText
 }
 
-// jobs shows the jobs of a queue in a state.
+// jobs shows the jobs of a queue in a state: by default of the queue with the most live jobs, in the first state that
+// has jobs.
 func (c *Console) jobs(in *request) (*view, error) {
 	params := in.URL.Query()
 	began := time.Now()

@@ -231,8 +231,8 @@ func findByName(in *request, lower string, add func(found)) []func() error {
 	}
 }
 
-// findByID returns functions that look for a dead letter, a replay run, an operation and an approval with the id, and
-// call add with each. They may run at the same time.
+// findByID returns functions that look for a dead letter, a replay run, an operation and, for an operator, an approval
+// with the id, and call add with each. They may run at the same time.
 func (s *search) findByID(in *request, id string, add func(found)) []func() error {
 	looks := []func() error{
 		func() error {

@@ -429,7 +429,8 @@ func unreadable(err error) []string {
 	return texts
 }
 
-// parse decodes YAML or JSON (a subset of YAML), and records the line of each value.
+// parse decodes YAML or JSON (a subset of YAML), and records the line of each value. It returns an error for more than
+// one document, and for one that is not a mapping. It drops nulls and the key $schema.
 func parse(raw []byte, origin func(line int) string) (*layer, error) {
 	decoder := yaml.NewDecoder(bytes.NewReader(raw))
 	var document yaml.Node

@@ -31,7 +31,8 @@ func (s Secret) lines() []string {
 	return lines
 }
 
-// newSigners returns a signer for each secret. Its error contains no part of a secret.
+// newSigners returns a signer for each secret, of which there are at most maxSecrets. Its error contains no part of a
+// secret.
 func newSigners(secret Secret) ([]*standardwebhooks.Webhook, error) {
 	lines := secret.lines()
 	signers := make([]*standardwebhooks.Webhook, 0, len(lines))

@@ -53,7 +53,7 @@ func version(dir string, settings []Setting) (version string, unanswered bool) {
 }
 
 // commitOf returns the Git commit of a directory, and whether the directory's files equal those of the commit. The
-// commit is "" if Git ignores the directory, does not track it, or did not answer in time.
+// commit is "" if Git ignores the directory, does not track it, or did not answer in time (unanswered).
 func commitOf(dir string) (commit string, clean, unanswered bool) {
 	if dir == "" {
 		return "", false, false
