@@ -79,7 +79,8 @@ func (w *Worker) call(ctx context.Context, queue *policy.Queue, destination *pol
 	return response.StatusCode, w.success(ctx, job, queue, destination, response, document, hide)
 }
 
-// requestOf returns the method of a gRPC destination, and a message encoded as that method's request.
+// requestOf returns the method of a gRPC destination, and a message encoded as that method's request. If the message
+// does not fit a cached description of the method, requestOf asks the server for the description again.
 func (w *Worker) requestOf(ctx context.Context, destination *policy.Destination, target *grpc.Target,
 	job *river.Job[Args],
 ) (method *grpc.Method, request []byte, err error) {

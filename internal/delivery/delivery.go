@@ -538,7 +538,8 @@ func requestError(destination *policy.Destination, err error) error {
 	}
 }
 
-// judge returns the error of an HTTP answer, or nil for a success.
+// judge returns the error of an HTTP answer, or nil for a success (see success). It reads at most cause.MaxBytes of the
+// body, and keeps the answer's Retry-After for the next attempt.
 func (w *Worker) judge(ctx context.Context, queue *policy.Queue, destination *policy.Destination,
 	job *river.Job[Args], response *http.Response, hide func(string) string,
 ) error {
@@ -747,7 +748,8 @@ func isStopped(ctx context.Context) bool {
 	return ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded)
 }
 
-// transportError returns the error of a delivery without a complete answer.
+// transportError returns the error of a delivery without a complete answer, or err unchanged if the delivery was
+// stopped.
 func transportError(
 	ctx context.Context, destination *policy.Destination, err error, hide func(string) string,
 ) error {

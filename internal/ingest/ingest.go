@@ -351,8 +351,8 @@ func (i *Ingester) SubmitBatch(ctx context.Context, messages []*message.Message,
 	return receipts, nil
 }
 
-// accept reserves the room that a submission needs, and calls enqueue before Stop can close the
-// queue.
+// accept reserves the room that a submission needs, and calls enqueue before Stop can close the queue. It returns
+// ErrFull if there is no room, and ErrStopped after Stop.
 func (i *Ingester) accept(messages, bytes int, enqueue func()) (release func(), err error) {
 	i.mu.RLock()
 	defer i.mu.RUnlock()

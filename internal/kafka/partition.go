@@ -102,7 +102,8 @@ func (p *partition) begin() {
 	}
 }
 
-// position returns where to read, and the end of the partition.
+// position returns where to read, and the end of the partition. It creates a missing position, and records offsets that
+// the broker no longer has as lost. It returns an error if the position is after the end.
 func (p *partition) position() (next, end int64, err error) {
 	if !p.use() {
 		return 0, 0, p.ctx.Err()

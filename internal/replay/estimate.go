@@ -134,7 +134,8 @@ func (e Estimate) Text(w Words, total int64) string {
 		w.Number(e.High), w.Number(total), words, w.Number(e.Sampled))
 }
 
-// estimate returns the estimate for total entries if hits of the sampled entries have the property named what.
+// estimate returns the estimate for total entries if hits of the sampled entries have the property named what. It is
+// exact if all entries were sampled.
 func estimate(what string, hits, sampled, total int64) Estimate {
 	e := Estimate{What: what, Entries: hits, Low: hits, High: hits, Sampled: sampled}
 	if sampled >= total || sampled == 0 {
@@ -383,7 +384,8 @@ func needsApproval(ctx context.Context, tx transaction, in *Request, filter json
 	return strings.TrimPrefix(why, "replay: "), err
 }
 
-// addEnding estimates when the run will have ended. seconds are the durations of the last attempts of sampled entries.
+// addEnding estimates when the run will have ended, or sets p.EndsUnknown to the reason why that is not known. seconds
+// are the durations of the last attempts of sampled entries.
 func (r *Replayer) addEnding(ctx context.Context, tx transaction, in *Request, seconds []float64, p *Preview) error {
 	end, err := tx.ReplayEnds(ctx, dbsqlc.ReplayEndsParams{
 		Entries: p.Total, Seconds: seconds, Rate: in.Rate, Concurrency: float64(in.Concurrency),

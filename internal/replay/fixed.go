@@ -42,7 +42,8 @@ type FixedGroup struct {
 	Fingerprint string `json:"fingerprint"`
 }
 
-// record stores which run was started for the fix of this group. For a nil group, it does nothing.
+// record stores which run was started for the fix of this group. It returns a MoveError if the fix no longer runs. For
+// a nil group, it does nothing.
 func (g *FixedGroup) record(ctx context.Context, tx transaction, run uuid.UUID) error {
 	if g == nil {
 		return nil
@@ -197,7 +198,7 @@ func (f *Fixes) start(ctx context.Context, g *dbsqlc.FixedGroupsRow) error {
 	return nil
 }
 
-// request requests approval of the run of a group.
+// request requests approval of the run of a group, if the run may start (mayStart).
 func (f *Fixes) request(ctx context.Context, g *dbsqlc.FixedGroupsRow, request *Request) error {
 	raw, err := json.Marshal(request)
 	if err != nil {

@@ -65,7 +65,8 @@ func (r *Runner) settle(ctx context.Context, run *dbsqlc.UnsettledReplaysRow) (m
 }
 
 // judge writes the class and the fingerprint of failed redeliveries of a run, as the current policy judges them. It
-// judges outside of a transaction, because operators' patterns can take long on arbitrary texts.
+// judges at most judgedAtOnce; more reports whether others may be left. It judges outside of a transaction, because
+// operators' patterns can take long on arbitrary texts.
 func (r *Runner) judge(ctx context.Context, id uuid.UUID) (more bool, err error) {
 	queries, planner := dbsqlc.New(r.store.DB()), r.planner()
 	rows, err := queries.UnjudgedFailures(ctx, dbsqlc.UnjudgedFailuresParams{

@@ -121,7 +121,8 @@ func (g *group) underWay() int64 { return max(g.Sent-g.Succeeded-g.Failed, 0) }
 // left returns the number of entries that are neither sent nor skipped.
 func (g *group) left() int64 { return max(g.Entries-g.Skipped-g.Sent, 0) }
 
-// count adds an outcome. isKnown reports whether an entry of the run was in this failure group before.
+// count adds an outcome. It sets stop once so many outcomes are failures that the group must stop. isKnown reports
+// whether an entry of the run was in this failure group before.
 func (g *group) count(o *dbsqlc.TakeOutcomesRow, isKnown func(fingerprint string) bool) {
 	g.counted, g.Quiet = true, 0
 	switch o.Outcome {

@@ -699,7 +699,7 @@ func (r *Replayer) Get(ctx context.Context, id uuid.UUID) (*Run, error) {
 	return runs[0], nil
 }
 
-// addGroups adds the groups of a progressive run and the decisions about them.
+// addGroups adds the groups of a progressive run and up to maxDecisions decisions about them.
 func (r *Replayer) addGroups(ctx context.Context, run *Run) error {
 	queries := dbsqlc.New(r.Store.DB())
 	groups, err := queries.RunGroups(ctx, run.ID)
@@ -859,8 +859,8 @@ type RunEntry struct {
 	Was         string     `json:"was,omitempty" doc:"Its failure group at the start of the run."`
 }
 
-// Entries returns a page of a run's entries, most recently captured first. outcome, if not empty,
-// and before, if not nil, filter them.
+// Entries returns a page of a run's entries, most recently captured first. outcome, if not empty, and before, if not
+// nil, filter them. Entries returns [deadletter.ErrNotFound] if there is no such run or the caller may not see it.
 func (r *Replayer) Entries(ctx context.Context, id uuid.UUID, outcome string, before *uuid.UUID,
 	most int,
 ) ([]RunEntry, error) {

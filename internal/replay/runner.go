@@ -386,7 +386,8 @@ func (r *Runner) skip(ctx context.Context, run, entry uuid.UUID, refusal error) 
 }
 
 // edit patches the payloads of entries and returns a function that undoes the edits. It calls leave for each entry to
-// which the patch does not apply.
+// which the patch does not apply, and for each entry whose job has a checkpoint if the run does not say what to do with
+// checkpoints.
 func (r *Runner) edit(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, ids []uuid.UUID,
 	leave func(id uuid.UUID, reason, why string),
 ) (undo dbsqlc.UndoEditsParams, err error) {

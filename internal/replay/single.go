@@ -12,7 +12,8 @@ import (
 )
 
 // Replay redelivers an entry now. If in has no payload, it applies the patch to the entry's payload. It returns the id
-// of the new job and, if the payload was edited, the changes.
+// of the new job and, if the payload was edited, the changes. Unless in.OtherGroups is set, it returns an error if
+// consumer groups that did not fail would read the record.
 func (r *Replayer) Replay(ctx context.Context, id uuid.UUID, in deadletter.Replay,
 	patch Patch,
 ) (job int64, changes []Change, err error) {

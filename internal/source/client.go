@@ -235,7 +235,8 @@ func stop(readers map[string]*reader) {
 	stopping.Wait()
 }
 
-// readSource reads a source until ctx is done.
+// readSource reads a source until ctx is done. After an error, it logs and reports the error, and reads again after
+// restartAfter.
 func (c *Client) readSource(ctx context.Context, broker Broker, source *policy.TopicSource) {
 	for ctx.Err() == nil {
 		err := background.Guard(func() error { return broker.Read(ctx, source, c.Store) })

@@ -89,7 +89,7 @@ type pause struct {
 }
 
 // FeedLoop returns the background loop that publishes filed entries to the topics of feeds. Only one process at a time
-// runs this loop.
+// runs this loop. The loop publishes nothing until the database has the masking rules of the current policy.
 func (c *Client) FeedLoop() *background.Loop {
 	f := &feeds{holder: uuid.New(), paused: map[feedTopic]pause{}, reports: map[string]string{}}
 	return background.New(background.Config{

@@ -232,7 +232,8 @@ func workerLost(e *Entry) string {
 
 // Due decides about an entry whose time has come. It checks the conditions first. If a condition is unmet, the entry
 // waits until a gate of the worker releases it. Due checks such an entry again after waitLimit. If the conditions are
-// met by then, the entry still waits for the gate.
+// met by then, the entry still waits for the gate. An entry with a strategy that this version does not know waits for
+// unknownDelay.
 func (p *Planner) Due(e *Entry, name string, now time.Time) Verdict {
 	s, ok := implementations[name]
 	if !ok {
