@@ -328,7 +328,8 @@ func (s *SignIn) provider(w http.ResponseWriter, r *http.Request) (*Rules, *oaut
 	return &rules, config
 }
 
-// signInWithProvider signs in the user whom the provider has redirected back to dlqd.
+// signInWithProvider signs in the user whom the provider has redirected back to dlqd. It refuses a redirect if this
+// browser has no cookie with its state.
 func (s *SignIn) signInWithProvider(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	state := query.Get("state")

@@ -212,7 +212,7 @@ func (s *service) submit(ctx context.Context, in *SubmitInput) (*Accepted, error
 	return s.accept(ctx, in.RawBody)
 }
 
-// accept stores a message.
+// accept stores a message. For a duplicate it returns the state of the earlier message.
 func (s *service) accept(ctx context.Context, body []byte) (*Accepted, error) {
 	msg, err := message.Parse(body)
 	if err != nil {

@@ -151,7 +151,7 @@ func (s *service) listSessions(ctx context.Context, in *SessionsInput) (*Session
 	return out, nil
 }
 
-// endSessions ends sessions and returns their number.
+// endSessions ends sessions and returns their number, which is 0 if there is no such session.
 func (s *service) endSessions(ctx context.Context, e access.Ending) (int, error) {
 	if s.Access == nil {
 		return 0, nil

@@ -46,7 +46,8 @@ type Overview struct {
 	Changes  []SwitchChange  `json:"changes" doc:"The latest changes of switches, newest first."`
 }
 
-// ReadOverview reads the state of automatic redelivery. Its duration grows with the number of observed entries.
+// ReadOverview reads the state of automatic redelivery, with the latest maxChanges changes of switches. Its duration
+// grows with the number of observed entries.
 func ReadOverview(ctx context.Context, db postgres.DB, p *policy.Policy) (*Overview, error) {
 	switches, err := Read(ctx, db, p)
 	if err != nil {

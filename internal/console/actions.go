@@ -17,7 +17,7 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
-// act makes one move of one dead letter.
+// act makes one move of one dead letter. If the move needs approval, act redirects to the request.
 func (c *Console) act(in *request) (*done, error) {
 	verb, id := in.PostFormValue("do"), in.PathValue("id")
 	if !slices.Contains([]string{"replay", "discard", "expire", "resolve", "park", "unpark", "reopen"}, verb) {

@@ -73,7 +73,8 @@ func shares(of map[string]int64) []share {
 // maxIDs limits a selection by id. Larger selections use a filter.
 const maxIDs = 500
 
-// newBulk reads the action and the selection from a form.
+// newBulk reads the action and the selection from a form. It returns an error if no dead letters are selected, or more
+// than maxIDs by their ids.
 func newBulk(form url.Values) (*bulk, error) {
 	b := &bulk{
 		Query: form.Get("q"), IDs: form["id"], All: form.Get("all") != "",

@@ -264,8 +264,8 @@ func (in *request) likeOf(e *api.EntryDetail) (*likeness, error) {
 // maxRunsShown limits the replay runs of a group that an entry's page shows.
 const maxRunsShown = 3
 
-// runsOfGroup describes the runs whose filter names a failure group. The numbers of a run count all its entries. They
-// are the numbers of the group only if the filter selects no other group.
+// runsOfGroup describes the latest maxRunsShown runs whose filter names a failure group and that have outcomes. The
+// numbers of a run count all its entries. They are the numbers of the group only if the filter selects no other group.
 func runsOfGroup(runs []*replay.Run, queue, fingerprint string, zone *time.Location) (list []string) {
 	for _, run := range runs {
 		var chosen filter.Filter

@@ -43,8 +43,8 @@ type cachedCount struct {
 	at time.Time // when the reading began
 }
 
-// get returns the counts that are known soon, by their filter. It leaves out filters that search texts, which no index
-// answers.
+// get returns the counts that are known by countWait after the request began, by their filter. It leaves out filters
+// that search texts, which no index answers.
 func (c *countCache) get(in *request, queries []string) map[string]*api.Count {
 	if unknown := c.refresh(in, queries); unknown != nil {
 		select {

@@ -179,7 +179,8 @@ const (
 	sidebarTimeout = 3 * time.Second
 )
 
-// get returns the sidebar for a viewer.
+// get returns the sidebar for a viewer: the cached one, if reading it again takes longer than sidebarWait after the
+// request began. If none is cached, get waits.
 func (a *sidebarCache) get(in *request) sidebar {
 	known, ok, reading := a.refresh(in)
 	if reading == nil {

@@ -178,7 +178,8 @@ func (o *overview) LastHour(g analytics.TopGroup) []int64 {
 	return o.Young[groupPath(g.Queue, g.Fingerprint)]
 }
 
-// addRunsAndBreakers adds breakers that are not closed, replay runs, and their markers in the chart.
+// addRunsAndBreakers adds breakers that are not closed, replay runs that are running, paused or stopped within a day,
+// and the markers of breakers and all runs in the chart.
 func (o *overview) addRunsAndBreakers(breakers []breaker.Status, runs []*replay.Run) {
 	o.Breakers = slices.DeleteFunc(breakers, func(b breaker.Status) bool { return b.State == breaker.Closed })
 	for _, run := range runs {

@@ -225,7 +225,7 @@ func seenOutcomes(r *http.Request) []string {
 	return strings.Split(cookie.Value, ".")
 }
 
-// markSeen adds outcomes to the cookie.
+// markSeen adds outcomes to the cookie, which has the latest maxSeen.
 func markSeen(w http.ResponseWriter, r *http.Request, keys []string) {
 	seen := seenOutcomes(r)
 	all := slices.Clone(seen)

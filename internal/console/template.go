@@ -86,7 +86,7 @@ type templates struct {
 // maxZoned limits the number of cached templates. It is enough for some twenty zones.
 const maxZoned = 600
 
-// of returns the template of a page in a time zone; nil if there is no such page.
+// of returns the template of a page in a time zone, or an error if there is no such page.
 func (t *templates) of(page string, zone *time.Location) (*template.Template, error) {
 	parsed := t.parsed[page]
 	if parsed == nil {

@@ -530,7 +530,7 @@ func (s *Store) TrailSQL(ctx context.Context, id uuid.UUID, from time.Time, limi
 }
 
 // find looks for an entry among the open entries, then among those that closed after the entry's job failed, and last
-// among older ones.
+// among older ones. It returns pgx.ErrNoRows if there is no such entry.
 func (s *Store) find(ctx context.Context, id uuid.UUID) (*Entry, error) {
 	entry, err := s.findIn(ctx, id, OpenPart())
 	if !errors.Is(err, pgx.ErrNoRows) {

@@ -207,7 +207,8 @@ func importsOf(files []*descriptorpb.FileDescriptorProto, have, asked map[string
 	return requests
 }
 
-// ask sends requests to a server's reflection service and returns the answers.
+// ask sends requests to a server's reflection service and returns the answers. It returns a DescriptorError if the
+// server has no reflection.
 func ask(ctx context.Context, client *http.Client, target *Target,
 	requests []*reflection.ServerReflectionRequest,
 ) (answers [][]byte, err error) {

@@ -206,8 +206,9 @@ func (l *loader) readSecret(file, at, path string) (secret string) {
 	return strings.TrimSpace(l.readFile(file, at, path))
 }
 
-// readFile reads a file that the policy names, and adds the file to those that Watch checks. For a draft, readFile
-// reads no file and returns the content that the policy in force has.
+// readFile reads a file that the policy names, and adds the file to those that Watch checks. A missing or empty file is
+// a problem or, if the secrets are on another machine, a missing file is a warning. For a draft, readFile reads no file
+// and returns the content that the policy in force has.
 func (l *loader) readFile(file, at, path string) (content string) {
 	key := at + " " + path
 	if l.draft != nil { // the author of a draft may lack the right to read the file

@@ -180,7 +180,8 @@ func (d *Data) Mask(event func() map[string]any) func(text string) string {
 	}
 }
 
-// collectValues adds to values the texts and numbers at and below the given paths of a document.
+// collectValues adds to values the texts and numbers of at least minSensitiveLength bytes at and below the given paths
+// of a document, down to maxMaskedDepth. It stops once it has more than maxSensitiveValues.
 func collectValues(node any, at []string, paths [][]string, found bool, values *[]string) {
 	if len(*values) > maxSensitiveValues || len(at) > maxMaskedDepth {
 		return

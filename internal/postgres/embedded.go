@@ -202,8 +202,8 @@ func (e *Embedded) SetHolder(about string) error {
 	return os.WriteFile(e.holderPath(), fmt.Appendf(nil, "dlqd with process id %d%s", os.Getpid(), about), 0o600)
 }
 
-// EmbeddedURL returns the connection string of the running server of a data directory, for "dlqd
-// psql".
+// EmbeddedURL returns the connection string of the running server of a data directory, for "dlqd psql", or an error if
+// none runs.
 func EmbeddedURL(dataDir string) (string, error) {
 	dir, err := filepath.Abs(dataDir)
 	if err != nil {

@@ -69,7 +69,7 @@ func (w *world) append(r Row) {
 	w.NInbox++
 }
 
-// insert adds a job and returns its index.
+// insert adds a job and returns its index. If the state has no room for a job, insert sets full and returns 0.
 func (w *world) insert(j Job) int8 {
 	if w.NJobs == maxJobs {
 		w.full = true

@@ -131,7 +131,8 @@ func (w *Worker) callBeforeFiling(ctx context.Context) {
 }
 
 // File files one batch of failures from the inbox, with the planner's decisions, in one transaction. If the database
-// rejects the batch, File files its entries one by one. It reports whether the inbox may have more failures.
+// rejects the batch, File files its entries one by one. It files nothing while a switch is being changed. It reports
+// whether the inbox may have more failures.
 func (w *Worker) File(ctx context.Context) (bool, error) {
 	w.prepare.Do(func() { w.callBeforeFiling(ctx) })
 	size := cmp.Or(w.config.BatchSize, fileBatch)

@@ -254,8 +254,8 @@ func (w *Worker) sendProbes(ctx context.Context, tx transaction, g *gate, now ti
 	return w.redeliver(ctx, tx, ids, fmt.Sprintf("%s: one of %d probes", g.reason, len(ids)), counts)
 }
 
-// releaseRest releases entries after successful probes, as many as their pace allows until the next check. If no entry
-// is left, it deletes the gate.
+// releaseRest releases entries after successful probes, as many as their pace allows until the next check, and at most
+// maxRelease. If no entry is left, it deletes the gate.
 func (w *Worker) releaseRest(ctx context.Context, tx transaction, g *gate, now time.Time, counts map[string]int) error {
 	ids, err := g.claim(ctx, tx, maxRelease)
 	if err != nil {

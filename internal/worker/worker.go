@@ -348,7 +348,7 @@ func (w *Worker) untilNextDue(ctx context.Context) time.Duration {
 
 // RunOnce handles one batch of due, filed entries. One transaction redelivers or defers the entries that have a
 // decision; another decides the entries that failed again. If the database rejects the batch, RunOnce handles its
-// entries one by one. It reports whether more entries may be due.
+// entries one by one. It handles nothing while a switch is being changed. It reports whether more entries may be due.
 func (w *Worker) RunOnce(ctx context.Context) (bool, error) {
 	size := cmp.Or(w.config.BatchSize, w.config.Planner().Policy().Workers.DLQWorkers.BatchSize)
 	claimed, err := w.batch(ctx, size)
