@@ -590,10 +590,10 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.file_repeats IS
-    'Removes rows from the inbox that do not become entries: further failures of a job that has an '
-    'open entry, ends of redeliveries (as facts), and failures that an entry already has. '
-    'p_wait: wait for locked entries instead of leaving their rows for the next call. Returns the '
-    'ids of the removed rows.';
+    'Removes rows from the inbox that do not become entries: further failures of a job that has an open entry, ends '
+    'of redeliveries (as facts), and failures that an entry already has. A row whose id an entry of another failure '
+    'has gets a new id, and stays. p_wait: wait for locked entries instead of leaving their rows for the next call. '
+    'Returns the ids of the removed rows.';
 
 CREATE OR REPLACE FUNCTION dlq.file(p_ids uuid[]) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

@@ -346,10 +346,11 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.record_end IS
-    'Applies the end of the job that an entry waits for (to_jsonb of its row): the entry becomes '
-    'dlq_resolved, dlq_pending (undecided), dlq_failed if its DLQ retries are spent, or dlq_manual '
-    'if another entry has the failure. Returns false if the entry does not wait for this job: an '
-    'end that comes twice counts once.';
+    'Applies the end of the job that an entry waits for (to_jsonb of its row): the entry becomes dlq_resolved, '
+    'dlq_pending (undecided), dlq_failed if its DLQ retries are spent, or dlq_manual if another entry has the '
+    'failure. If the entry itself already has the failure, it only stops waiting. A redelivery whose failure is '
+    'recorded is deleted from River. Returns false if the entry does not wait for this job: an end that comes twice '
+    'counts once.';
 
 CREATE OR REPLACE FUNCTION dlq.follow_jobs(p_entries uuid[], p_jobs bigint[], p_created_at timestamptz[], p_actor text,
     p_reasons text[], p_note text DEFAULT NULL, p_run uuid DEFAULT NULL) RETURNS void
@@ -398,9 +399,10 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.follow_jobs IS
-    'Makes entries wait for jobs that run again: their originals or redeliveries, retried outside '
-    'dlqd. No entry and no job may occur twice. If an entry already waits for another job, the '
-    'success of either resolves it. dlq.watch_jobs comes next, in a transaction of dlqd''s own.';
+    'Makes entries wait for jobs that run again: their originals or redeliveries, retried outside dlqd. It counts a '
+    'DLQ retry of each entry that is dlq_pending, dlq_manual or dlq_failed; any other entry keeps its status and '
+    'gets only the marker of the job. No entry and no job may occur twice. If an entry already waits for another '
+    'job, the success of either resolves it. dlq.watch_jobs comes next, in a transaction of dlqd''s own.';
 
 CREATE OR REPLACE FUNCTION dlq.follow_job(p_entry uuid, p_job bigint, p_created_at timestamptz, p_actor text,
     p_reason text,

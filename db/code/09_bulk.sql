@@ -730,13 +730,13 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.replay_start IS
-    'Starts a replay run of the entries that match a filter now (see dlq.find; without a status: pending, '
-    'manual and failed ones). A dlqd that runs DLQ workers carries it out. p_checkpoint says whether resumable '
-    'River jobs continue after their last step (resume) or repeat all steps (discard); a patch requires it for '
-    'such jobs. With p_progressive, the run goes step by step, by failure group (dlq.replay_run_groups). '
-    'p_skip_stale skips work that is out of date, p_skip_superseded work that a later job has done (dlq.superseded); '
-    'null for what the policy says. '
-    'Returns the run''s id in dlq.replay_runs.';
+    'Starts a replay run of the entries that match a filter now (see dlq.find; without a status: pending, manual and '
+    'failed ones). A dlqd that runs DLQ workers carries it out. p_checkpoint says whether resumable River jobs '
+    'continue after their last step (resume) or repeat all steps (discard); a patch requires it for such jobs. With '
+    'p_progressive, the run goes step by step, by failure group (dlq.replay_run_groups). An empty filter requires '
+    'p_all. An open circuit breaker, or a queue that no River client works, refuses the run unless p_force is set. '
+    'The run may need an approval. p_skip_stale skips work that is out of date, p_skip_superseded work that a later '
+    'job has done (dlq.superseded); null for what the policy says. Returns the run''s id in dlq.replay_runs.';
 
 -- If a redelivery succeeded, or its entry was closed, the next entry of the ordering key may go. Otherwise all entries
 -- behind it get the reason with which the run will skip them. (An entry whose "behind" is itself waits because it must
@@ -1249,9 +1249,10 @@ END
 $$;
 COMMENT ON FUNCTION dlq.act_on IS
     'Makes one change on many entries: discard, expire, resolve, park (with {"tags": ["incident-81"]}, to find them '
-    'again), unpark, reopen, assign ({"assignee": "kim"}), tag ({"tags": ["bank"]}), note or purge ({"force": '
-    'true} for open, failed and returned ones). Returns the ids of those that it changed. A call, or several calls with '
-    'the same "operation" (a UUID) in p_args, is one operation: see dlq.operations.';
+    'again), unpark, reopen, assign ({"assignee": "kim"}), tag ({"tags": ["bank"]}), note or purge ({"force": true} '
+    'for open, failed and returned ones). Leaves entries whose status does not permit the action; reopen also leaves '
+    'erased entries, and entries whose job has another open entry. Returns the ids of those that it changed. A call, '
+    'or several calls with the same "operation" (a UUID) in p_args, is one operation: see dlq.operations.';
 
 CREATE OR REPLACE FUNCTION dlq.act_where(p_action text, p_filter jsonb, p_actor text DEFAULT session_user,
     p_note text DEFAULT NULL, p_args jsonb DEFAULT '{}',

@@ -65,6 +65,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.expire_stale IS
-    'Expires pending and manual entries for dlqd, each for its own reason, and returns those that it expired. It leaves '
-    'entries that an operator has parked, reopened or unparked, those that a replay run is still to send, those whose '
-    'job is not dead, and those that another session has locked.';
+    'Expires pending and manual entries for dlqd, each for its own reason, and returns those that it expired. It '
+    'leaves entries that an operator has parked, reopened or unparked, those that a replay run is still to send, '
+    'those whose job or redelivery is not dead or has a fact that is not applied yet, and those that another session '
+    'has locked.';

@@ -154,7 +154,10 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.replay_steer IS
-    'Does the work of dlq.replay_go_on, dlq.replay_back and dlq.replay_end. Resumes a run that has stopped.';
+    'Does the work of dlq.replay_go_on, dlq.replay_back and dlq.replay_end. p_groups: the numbers of groups that are '
+    'held or stopped (to end: or going), or null for all that are held or stopped. Resumes a run that has stopped. '
+    'Returns the number of groups that it moved. If the run is not progressive or has ended, or no group can be '
+    'moved, it raises DLQ01.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_go_on(p_run uuid, p_groups integer[] DEFAULT NULL,
     p_actor text DEFAULT session_user, p_note text DEFAULT NULL) RETURNS integer

@@ -133,8 +133,9 @@ END
 $$;
 COMMENT ON FUNCTION dlq.superseded IS
     'For each of the given entries, the later job that has done its work (job_id) with the same unique key, ordering '
-    'key, args or payload (same), among the jobs that River still keeps. known is false if no index answers, or the '
-    'statement''s time is used up.';
+    'key, args or payload (same), among the jobs that River still keeps. known is false if River''s table has no '
+    'index for the lookup, the args are larger than 8 KiB, more than 1,000 jobs of the kind would have to be '
+    'compared, the statement''s time is used up, or the entry is a record of a topic.';
 
 -- unworked_kinds reads the last 1,000 completed jobs by River's index on state and finalized_at.
 CREATE OR REPLACE FUNCTION dlq.unworked_kinds(p_ids uuid[]) RETURNS TABLE (kind text, unknown bigint, entries bigint)

@@ -667,8 +667,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.flow IS
     'The activity of a window that ends now, per bucket: captured, failures (captures and failed redeliveries), '
-    'redelivered, succeeded (redeliveries), resolved, failed, archived, parked, and the number of open entries '
-    'at the end. By all, queue or class.';
+    'redelivered, succeeded (redeliveries), resolved, failed, archived, parked, and the number of open entries at '
+    'the end. By all, queue or class. The longest window is 3 days by minute, 60 days by hour, 20 years by day.';
 
 CREATE OR REPLACE FUNCTION dlq.times(p_over interval DEFAULT '7 days', p_by text DEFAULT 'queue',
     p_queue text DEFAULT NULL)
