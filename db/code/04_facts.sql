@@ -1082,7 +1082,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.apply_facts IS
-    'Applies up to p_limit facts to the entries of their jobs and deletes the facts. p_run: only '
-    'facts about jobs of this replay run. Stops after one second. Facts of an entry that another '
-    'session has locked stay. Returns how many facts were applied. p_careful: one by one; facts '
-    'that the database refuses are marked as refused and tried again after a minute.';
+    'Applies up to p_limit facts to the entries of their jobs and deletes the facts. p_run: only facts about jobs of '
+    'this replay run. p_from: only facts from this position of the table on. Stops after one second, once it has '
+    'applied a fact or found a locked entry. Facts of an entry that another session has locked stay. Returns how '
+    'many facts were applied. p_careful: one by one; facts that the database refuses are marked as refused and tried '
+    'again after a minute. Without p_careful, such a fact raises its error, and facts marked as refused are skipped.';

@@ -316,7 +316,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.look_for_failures IS
-    'Advances a scan of the reconciler by one batch. dlq.reconcile and dlq.backfill call it.';
+    'Advances a scan of the reconciler by one batch of up to p_limit jobs. filed: the failures that it appended to '
+    'the inbox. done: the scan has ended, or was not due (p_every), or another session runs it (without p_wait). '
+    'began_at: when the scan began. dlq.reconcile and dlq.backfill call it.';
 
 -- find_successes finds the success of a retry that was made while capture was off or skipped it: dlqd does not follow
 -- such a retry, and has no fact about its success. River must still have the job. If this success resolved the entry,
@@ -355,7 +357,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.find_successes IS
-    'Appends a fact for each entry whose own job was retried outside dlqd and completed without a '
+    'Appends a fact for each of up to p_limit entries whose own job was retried outside dlqd and completed without a '
     'trigger seeing it, so that the entry is resolved. Returns how many.';
 
 CREATE OR REPLACE FUNCTION dlq.reconcile(p_limit integer DEFAULT 2000, p_whole boolean DEFAULT false,
@@ -445,8 +447,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.retire IS
-    'Records the failures of entries that are about to be deleted in dlq.retired_jobs, as far as '
-    'River still has their jobs: of the entries p_ids, or of a whole partition.';
+    'Records the failures of entries that are about to be deleted in dlq.retired_jobs, as far as River still has '
+    'their jobs: of the entries p_ids, or of a whole partition. Also appends failures that only a fact records to '
+    'the inbox, and deletes the markers of the entries.';
 
 CREATE OR REPLACE FUNCTION dlq.forget_jobs() RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = off AS $$

@@ -394,14 +394,13 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.redeliver IS
-    'Makes River jobs from entries and moves the entries to dlq_processing. Returns a verdict for '
-    'each entry that could be redelivered: sent (as job_id); follows or resolved (its job, job_id, '
-    'runs again or has completed, so no new job is needed). With any other verdict the entry stays: '
-    'busy (another session has locked job_id, or is taking the unique key), live or done (job_id '
-    'holds the unique key, and is live or has ended), open (the entry has failed, and another entry '
-    'of job_id is open), alone (see p_alone). p_checkpoint: discard, to start resumable jobs over. '
-    'p_alone: of entries whose jobs were rescued twice or more, only one at a time is sent to a '
-    'queue.';
+    'Makes River jobs from entries and moves the entries to dlq_processing. Returns a verdict for each entry that '
+    'could be redelivered: sent (as job_id); follows or resolved (its job, job_id, runs again or has completed, so '
+    'no new job is needed). With any other verdict the entry stays: busy (another session has locked job_id, or is '
+    'taking the unique key, or such waits used up 500 ms), live or done (job_id holds the unique key, and is live or '
+    'has ended), open (the entry has failed, and another entry of job_id is open), alone (see p_alone). '
+    'p_checkpoint: discard, to start resumable jobs over. p_alone: of entries whose jobs were rescued twice or more, '
+    'only one at a time is sent to a queue.';
 
 CREATE OR REPLACE FUNCTION dlq.refuse_move(p_id uuid, p_verb text, p_from text) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off
@@ -531,14 +530,14 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.replay IS
-    'Redelivers an entry now. p_payload, if given, replaces its payload; the original is kept. As '
-    'p_payload_text it is delivered as written by queues that deliver byte for byte. p_destination, '
-    'if given, replaces its queue''s destination with another one of the policy (only for dlqd''s '
-    'own messages). A resumable job continues after its last step. With another payload, '
-    'p_checkpoint must say whether it does: resume, or discard to start over. Returns the id of the '
-    'new job, or of the entry''s own job if that already runs again or has completed. Raises DLQ03 '
-    'if an equal job is live or has ended, or if another session has locked the entry''s job; '
-    'p_force overrides.';
+    'Redelivers an entry now. p_payload, if given, replaces its payload; the original is kept. As p_payload_text it '
+    'is delivered as written by queues that deliver byte for byte. p_destination, if given, replaces its queue''s '
+    'destination with another one of the policy (only for dlqd''s own messages). A resumable job continues after its '
+    'last step. With another payload, p_checkpoint must say whether it does: resume, or discard to start over. '
+    'Returns the id of the new job, or of the entry''s own job if that already runs again or has completed. Raises '
+    'DLQ03 if an equal job is live or has ended, or if another session has locked the entry''s job; p_force '
+    'overrides. Raises DLQ02 if there is no such entry, and DLQ01 if its status does not permit a replay or its job '
+    'has another open entry. It may need an approval.';
 
 CREATE OR REPLACE FUNCTION dlq.discard(p_id uuid, p_actor text DEFAULT session_user, p_note text DEFAULT NULL)
     RETURNS void

@@ -104,8 +104,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.release_held IS
-    'Makes up to p_limit held messages available, spread over the next second: those held for p_held, by default '
-    'because of an open breaker. Returns how many.';
+    'Makes up to p_limit held messages that are due within p_horizon available, spread over the next second: those '
+    'held for p_held, by default because of an open breaker. Returns how many.';
 
 -- put_back makes messages available again that are marked as running in River clients that do not deliver them. River's
 -- rescuer does the same, but minutes later, because it waits for the longest timeout of all queues. put_back differs in
@@ -338,8 +338,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.wake_first IS
-    'Makes the first unfinished job of an ordering key, or its redelivery, available if it is held because of '
-    'its order. Deletes the places of finished jobs before it. Returns whether it made a job available.';
+    'Makes the first unfinished job of an ordering key, or its redelivery, available if it is held because of its '
+    'order. Deletes the places of finished jobs before it, at most 100 in a call. Returns whether it made a job '
+    'available.';
 
 -- wake_ordered checks up to p_limit keys, which limits its duration and the number of jobs that it locks.
 CREATE OR REPLACE FUNCTION dlq.wake_ordered(p_limit integer, p_queue text DEFAULT '', p_key text DEFAULT '',

@@ -220,7 +220,8 @@ EXCEPTION WHEN data_exception THEN
 END
 $$;
 COMMENT ON FUNCTION dlq.filter_where IS
-    'Returns the SQL condition of a filter, on a row e with the filter as parameter $1. It is limited to the '
+    'Returns the SQL condition of a filter, on a row e with the filter as parameter $1. Raises DLQ04 for an unknown '
+    'field or an invalid value, and DLQ06 for a field whose values the caller may not see. It is limited to the '
     'caller''s scope (dlq.scope) and, while dlqd carries out an approval, to the entries of that approval.';
 
 CREATE OR REPLACE FUNCTION dlq.filter_bounds(p_filter jsonb, OUT first uuid, OUT below uuid)
@@ -296,8 +297,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.filter_values IS
-    'Suggests values of a filter field that contain p_text, from open entries in the caller''s scope. For a '
-    'fingerprint, note is the queue and title of the group.';
+    'Suggests up to p_limit values of a filter field that contain p_text in upper or lower case, from open entries '
+    'in the caller''s scope. A fingerprint must begin with p_text; its note is the queue and title of the group. A '
+    'field without suggestions, or that the caller may not see, has none.';
 
 -- find_ids returns ids in order, so that a caller continues after the last one. find_ids and
 -- dlq.preview run as the owner of the schema, because filters read tables that the caller may not

@@ -150,8 +150,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.trim_counters IS
-    'Gives counters to the most frequent error types of the last seven days. Deletes those of queues that were '
-    'not used for 30 days, if others need the room.';
+    'Gives counters to the most frequent error types of the last seven days, in queues whose counters of error types '
+    'are all taken. Deletes the counters of queues that were not used for 30 days, if all counters of queues are '
+    'taken. Does nothing while the rollups are refreshed.';
 
 -- needs_person reads at most about p_most manual entries and as many failed ones.
 --   - Manual entries: each class of each queue gets an equal share of p_most. If a class has fewer manual entries than

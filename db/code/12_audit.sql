@@ -703,9 +703,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.erase_step IS
-    'Erases up to p_limit entries that match a filter (see dlq.find), in order of capture after p_after, and '
-    'adds the counts to the record of the erasure. Returns the last id, for the next p_after; null when none is '
-    'left.';
+    'Erases up to p_limit entries that match a filter (see dlq.find), in order of capture after p_after, and adds '
+    'the counts to the record of the erasure. Returns the last id, for the next p_after; null when none is left. '
+    'Raises DLQ04 if the erasure began with another filter; more matching entries may need a new approval.';
 
 -- One transaction per batch, so that no lock is held for longer than a batch takes.
 CREATE OR REPLACE PROCEDURE dlq.erase(p_filter jsonb, p_note text, p_actor text DEFAULT session_user,

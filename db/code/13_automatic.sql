@@ -109,7 +109,8 @@ BEGIN
     END CASE;
 END
 $$;
-COMMENT ON FUNCTION dlq.next_step IS 'What happens next to an entry, as text; null for a closed one.';
+COMMENT ON FUNCTION dlq.next_step IS
+    'The next step of an entry, as text: sent when, or waiting for what or whom; null for a closed entry.';
 
 CREATE OR REPLACE TRIGGER automatic_changes_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON dlq.automatic_changes
     FOR EACH STATEMENT EXECUTE FUNCTION dlq.refuse('the audit trail is append-only');
@@ -162,7 +163,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.change_automatic IS
-    'Changes or deletes one switch of automatic redelivery. Returns whether anything changed.';
+    'Changes or deletes one switch of automatic redelivery. Returns whether anything changed. Raises DLQ05 if a '
+    'transaction of a DLQ worker does not end within 5 s; a stop then takes effect all the same.';
 
 CREATE OR REPLACE FUNCTION dlq.set_automatic(p_scope text, p_name text, p_enabled boolean,
     p_include text[] DEFAULT '{}',

@@ -99,8 +99,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.collect_feed IS
     'Adds the entries that were filed since the last call, up to p_limit, to the records of a feed, in the order in '
-    'which they failed, and moves its position. p_queues: names of queues; * matches any text. Returns how many it '
-    'added, or p_limit if there may be more.';
+    'which they failed, and moves its position. p_queues: names of queues; * matches any text. Leaves out entries '
+    'whose record a feed published. Returns how many it added, or p_limit if there may be more.';
 
 CREATE OR REPLACE FUNCTION dlq.feed_topics(p_feed text) RETURNS TABLE (topic text, waiting_since timestamptz)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$

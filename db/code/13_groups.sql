@@ -169,8 +169,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.one_group IS
-    'Returns the fingerprint of a failure group, given in full or as its first four or more characters. For a '
-    'former group, returns the group that continues it. Raises DLQ02 if there is none.';
+    'Returns the fingerprint of a failure group, given in full or as its first four or more characters. For a former '
+    'group, returns the group that continues it. Raises DLQ02 if there is none, and DLQ04 if several begin with '
+    'these characters.';
 
 -- group_names returns all fingerprints that entries of a group can have. For a former group, it adds all groups that
 -- its errors are in now. For a current group, it adds the last 100 former groups that it continues, to find closed
@@ -267,7 +268,8 @@ BEGIN
          WHERE r.rank <= 10 ORDER BY r.by, r.entries DESC, r.name' USING p_ids, v_since, v_until;
 END
 $$;
-COMMENT ON FUNCTION dlq.shares_of IS 'What dlq.group_shares returns, of these entries.';
+COMMENT ON FUNCTION dlq.shares_of IS
+    'The shares that dlq.group_shares returns, for these entries: the ten most frequent sources, versions and hosts.';
 
 CREATE OR REPLACE FUNCTION dlq.group_shares(p_queue text, p_fingerprint text, p_limit integer DEFAULT 200)
 RETURNS TABLE (by text, name text, entries bigint, share float8)
@@ -581,5 +583,5 @@ END
 $$;
 COMMENT ON FUNCTION dlq.regroup IS
     'Moves open entries from former failure groups to the groups of their errors by the current method. Skips '
-    'entries that another session has locked, or that have changed since they were read. Returns how many it '
-    'moved.';
+    'entries that another session has locked, that have changed since they were read, or whose last change the '
+    'rollups have not counted and whose group has no alias. Returns how many it moved.';
