@@ -539,8 +539,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.skip_defaults IS
-    'What a replay run skips because the policy says so (skipStale and skipSuperseded of queues and kinds), where its '
-    'request says nothing (null); null for nothing.';
+    'The work that a replay run skips because of the policy (skipStale and skipSuperseded of queues and kinds), '
+    'where its request does not choose (null). Null if it skips none.';
 
 -- A caller with a scope can read these choices in stored runs and requests for approval. So they name only queues and
 -- kinds of the entries that the run selects.

@@ -10,7 +10,7 @@ RETURN CASE p_outcome
     WHEN 'skipped' THEN CASE WHEN p_taken_by IS NULL THEN 'skipped' ELSE 'taken_over' END
     ELSE CASE WHEN p_job IS NOT NULL THEN 'in_progress' WHEN p_cancelled THEN 'skipped' ELSE 'to_go' END END;
 COMMENT ON FUNCTION dlq.closure_of IS
-    'What became of an entry of a replay run: recovered; failed_same or failed_new, in the same failure group or '
+    'The closure of an entry of a replay run: recovered; failed_same or failed_new, in the same failure group or '
     'another; failed, if one of the groups is not known; skipped; taken_over by a person before its turn; '
     'in_progress; or to_go.';
 
@@ -131,8 +131,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
     WHERE r.id = p_run
 $$;
 COMMENT ON FUNCTION dlq.replay_result IS
-    'What became of the failure groups of a run''s forecast, in the form of replay_runs.result. It reads each entry of '
-    'the run.';
+    'The result of a run for each failure group of its forecast, in the form of replay_runs.result. It reads each '
+    'entry of the run.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_calibration()
 RETURNS TABLE (run_id uuid, queue text, fingerprint text, entries bigint, recover bigint, low bigint, high bigint,

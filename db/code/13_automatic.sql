@@ -63,7 +63,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.switched_on IS
-    'What dlq.automatic_for returns unless all automatic redelivery is stopped.';
+    'The result of dlq.automatic_for while automatic redelivery as a whole is not stopped.';
 
 CREATE OR REPLACE FUNCTION dlq.next_step(p_status dlq.dead_letter_status, p_strategy dlq.strategy, p_rule text,
     p_next_retry_at timestamptz, p_waiting_for text,

@@ -285,5 +285,5 @@ $$;
 COMMENT ON FUNCTION dlq.restored IS
     'Lists what dlqd, or an application that works its jobs, may do a second time in a restored database, and '
     'whether dlqd holds it: replay runs with their remaining entries, redeliveries under way, dead letters to be '
-    'redelivered automatically, messages, and approved requests. It lists at most 100 replay runs. Each other count '
-    'ends at 100,000.';
+    'redelivered automatically, messages, and approved requests. It lists at most 100 replay runs, and reads at most '
+    '100,000 redeliveries, 100,000 dead letters, and 100,000 jobs of each state.';

@@ -233,7 +233,8 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
         b.original_topics, b.original_topic_ids, b.original_partitions, b.original_offsets, b.forms, b.sizes,
         b.sha256s, b.contents, b.header_keys, b.header_values, p_keys, p_values) s
 $$;
-COMMENT ON FUNCTION dlq.append_records IS 'dlq.store_records for a process of an older release.';
+COMMENT ON FUNCTION dlq.append_records IS
+    'dlq.store_records for a process of an older release, which passes each record as a JSON object.';
 
 -- take_delivery is volatile. So if a batch has two equal records, the second does not get the delivery that the first
 -- one took.
@@ -368,9 +369,10 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.return_record IS
-    'Applies a fact "returned": the record that dlqd published for an entry came back as a dead letter. The entry has '
-    'failed again: a returned one is pending, or failed if its DLQ retries are spent; a resolved or archived one is '
-    'reopened. If it is deleted or erased, the record becomes a new entry.';
+    'Applies a fact "returned": the record that dlqd published for an entry came back as a dead letter. The entry '
+    'has failed again: a returned one is pending, or failed if its DLQ retries are spent; a resolved or archived one '
+    'becomes manual; an open or failed one only gets the further failure. If the entry is deleted or erased, the '
+    'record becomes a new entry, unless the fact itself was erased.';
 
 CREATE OR REPLACE FUNCTION dlq.without_bytes(p_record dlq.record) RETURNS dlq.record
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$

@@ -136,8 +136,9 @@ END
 $$;
 COMMENT ON FUNCTION dlq.rewind_source IS
     'Moves the position of a partition back to an offset, so that its records are read again. Records whose entries '
-    'exist are recognized; those whose entries are deleted become entries again. With p_skip it may move forward: the '
-    'records between are counted as lost.';
+    'exist are recognized; those whose entries are deleted become entries again. With p_skip it may move forward: '
+    'the records between are counted as lost. Returns the position before and after. Raises DLQ02 if the partition '
+    'has no position, and DLQ04 if p_offset is negative, or forward without p_skip.';
 
 CREATE OR REPLACE FUNCTION dlq.source_figures() RETURNS TABLE (source text, queue text, paused boolean, removed boolean,
     running boolean, partitions bigint, failing bigint, lag bigint, margin bigint, records bigint, holes bigint,

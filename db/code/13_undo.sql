@@ -52,8 +52,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.record_operation IS
-    'Records the request of a batch of an operation, the number of entries it changed, and why it skipped '
-    'others.';
+    'Records the request of a batch of an operation, the number of entries it changed, and why it skipped others (at '
+    'most 10,000 of these, but all are counted). Raises DLQ04 if the operation is of another caller or action.';
 
 CREATE OR REPLACE FUNCTION dlq.one_operation(p_id uuid) RETURNS dlq.operations
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -227,8 +227,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.undo IS
-    'Undoes an operation (dlq.operations): discard, expire, resolve, park, unpark, assign, tag or note. Entries '
-    'that are still where it put them go back (from discard, expire and resolve to dlq_manual); others are '
-    'skipped. Returns '
-    'the id of the undo, how many entries it read, how many it put back, and their states now. p_limit: at most '
-    'so many, after the audit row with p_after and p_after_id, as part of the undo p_as.';
+    'Undoes an operation (dlq.operations): discard, expire, resolve, park, unpark, assign, tag or note. Entries that '
+    'still have the status or values that the operation gave them get the earlier ones (after discard, expire and '
+    'resolve: dlq_manual); others are skipped. Raises DLQ01 for other operations. Returns the id of the undo, how '
+    'many entries it read, how many it changed, and their states now. p_limit: at most so many, after the audit row '
+    'with p_after and p_after_id, as part of the undo p_as.';

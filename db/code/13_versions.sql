@@ -106,9 +106,10 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.record_deploy IS
-    'Records that a version works these queues from now on (null: all queues), for failure groups that are fixed in a '
-    'version. An earlier version again is a rollback. Of a queue, the last 1,000 versions are kept; of an actor who is '
-    'limited to some queues, the last 10,000 reports.';
+    'Records that a version works these queues from now on (null: all queues), for failure groups that are fixed in '
+    'a version. At most 100 queues; all queues require a caller without a scope. An earlier version again is a '
+    'rollback. Of a queue, the last 1,000 versions are kept; of an actor who is limited to some queues, the last '
+    '10,000 reports.';
 
 -- learn_versions learns versions from the reports of completed jobs:
 --   - During a deploy, two versions report. A version counts only if it is the only one among at least ten reports of

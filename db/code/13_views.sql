@@ -93,8 +93,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.save_view IS
-    'Creates or replaces a saved view: its query as typed, its columns, its sort order, and whether it is '
-    'shared.';
+    'Creates or replaces a saved view of the caller: its query as typed, its columns, its sort order, and whether it '
+    'is shared. A caller has at most 100 views (DLQ04). Only operators share views (DLQ06), and no two users share '
+    'views of one name (DLQ01).';
 
 CREATE OR REPLACE FUNCTION dlq.delete_view(p_name text, p_owner text DEFAULT NULL, p_actor text DEFAULT session_user)
     RETURNS void

@@ -49,8 +49,9 @@ END
 $$;
 COMMENT ON FUNCTION dlq.require_approval IS
     'Raises DLQ07 if the policy (access.yaml: approvals) requires a second person for one of these operations '
-    '(replay, patch, redirect, discard, resolve, purge, erase, export) on the entries that match the request''s filter, '
-    'in a queue of the rule or redelivered into one.';
+    '(replay, patch, redirect, discard, resolve, purge, erase, export) on the entries that match the request''s '
+    'filter, in a queue of the rule or redelivered into one, and more entries match than the rule allows without it '
+    '(above).';
 
 CREATE OR REPLACE FUNCTION dlq.needs_approval(p_operations text[], p_request jsonb) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -185,8 +186,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.approval_matches IS
-    'What approving a request would change now: the number of entries, how many of them arrived after the '
-    'request, and how many that it selected before were closed since, by their state.';
+    'The effect that the approval of a request would have now: the number of entries, how many of them arrived after '
+    'the request, and how many that it selected before were closed since, by their state.';
 
 -- Few requests wait at a time, so requests_for checks only the latest fifty. It evaluates the filter of each request
 -- only on the entries p_ids.
@@ -299,10 +300,9 @@ END
 $$;
 COMMENT ON FUNCTION dlq.request_approval IS
     'Requests approval of an operation by a second person: bulk (such as {"do": "discard", "filter": {"queue": '
-    '"payments"}}: discard, expire, resolve, unpark or purge), replay, erase, cancel ({"job": 41}) or export. Returns '
-    'its id, '
-    'for dlq.approve. If an '
-    'equal request waits already, returns its id and makes no second one.';
+    '"payments"}}: discard, expire, resolve, unpark or purge), replay, erase, cancel ({"job": 41}) or export. '
+    'Returns its id, for dlq.approve. If an equal request waits already, returns its id and makes no second one. '
+    'Raises DLQ04 if the request is invalid, or has an empty filter without "all": true.';
 
 -- A person may have several names: the names of a token and of a sign-in, in upper or lower case. A token counts as the
 -- same person as its creator.

@@ -235,8 +235,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.run_again IS
     'Runs up to p_limit jobs again that completed since p_since and that River still keeps, as new jobs, in the '
-    'order in which they ended. With the same note each job is run again only once: repeat the call until it '
-    'returns 0.';
+    'order in which they ended. A note is required. With the same note each job is run again only once: repeat the '
+    'call until it returns 0.';
 
 CREATE OR REPLACE FUNCTION dlq.delete_jobs(p_payload jsonb, p_note text, p_actor text DEFAULT session_user)
     RETURNS integer

@@ -218,8 +218,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.mask_node IS
-    'dlq.masked_json for use in other functions: masks JSON at a path (null: no path). Keys are kept, unless '
-    'they contain a masked value; numbers keep their precision.';
+    'dlq.masked_json for use in other functions: masks JSON at a path (null: no path). Keys are kept, unless they '
+    'contain a masked value; numbers keep their precision. Values below more than 70 levels are masked.';
 
 CREATE OR REPLACE FUNCTION dlq.masked_text(p_text text, p_mask jsonb, p_values text[] DEFAULT '{}') RETURNS text
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
@@ -438,8 +438,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.masked_detail IS
-    'Masks the detail of an audit row, a replay run or an answer: payload, mergePatch, patch, changes, '
-    'payloadAt (whose paths are those of the payload) and filter.';
+    'Masks the detail of an audit row, a replay run or an answer: payload, mergePatch, patch, changes, payloadAt '
+    '(whose paths are those of the payload) and filter. Of more than 50,000 characters, all values are masked.';
 
 -- If an operator saw a payload with ***, the operator must not send *** in place of the masked values.
 CREATE OR REPLACE FUNCTION dlq.refuse_mask(p_action text, p_document jsonb) RETURNS void

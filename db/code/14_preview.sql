@@ -350,7 +350,8 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
     ORDER BY g.entries DESC, g.queue, g.fingerprint
 $$;
 COMMENT ON FUNCTION dlq.preview_groups IS
-    'What to expect of the failure groups of the entries that match a filter: what became of earlier redeliveries '
-    '(dlq.group_outcomes), and how many of the entries that go will recover (expected). An entry does not go if '
-    'another job has its unique key; the share is estimated from a random sample of at most 1,000. tried is false '
-    'if no replay run has outcomes of the group: it was never tried. The API adds intervals.';
+    'The expected outcome of a replay of the entries that match a filter, by failure group (the p_limit largest): '
+    'the outcomes of earlier redeliveries (dlq.group_outcomes), and how many of the entries that go will recover '
+    '(expected). An entry does not go if another job has its unique key; the share is estimated from a random sample '
+    'of at most 1,000. tried is false if no replay run has outcomes of the group: it was never tried. The API adds '
+    'intervals.';

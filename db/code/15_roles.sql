@@ -215,7 +215,7 @@ CREATE OR REPLACE VIEW dlq.entries AS
 COMMENT ON VIEW dlq.entries IS
     'dead_letter_queue as the caller may see it. Columns that the policy marks as sensitive (data.sensitiveColumns) '
     'are null for a dlq_reader. Values that it marks (data.sensitivePaths, data.sensitivePatterns) are *** for every '
-    'caller: see dlq.reveal. The column next is what happens next to an entry.';
+    'caller: see dlq.reveal. The column next is the next step of an entry (dlq.next_step).';
 
 -- A security barrier computes all rows before the first one is returned, and prevents partition pruning by status. It
 -- is therefore off while no role has a scope.
@@ -266,9 +266,10 @@ COMMENT ON FUNCTION dlq.find IS
     'Entries that match a filter: {"status": "dlq_manual", "kind": "payment.*", "errorType": ["TIMEOUT_ERROR"], '
     '"maxAge": "2 days", "payload": {"customer": "cus_81"}}. Other fields: queue, errorClass, errorCode, '
     'destination, errorMessage (has all of these texts), fingerprint (or its first characters), rule, strategy, '
-    'waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, rest '
-    '(replay runs that have not sent the entry), again (in which its redelivery failed), after, before, minAge, minRetryCount, maxRetryCount, payloadAt ([{"path": ["customer", "id"], "values": '
-    '["cus_81"]}]). What the policy hides from the caller is null.';
+    'waitingFor, failedIn, assignee, source, subscriberId, orderingKey, tags, ids, messageId, jobId, rest (replay '
+    'runs that have not sent the entry), again (in which its redelivery failed), after, before, minAge, '
+    'minRetryCount, maxRetryCount, payloadAt ([{"path": ["customer", "id"], "values": ["cus_81"]}]). Columns that '
+    'the policy hides from the caller are null.';
 
 CREATE OR REPLACE FUNCTION dlq.set_role_scope(p_role name, p_scope jsonb, p_note text DEFAULT NULL,
     p_actor text DEFAULT session_user) RETURNS void
@@ -460,5 +461,5 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.install_roles IS
-    'Creates the roles dlq_reader, dlq_operator and dlq_admin, if they are missing and this role may create '
-    'them, and grants them their privileges.';
+    'Creates the roles dlq_reader, dlq_operator and dlq_admin, if they are missing, and grants them their '
+    'privileges. If this role may not create them, it only raises a notice.';

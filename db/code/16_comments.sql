@@ -479,7 +479,7 @@ BEGIN
             ('approvals', 'forecast',
              'The preview of a replay run when it was requested; null if it was requested in SQL.'),
             ('approvals', 'skips',
-             'What a replay run skips because the policy said so at the request: see replay_runs.skips.'),
+             'The work that a replay run skips because of the policy at the request: see replay_runs.skips.'),
             ('approvals', 'expires_at', 'When the request expires.'),
             ('approvals', 'decided_by', 'The actor that approved, refused or withdrew the request.'),
             ('approvals', 'decided_at', 'When the request was decided.'),
