@@ -42,7 +42,7 @@ var tables = map[string][]string{
 	"last_acts":               {"replica"},
 	"metrics_sample":          {"metrics"},
 	"ordered_jobs":            {"ingest"},
-	"paces":                   {"metrics"},
+	"paces":                   {"metrics", "replay"},
 	"processes":               {"process", "metrics"},
 	"reconcile_findings":      {"reconcile"},
 	"replay_run_entries":      {"replay"},
@@ -58,7 +58,7 @@ var tables = map[string][]string{
 	"source_progress":         {"source"},
 	"sources":                 {"source"},
 	"tokens":                  {"access"},
-	"river.river_job":         {"breaker", "delivery", "ingest", "worker", "metrics"},
+	"river.river_job":         {"breaker", "delivery", "ingest", "worker", "metrics", "replay"},
 }
 
 var (
