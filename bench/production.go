@@ -57,8 +57,10 @@ func production(b *bench, scale float64) error {
 				if err := b.reset(pool, true); err != nil {
 					return err
 				}
-				p := productionRun{bench: b, pool: pool, program: program, processes: processes, messages: n, fails: fails,
-					archive: "none"}
+				p := productionRun{
+					bench: b, pool: pool, program: program, processes: processes, messages: n, fails: fails,
+					archive: "none",
+				}
 				if err := p.run(); err != nil {
 					return err
 				}

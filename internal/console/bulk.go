@@ -361,7 +361,8 @@ func (c *Console) newReplay(in *request) (*view, error) {
 	b.Groups = mostOpen(groups.Rows, overviewGroups)
 	b.Groups = slices.DeleteFunc(b.Groups, func(g analytics.TopGroup) bool { return g.Open == 0 })
 	b.States = []stateChoice{
-		{Name: "Manual or failed", Query: "status:manual,failed"}, {Name: "Outages", Query: "class:outage"},
+		{Name: "Manual or failed", Query: "status:manual,failed"},
+		{Name: "Outages", Query: "class:outage"},
 		{Name: "Pending", Query: "status:pending"},
 	}
 	counts := c.counts.get(in, []string{b.States[0].Query, b.States[1].Query, b.States[2].Query})

@@ -69,7 +69,7 @@ func TestReader_DecodesValuesOfARegistry(t *testing.T) {
 		for i, record := range records {
 			require.Equal(t, values[i], record.Value)
 		}
-		require.Equal(t, `{"id":1,"error":"bad"}`, string(records[0].Payload))
+		require.JSONEq(t, `{"id":1,"error":"bad"}`, string(records[0].Payload))
 		require.Equal(t, "bad", records[0].Failure.Error.Message, "the envelope is in the decoded value")
 		require.Equal(t, "schema 7: registry main has no such schema (404)", records[1].NotDecoded)
 		require.Equal(t, "schema 1: the value ends early", records[2].NotDecoded)

@@ -116,7 +116,7 @@ type PublishingStep struct {
 }
 
 // Steps returns the steps that are possible in the state.
-func (s *Publishing) Steps(rules Rules) (steps []PublishingStep) { //nolint:gocognit // one table of the possible steps
+func (s *Publishing) Steps(rules Rules) (steps []PublishingStep) {
 	can := func(bad bool, change func(*Publishing) (wrong string), format string, args ...any) {
 		after := *s
 		wrong := change(&after)
@@ -272,8 +272,8 @@ func (s *Publishing) sendSteps(rules Rules, d int8, can func(bool, func(*Publish
 
 // lastOf returns the index of the last element with a value.
 func lastOf(values []int8, value int8) int {
-	for i := len(values) - 1; i >= 0; i-- {
-		if values[i] == value {
+	for i, found := range slices.Backward(values) {
+		if found == value {
 			return i
 		}
 	}

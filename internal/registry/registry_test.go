@@ -71,7 +71,9 @@ func TestRegistry_DecodesByReferences(t *testing.T) {
 		{framed(2, "\xc8\x01"), `{"price":{"cents":100}}`},
 		{framed(4, "\x00"+orderBytes), orderJSON},
 		{framed(5, " {\"a\": 1.50}\n"), `{"a": 1.50}`},
-		{[]byte(`{"a":1}`), ""}, {[]byte{0, 1}, ""}, {nil, ""},
+		{[]byte(`{"a":1}`), ""},
+		{[]byte{0, 1}, ""},
+		{nil, ""},
 	} {
 		document, err := r.Decode(t.Context(), c.value)
 		require.NoError(t, err)
@@ -100,8 +102,10 @@ func TestRegistry_EncodesEditsWithTheirSchema(t *testing.T) {
 	for _, c := range []struct{ value, edited, encoded string }{
 		{"0000000004" + "02", `{"id":9007199254740993}`, "0000000004" + "8280808080808020"},
 		{"0000000002" + "040200" + "089601", `{"n": 151}`, "0000000002" + "040200" + "089701"},
-		{"0000000003" + hex.EncodeToString([]byte(`{"a":1}`)), `{"a": 2}`,
-			"0000000003" + hex.EncodeToString([]byte(`{"a": 2}`))},
+		{
+			"0000000003" + hex.EncodeToString([]byte(`{"a":1}`)), `{"a": 2}`,
+			"0000000003" + hex.EncodeToString([]byte(`{"a": 2}`)),
+		},
 	} {
 		value, err := hex.DecodeString(c.value)
 		require.NoError(t, err)

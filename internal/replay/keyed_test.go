@@ -88,8 +88,10 @@ func TestJobKey_OfKindAndQueue(t *testing.T) {
 	require.Equal(t, "x", *key("refund", "a", both))
 	require.Equal(t, "1", *key("refund.kept", "a", both))
 	require.Nil(t, key("charge", "b", both))
-	for _, args := range []string{`{}`, `{"customer": 1}`, `{"customer": {"id": {"a": 1}}}`, `{"customer": {"id": null}}`,
-		`{"customer": {"id": ""}}`, `{"erased": true}`} {
+	for _, args := range []string{
+		`{}`, `{"customer": 1}`, `{"customer": {"id": {"a": 1}}}`, `{"customer": {"id": null}}`,
+		`{"customer": {"id": ""}}`, `{"erased": true}`,
+	} {
 		require.Nil(t, key("charge", "a", args), args)
 	}
 	b.publish("{}")

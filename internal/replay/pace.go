@@ -176,7 +176,7 @@ func destinationOf(p *policy.Policy, destination, queue string) string {
 
 // nextOfGroups returns the next entries of a progressive run: first the entries of each part, as many as its rate
 // allows, then entries of other groups. wait is the time until a part may send again, or 0 if no part has to wait. It
-// returns at most most entries.
+// returns up to most entries.
 func (r *Runner) nextOfGroups(ctx context.Context, tx transaction, run *dbsqlc.LockReplayRow, most int,
 ) (ids []uuid.UUID, wait time.Duration, err error) {
 	parts, err := r.parts(run)

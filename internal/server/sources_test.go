@@ -254,7 +254,7 @@ func TestSources_BehaveLikeJobs(t *testing.T) {
 		}
 		page, _, _ := b.call("GET", "/dead-letters/"+id, "")
 		require.Equal(t, 200, page)
-		listed := get("/api/dlq/entries?queue=" + queue)["entries"].([]any)[0].(map[string]any) //nolint:forcetypeassert // a test
+		listed := get("/api/dlq/entries?queue=" + queue)["entries"].([]any)[0].(map[string]any)
 		status, list, _ := b.call("GET", "/dead-letters?q="+url.QueryEscape("queue:"+queue), "")
 		require.Equal(t, 200, status)
 		if queue == "orders" {
@@ -323,7 +323,8 @@ func TestPublish_FetchesTheRecordOfAReference(t *testing.T) {
 	dead := func(place string) (id string) {
 		broker.Add("dlq.prod.pay", source.Message{
 			Time: time.Now(), Headers: []source.Header{
-				{Key: sourcetest.HeaderError, Value: []byte(place)}, {Key: sourcetest.HeaderTopic, Value: []byte("pay")},
+				{Key: sourcetest.HeaderError, Value: []byte(place)},
+				{Key: sourcetest.HeaderTopic, Value: []byte("pay")},
 				{Key: sourcetest.HeaderPlace, Value: []byte(place)},
 			},
 		})
