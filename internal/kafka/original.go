@@ -166,6 +166,8 @@ func (p *partition) complete(from *originals, record *source.Record) int {
 				headers = append(headers, source.Header{Key: header.Key, Value: bytes.Clone(header.Value)})
 			}
 			record.Headers = append(headers, record.Headers...)
+			record.NotDecoded = ""
+			decode(p.ctx, p.r.schemas, p.r.source, record)
 		}
 		if from.spent > originalsTimeout || errors.Is(err, context.DeadlineExceeded) {
 			p.r.pauseOriginals()

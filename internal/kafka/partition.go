@@ -298,7 +298,8 @@ func (p *partition) store(batch source.Batch, records []*kgo.Record) error {
 			}
 			original.TopicID = id
 		}
-		more += len(record.Payload) + p.complete(&from, &record)
+		more += p.complete(&from, &record)
+		more += len(record.Payload)
 		batch.Records = append(batch.Records, record)
 		if more >= maxBatchBytes && i+1 < len(records) {
 			part := batch

@@ -104,7 +104,7 @@ func TestProtobuf_EncodesWhatItDecodes(t *testing.T) {
 	require.NoError(t, err)
 	again, err := s.decode(encoded)
 	require.NoError(t, err)
-	require.Equal(t, orderJSON, string(again))
+	require.Equal(t, orderJSON, string(again)) //nolint:testifylint // as above
 	require.Len(t, encoded, len(body))
 
 	edited := strings.Replace(orderJSON, "18446744073709551615", "9007199254740993", 1)
