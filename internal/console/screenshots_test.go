@@ -147,7 +147,8 @@ func palette(t *testing.T, raw []byte) []byte {
 	count := map[color.RGBA]int{}
 	at := func(x, y int) color.RGBA {
 		c, _ := color.RGBAModel.Convert(full.At(x, y)).(color.RGBA)
-		return color.RGBA{c.R, c.G, c.B, 255}
+		six := func(v uint8) uint8 { return uint8((int(v)*63 + 127) / 255 * 255 / 63) }
+		return color.RGBA{six(c.R), six(c.G), six(c.B), 255}
 	}
 	size := full.Bounds()
 	for y := size.Min.Y; y < size.Max.Y; y++ {
