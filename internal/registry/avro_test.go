@@ -205,26 +205,26 @@ func TestAvro_LimitsHostileSchemasAndValues(t *testing.T) {
 		_, err = parsed(t, c.schema).decode(raw)
 		require.ErrorContains(t, err, c.says, c.schema)
 	}
-	for schema, says := range map[string]string{
-		strings.Repeat(`{"type":"array","items":`, 200) + `"int"` + strings.Repeat("}", 200): "deeper than 100",
-		strings.Repeat(`[`, 20_000): "exceeded max depth",
-		`"Unknown"`:                 "unknown type",
-		`{"type":"record","name":"long","fields":[]}`:          "that of a primitive type",
-		`{"type":"record","name":"A","fields":[{"name":"a"}]}`: "a type must be",
-		`{"type":"record","name":"A"}`:                         "has no fields",
-		`{"type":"fixed","name":"A","size":-1}`:                "has no size",
-		`{"type":"fixed","name":"A","size":99999999999}`:       "has no size",
-		`["null","null"]`:                                      "twice",
-		`[["null"]]`:                                           "a union",
-		`1`:                                                    "a type must be",
-		`"int" "int"`:                                          "more text",
-		`{"type":"array"}`:                                     "a type must be",
-		`[{"type":"enum","name":"A"},{"type":"enum","name":"A"}]`:          "defined twice",
-		`{"type":"enum","name":"A","symbols":[1]}`:                         "not a text",
-		`{"type":"record","name":"A","fields":[{"name":"","type":"int"}]}`: "without a name",
+	for _, c := range []struct{ schema, says string }{
+		{strings.Repeat(`{"type":"array","items":`, 200) + `"int"` + strings.Repeat("}", 200), "deeper than 100"},
+		{strings.Repeat(`[`, 20_000), "exceeded max depth"},
+		{`"Unknown"`, "unknown type"},
+		{`{"type":"record","name":"long","fields":[]}`, "that of a primitive type"},
+		{`{"type":"record","name":"A","fields":[{"name":"a"}]}`, "a type must be"},
+		{`{"type":"record","name":"A"}`, "has no fields"},
+		{`{"type":"fixed","name":"A","size":-1}`, "has no size"},
+		{`{"type":"fixed","name":"A","size":99999999999}`, "has no size"},
+		{`["null","null"]`, "twice"},
+		{`[["null"]]`, "a union"},
+		{`1`, "a type must be"},
+		{`"int" "int"`, "more text"},
+		{`{"type":"array"}`, "a type must be"},
+		{`[{"type":"enum","name":"A"},{"type":"enum","name":"A"}]`, "defined twice"},
+		{`{"type":"enum","name":"A","symbols":[1]}`, "not a text"},
+		{`{"type":"record","name":"A","fields":[{"name":"","type":"int"}]}`, "without a name"},
 	} {
-		_, err := newAvro([]schemaText{{text: schema}})
-		require.ErrorContains(t, err, says, schema[:min(len(schema), 80)])
+		_, err := newAvro([]schemaText{{text: c.schema}})
+		require.ErrorContains(t, err, c.says, c.schema[:min(len(c.schema), 80)])
 	}
 }
 
