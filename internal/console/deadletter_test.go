@@ -134,7 +134,7 @@ func TestDeadLetter_ShowsTheCause(t *testing.T) {
 	require.Contains(t, b.texts(".exchange"), "4200")
 	require.Contains(t, b.texts(".exchange"), "402 Payment Required")
 	require.Equal(t, "INSUFFICIENT_FUNDS\ncard declined", b.texts(".exchange mark"))
-	require.Contains(t, b.texts("#like"), "1 failure since")
+	require.Contains(t, b.texts("#like"), "1 failure, the first")
 	b.open("/dead-letters")
 	require.Contains(t, b.texts("[data-row]"), cause)
 	b.open("/")

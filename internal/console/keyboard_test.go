@@ -71,7 +71,7 @@ func TestKeyboard(t *testing.T) {
 	b.run(insert(`{"amount": 2}`))
 	b.press(kb.Tab)
 	b.navigate(func() { b.press(kb.Enter) })
-	b.waitForText("value to send")
+	b.waitForText("Value to send")
 	b.press(kb.Tab) // from the payload, which has the focus, to the note
 	b.run(insert("mended"))
 	b.press(kb.Tab + kb.Tab)

@@ -153,7 +153,7 @@ func TestWishes(t *testing.T) {
 		b.click(b.button("Edit and replay"))
 		b.fill("textarea[name=payload]", `{"n": "mended"}`)
 		b.follow(b.button("Preview changes"))
-		b.waitForText("value to send")
+		b.waitForText("Value to send")
 		b.follow(b.button("Replay with these changes"))
 		b.waitForText("Replayed with edits")
 		b.click(b.button("Original"))
