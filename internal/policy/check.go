@@ -262,6 +262,9 @@ func (l *loader) checkRouting() {
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.Kinds)) {
 		at := "kinds." + name
+		if strings.ContainsRune(name, 0) { // the database reads the names of kinds, and cannot read this one
+			l.addf(file, "kinds", "%q has a NUL character, which no kind has", name)
+		}
 		l.checkClasses(at+".classes", r.Kinds[name].Classes)
 		l.checkPlan(at+".plan", r.Kinds[name].Plan)
 		l.checkRange(file, at+".staleAfter", r.Kinds[name].StaleAfter, 0, maxRetention)
@@ -324,10 +327,13 @@ func (l *loader) checkRange(file, at string, value, least, most time.Duration) {
 	}
 }
 
-// checkKeyPath reports a path with an empty key.
+// checkKeyPath reports a path with an empty key, or with a NUL character, which Postgres cannot read.
 func (l *loader) checkKeyPath(file, at, path string) {
 	if slices.Contains(keyPath(path), "") {
 		l.addf(file, at, "%q has an empty key; a path is keys joined by dots, such as customer.id", path)
+	}
+	if strings.ContainsRune(path, 0) {
+		l.addf(file, at, "%q has a NUL character, which no key has", path)
 	}
 }
 

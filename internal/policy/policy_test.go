@@ -302,6 +302,11 @@ func TestLoad_ReportsMistakesWithLines(t *testing.T) {
 			"dlq-routing", "kinds: {charge: {orderingKey: customer..id}}",
 			`kinds.charge.orderingKey: "customer..id" has an empty key`,
 		},
+		{
+			"dlq-routing", `queues: {default: {orderingKey: "customer\0id"}}`,
+			`queues.default.orderingKey: "customer\x00id" has a NUL character`,
+		},
+		{"dlq-routing", `kinds: {"a\0b": {orderingKey: id}}`, `kinds: "a\x00b" has a NUL character`},
 		{"dlq-routing", "strategies: {immediate: {delays: [0s]}}", "strategies.immediate.delays[0]: is 0s; must be 1ms to"},
 		{
 			"dlq-routing", "rules:\n- {name: a, match: {}, class: outage}\n- {name: a, match: {}, class: outage}",
