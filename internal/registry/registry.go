@@ -245,7 +245,8 @@ func (r *Registry) mayLook() bool {
 	return r.left > 0
 }
 
-// remember caches the result of a lookup. It removes others, which are looked up again, if there are too many.
+// remember caches the result of a lookup. It removes others, which are looked up again, if there are too many: errors
+// first, or a topic with many wrong ids would remove the schemas that are used.
 func (r *Registry) remember(id uint32, found *cached, took time.Duration) {
 	if found.err != nil {
 		wait := unknownFor
@@ -258,11 +259,15 @@ func (r *Registry) remember(id uint32, found *cached, took time.Duration) {
 	defer r.mu.Unlock()
 	r.left -= took
 	r.forget(id)
-	for other := range r.schemas {
-		if len(r.schemas) < cachedSchemas && r.bytes+found.bytes <= cachedBytes {
-			break
+	for _, all := range []bool{false, true} {
+		for other, known := range r.schemas {
+			if len(r.schemas) < cachedSchemas && r.bytes+found.bytes <= cachedBytes {
+				break
+			}
+			if all || known.err != nil {
+				r.forget(other)
+			}
 		}
-		r.forget(other)
 	}
 	r.schemas[id] = found
 	r.bytes += found.bytes

@@ -176,6 +176,19 @@ func TestRegistry_LimitsTheTimeOfLookups(t *testing.T) {
 	require.Empty(t, silent.schemas, "the end of the reader says nothing about the registry")
 }
 
+// A writer of a topic may write any id.
+func TestRegistry_KeepsSchemasAndForgetsWrongIDs(t *testing.T) {
+	t.Parallel()
+	r := &Registry{schemas: map[uint32]*cached{}}
+	good := &cached{bytes: 1}
+	r.remember(0, good, 0)
+	for id := range uint32(20 * cachedSchemas) {
+		r.remember(id+1, &cached{err: errSpent}, 0)
+	}
+	require.Same(t, good, r.known(0, false))
+	require.LessOrEqual(t, len(r.schemas), cachedSchemas)
+}
+
 func TestRegistry_LimitsItsCache(t *testing.T) {
 	t.Parallel()
 	long := fmt.Sprintf(`{"type":"record","name":"r","doc":%q,"fields":[]}`, strings.Repeat("x", maxSchemaBytes-100))
