@@ -38,12 +38,21 @@ func (s *Store) SavedView(ctx context.Context, name, actor string) (*SavedView, 
 	if err != nil {
 		return nil, err
 	}
+	// The order of the views says nothing about the owner: a shared view with a place comes before actor's views.
+	var shared *SavedView
 	for i := range views {
-		if views[i].Name == name {
-			return &views[i], nil
+		switch v := &views[i]; {
+		case v.Name != name:
+		case v.Owner == actor:
+			return v, nil
+		case shared == nil:
+			shared = v
 		}
 	}
-	return nil, &MoveError{Kind: ErrNotFound, Detail: "saved view " + name + ": not found"}
+	if shared == nil {
+		return nil, &MoveError{Kind: ErrNotFound, Detail: "saved view " + name + ": not found"}
+	}
+	return shared, nil
 }
 
 // SaveView creates or replaces actor's view with the name v.Name. It reads only Name, Query, Columns, Order and Shared
