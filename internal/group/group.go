@@ -98,8 +98,13 @@ type Filter struct {
 }
 
 // List returns a page of groups, and the cursor of the next page, or "" if there is no next page. It returns a
-// MoveError for an invalid cursor or order.
+// MoveError for an invalid cursor, order or limit.
 func (s *Store) List(ctx context.Context, f Filter) (groups []Group, next string, err error) {
+	if f.Limit < 1 {
+		return nil, "", &deadletter.MoveError{
+			Kind: deadletter.ErrInvalid, Detail: fmt.Sprintf("groups: the limit %d is not at least 1", f.Limit),
+		}
+	}
 	filter := map[string]any{}
 	for key, value := range map[string]string{"queue": f.Queue, "fingerprint": f.Fingerprint, "errorClass": f.ErrorClass} {
 		if value != "" {

@@ -249,6 +249,10 @@ func TestGroup_ListPagesAndFilters(t *testing.T) {
 		_, _, err := b.store.List(t.Context(), group.Filter{Order: "latest", Over: time.Hour, Limit: 3, Cursor: cursor})
 		require.ErrorIs(t, err, deadletter.ErrInvalid)
 	}
+	for _, limit := range []int{0, -1} {
+		_, _, err := b.store.List(t.Context(), group.Filter{Order: "latest", Over: time.Hour, Limit: limit})
+		require.ErrorIs(t, err, deadletter.ErrInvalid, "%d", limit)
+	}
 	// A scope limited to queues shows the groups of these queues. A scope limited to kinds is rejected.
 	ctx := postgres.WithScope(t.Context(), `[{"queues": ["mail*"]}]`)
 	page, _, err := b.store.List(ctx, group.Filter{Order: "latest", Over: time.Hour, Limit: 10})
