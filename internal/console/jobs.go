@@ -370,7 +370,7 @@ func (j *jobPage) actions(me *access.Principal) []jobAction {
 	switch {
 	case role != "":
 	case j.State == "cancelled" && j.DeadLetter == nil:
-		retry.Label, retry.Consequence = "Put back", "the cancellation is reverted, and the next attempt begins"
+		retry.Label, retry.Consequence = "Undo cancel", "the cancellation is reverted, and the next attempt begins"
 	case j.State == "retryable" || j.State == "scheduled":
 	case j.DeadLetter != nil && j.HasEnded():
 		retry.Why = "only before it fails for good; its dead letter can be replayed"

@@ -94,7 +94,7 @@ func (p *Process) rescue(ctx context.Context) (time.Duration, error) {
 		return 0, fmt.Errorf("rescue messages of dead processes: %w", err)
 	}
 	if messages.Retried+messages.Ended > 0 {
-		p.config.Logger.Warn("messages of dead processes were put back",
+		p.config.Logger.Warn("messages of dead processes were rescued",
 			"retried", messages.Retried, "ended", messages.Ended)
 	}
 	if messages.Retried+messages.Ended == maxRescue {
