@@ -649,7 +649,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.on_rewrite IS
-    'Trigger: refuses changes of the audit trail, except for payloads and names that dlq.erase removes.';
+    'Trigger: refuses changes of the audit trail, except that an erasure (dlq.erase_trail) removes detail, and '
+    'assignees and tags from reason.';
 
 CREATE OR REPLACE FUNCTION dlq.on_operation() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

@@ -899,8 +899,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.apply_fact IS
-    'Applies a fact to the entry of its job. Returns done; held, if another session has locked the '
-    'entry (call again); or following, if only the marker of a running job is missing (call again).';
+    'Applies a fact to the entry of its job; files a failure whose job has no entry. Returns done; held, if another '
+    'session has locked the entry or the end of its redelivery has to be applied first (call again); or following, if '
+    'a running job does not have its marker yet (dlq:entry_id in its metadata; call again).';
 
 CREATE OR REPLACE FUNCTION dlq.may_pass(p_sqlstate text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE

@@ -20,7 +20,8 @@ CREATE OR REPLACE FUNCTION dlq.end_duty(p_name text, p_holder uuid) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     DELETE FROM dlq.duties d WHERE d.name = p_name AND d.holder = p_holder
 $$;
-COMMENT ON FUNCTION dlq.end_duty IS 'Releases a duty.';
+COMMENT ON FUNCTION dlq.end_duty IS
+    'Releases a duty (work that one process does at a time, see dlq.take_duty) if p_holder holds it.';
 
 CREATE OR REPLACE FUNCTION dlq.default_partition(p_parent regclass) RETURNS regclass
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$

@@ -5,13 +5,14 @@ CREATE OR REPLACE FUNCTION dlq.most_counted_queues() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 100;
 COMMENT ON FUNCTION dlq.most_counted_queues IS
-    'The number of queues with counters of their own; the rest counts as other.';
+    'The maximum number of queues with counters of their own; the others count as other.';
 
 CREATE OR REPLACE FUNCTION dlq.most_counted_types() RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 20;
 COMMENT ON FUNCTION dlq.most_counted_types IS
-    'The number of error types per queue with counters of their own; the rest counts as other.';
+    'The maximum number of error types of a queue with counters of their own; the others count as other. '
+    'dlq.trim_counters gives them to the most frequent types of the last 7 days.';
 
 -- count_moves adds moves to the counters: the moves between two snapshots or, if p_old is null, the moves since p_since
 -- that are visible in p_new, a snapshot taken at p_at. After a restore from a dump, the counters lack the moves that

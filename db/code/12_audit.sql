@@ -279,7 +279,7 @@ BEGIN
               AND (r ->> 'job_created_at')::timestamptz = j.created_at)
                OR j.metadata ->> 'dlq:entry_id' = ANY (v_ids::text[]))
         ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED);
-    -- Begin at the time of capture if it is earlier than the time in the id: the latter is from the
+    -- Begin an hour before the capture if that is earlier than dlq.closed_since: the time in the id is from the
     -- application's clock, which may be ahead.
     PERFORM dlq.erase_trail(v_ids, least(dlq.closed_since(v_ids),
         (SELECT min((r ->> 'created_at')::timestamptz) - interval '1 hour' FROM jsonb_array_elements(p_rows) r)));

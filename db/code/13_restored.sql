@@ -72,8 +72,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.may_send IS
     'Whether a process may send automatically: yes, held (the database was restored), switching (a switch of '
-    'automatic redelivery is being changed), or unsettled (the server has changed, and dlq.watch_server has to '
-    'run first). p_mark: the last committed mark of the process.';
+    'automatic redelivery is being changed), or unsettled (the server is new or has changed, or the mark is lost; '
+    'dlq.watch_server has to run first). p_mark: the last number that the process has committed in processes.mark.';
 
 CREATE OR REPLACE FUNCTION dlq.server_verdict(p_process uuid, p_mark bigint, p_timeline bigint, p_now jsonb)
     RETURNS text

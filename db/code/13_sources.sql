@@ -461,8 +461,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
     WHERE n.returned > 0 OR n.deliveries = 1000
 $$;
 COMMENT ON FUNCTION dlq.unread_groups IS
-    'The consumer groups that are not known to be past a published record whose entry is returned. At most 1,000 '
-    'records of a group are checked; a group with that many is returned in any case.';
+    'The consumer groups that may not have read past a published record whose entry is in dead_letter_returned. '
+    'Checks at most 1,000 records of a group; a group with that many is in the result without a further check.';
 
 CREATE OR REPLACE FUNCTION dlq.mark_read(p_cluster text, p_group text, p_topics text[], p_partitions integer[],
     p_offsets bigint[]) RETURNS integer

@@ -19,7 +19,8 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.is_reader IS
-    'Whether the caller sees only what a dlq_reader sees. dlqd sets this for each of its users, like dlq.scope.';
+    'Whether the caller sees only what a dlq_reader sees: by its roles or, for a user of dlqd, by the setting '
+    'dlq.sight, which dlqd sets.';
 
 CREATE OR REPLACE FUNCTION dlq.sensitive_columns() RETURNS text[]
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -71,9 +72,9 @@ RETURN '{payload,payloadAt,subscriberId,orderingKey,tags}'::text[];
 COMMENT ON FUNCTION dlq.personal_filters IS
     'The filter fields that search dlq.filtered_columns(); their values may name a person.';
 
--- tokens has the prefixes of most issuers of tokens. cardNumbers matches numbers with the prefixes of card issuers,
--- without separators or in the groups that are printed on cards. emails matches addresses with a dot in their domain,
--- also in URLs.
+-- tokens matches JWTs, Bearer and Basic credentials, private keys, and tokens with the prefixes of common issuers.
+-- cardNumbers matches numbers with the prefixes of card issuers, without separators or in the groups that are printed
+-- on cards. emails matches addresses with a dot in their domain, also in URLs.
 CREATE OR REPLACE FUNCTION dlq.pattern(p_name text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE p_name

@@ -308,11 +308,13 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.preview_replay IS
-    'What a replay run of the entries that match a filter would do, from a random sample of at most 1,000: entries, '
-    'those that another run or an operator has, those that will not go, what ran before and how far, kinds that no '
-    'worker seems to know, when the run will have ended (ends), which subscribers the messages concern, and the load '
-    'of queues and destinations beside their last hour. SQL knows neither the policy''s staleAfter nor how many '
-    'messages dlqd delivers at a time, and of destinations only those of the failed deliveries.';
+    'What a replay run of the entries that match a filter would do, estimated from a random sample of at most 1,000. '
+    'Only the total (entries) is exact. Rows count the entries that are in another replay run; are assigned to an '
+    'operator, parked or in review; will be skipped because another job has their unique key (live_job); are behind '
+    'another one of their ordering key; have run before, and how far; and whose kind no worker seems to know. Other '
+    'rows say when the run will have ended (ends), which subscribers the messages concern, and the load of queues and '
+    'destinations beside their last hour. SQL knows neither the policy''s staleAfter nor how many messages dlqd '
+    'delivers at a time, and of destinations only those of the failed deliveries.';
 
 CREATE OR REPLACE FUNCTION dlq.preview_groups(p_filter jsonb, p_limit integer DEFAULT 200)
 RETURNS TABLE (queue text, fingerprint text, entries bigint, tried boolean, expected bigint, recovered bigint,

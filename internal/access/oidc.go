@@ -160,7 +160,7 @@ func (p *provider) refresh() <-chan struct{} {
 	return done
 }
 
-// wait waits until answered is closed, for at most providerWait.
+// wait waits until answered is closed or ctx is done, for at most providerWait.
 func wait(ctx context.Context, answered <-chan struct{}) {
 	ctx, cancel := context.WithTimeout(ctx, providerWait)
 	defer cancel()
@@ -325,8 +325,8 @@ func (s *signatures) VerifySignature(ctx context.Context, raw string) (payload [
 	if err != nil {
 		return nil, err
 	}
-	// Only access tokens and ID tokens are accepted. A provider also signs other tokens for the same audience, such as
-	// logout tokens.
+	// If the token has a type (typ), it must be that of an access token or an ID token. A provider also signs other
+	// tokens for the same audience, such as logout tokens.
 	if kind, ok := token.Signatures[0].Protected.ExtraHeaders[jose.HeaderType]; ok {
 		name, _ := kind.(string)
 		if name = strings.TrimPrefix(strings.ToLower(name), "application/"); name != "jwt" && name != "at+jwt" {

@@ -171,7 +171,8 @@ func (s *Store) withAudit(ctx context.Context, a *auditRow, do func(q *dbsqlc.Qu
 	})
 }
 
-// find returns the holder of the valid token with the hash, or nil if there is none.
+// find returns the holder of the valid token with the hash, or nil if there is none. It records the use of the token,
+// at most once a minute.
 func (s *Store) find(ctx context.Context, hash []byte) (*Principal, error) {
 	row, err := s.queries.FindToken(ctx, hash)
 	if errors.Is(err, pgx.ErrNoRows) {

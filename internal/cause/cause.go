@@ -234,7 +234,8 @@ func (a *Answer) hide(value string) string {
 	return a.Hide(line(a.Hide(value)))
 }
 
-// text returns a body as text that the database can store, without blanks at its ends.
+// text returns a body as text that the database can store, without blanks at its ends. It reads a body that is not
+// UTF-8 as Latin-1 if contentType or the body's beginning says so.
 func text(body []byte, contentType string) string {
 	body = bytes.TrimPrefix(body, []byte("\uFEFF"))
 	var out string

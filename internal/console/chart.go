@@ -31,7 +31,7 @@ var markerShapes = map[string]string{
 	"policy": "M0-5 5 4H-5Z", "replay": "M0-5.5 5.5 0 0 5.5-5.5 0Z", "breaker": "M-4-4H4V4H-4Z",
 }
 
-// chart is a stacked area chart over time. The page also shows its data as a table.
+// chart is a chart over time, of stacked areas or bars. The page also shows its data as a table.
 type chart struct {
 	Title   string
 	Starts  []time.Time

@@ -130,7 +130,7 @@ func New(config Config) *Console {
 	return c
 }
 
-// ServeHTTP serves a page.
+// ServeHTTP serves a page, an action, a download, a stream of events or a static file.
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) { c.mux.ServeHTTP(w, r) }
 
 // pagesOf maps the tag of an operation to the pages that show what the operation changes.

@@ -64,7 +64,8 @@ func (in *request) windowChoices(current window) []choice {
 	return list
 }
 
-// merged joins buckets into longer ones. The number of open entries of a joined bucket is the number at its end.
+// merged joins buckets into longer ones. It adds up Captured and Failures and takes Open from the last bucket. The
+// other counts are 0.
 func merged(buckets []analytics.Bucket, every time.Duration) (list []analytics.Bucket) {
 	for _, b := range buckets {
 		start := b.Start.UTC().Truncate(every)

@@ -254,7 +254,8 @@ func TestFile_AddsFurtherFailuresToEntry(t *testing.T) {
 	require.Contains(t, *trail[1].Reason, "failed again")
 	require.Equal(t, 2, b.count(failures))
 
-	// A further failure that is not filed yet is not in lists and counts, and an UPDATE does not change it.
+	// The job of an open entry fails again. Until that failure is filed, it is not in lists and counts, and an UPDATE
+	// does not change it.
 	fail("third")
 	backlog, err := b.store.Backlog(t.Context())
 	require.NoError(t, err)

@@ -185,7 +185,8 @@ func TestMask_HidesSensitiveValues(t *testing.T) {
 	}
 }
 
-// createSensitiveEntries creates dead letters with a secret in every field.
+// createSensitiveEntries creates a database with dead letters that have a secret in each field that may be masked. It
+// returns the database's URL, and a store of it.
 func createSensitiveEntries(t *testing.T) (string, *deadletter.Store) {
 	t.Helper()
 	url := postgrestest.URL(t)

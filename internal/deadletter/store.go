@@ -664,8 +664,8 @@ func (s *Store) RecordExport(ctx context.Context, filter json.RawMessage, reveal
 	return ctx, err
 }
 
-// ClosedSince returns the earliest time at which an entry can have closed: the time of its job's failure, which the id
-// contains, less one day because clocks may differ. dlq.closed_since computes the same.
+// ClosedSince returns the earliest time at which an entry can have closed: the time in its id (or now, if that is
+// earlier) less one day, because clocks may differ. dlq.closed_since computes the same.
 func ClosedSince(id uuid.UUID) time.Time {
 	failed := capturedAt(id)
 	if now := time.Now(); failed.After(now) {

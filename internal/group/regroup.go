@@ -175,7 +175,7 @@ func (r *Regrouper) recordPairs(ctx context.Context, rows []dbsqlc.FormerEntries
 	return err
 }
 
-// move moves a batch of entries to the groups of their current fingerprints.
+// move records aliases for a batch of entries, and then moves the entries to the groups of their current fingerprints.
 func (r *Regrouper) move(ctx context.Context, rows []dbsqlc.FormerEntriesRow) error {
 	now := fingerprints(rows)
 	if err := r.recordPairs(ctx, rows, now); err != nil {

@@ -315,7 +315,9 @@ func (i *Ingester) Submit(ctx context.Context, msg *message.Message, trace Trace
 	}
 }
 
-// SubmitBatch stores all messages in one transaction, or none of them.
+// SubmitBatch stores all messages in one transaction, or none of them. It returns their receipts in the order of
+// messages. It fails with [ErrFull], [ErrStopped] or the first message's error that [Ingester.job] returns; of these,
+// [*UnknownQueueError] and [*UnworkedQueueError] have the message's index.
 func (i *Ingester) SubmitBatch(ctx context.Context, messages []*message.Message, trace Trace) ([]Receipt, error) {
 	batch := make([]*submission, len(messages))
 	size := 0

@@ -91,7 +91,7 @@ func (e *envelope) malformedf(format string, args ...any) {
 	}
 }
 
-// find returns the index of the first header with a name in [from, to), or -1.
+// find returns the index in headers of the first header with a name in headers[from:to], or -1.
 func (e *envelope) find(name string, from, to int) int {
 	at := slices.IndexFunc(e.headers[from:to], func(h source.Header) bool { return h.Key == name })
 	if at < 0 {
@@ -100,7 +100,8 @@ func (e *envelope) find(name string, from, to int) int {
 	return from + at
 }
 
-// text returns the first header with a name in [from, to) as text.
+// text returns the value of the first header with a name in headers[from:to], as valid UTF-8. It reads at most
+// maxTextBytes of the value, and returns "" if there is no such header.
 func (e *envelope) text(name string, from, to int) string {
 	at := e.find(name, from, to)
 	if at < 0 {

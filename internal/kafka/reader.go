@@ -137,7 +137,8 @@ func (b *Broker) read(ctx context.Context, s *policy.TopicSource, into source.Ap
 	}
 }
 
-// readTopics reads with one client, until ctx is done or the topics change.
+// readTopics reads with one client, until ctx is done or reading fails. It returns errTopics if a topic has vanished or
+// was created again.
 func (b *Broker) readTopics(
 	ctx context.Context, s *policy.TopicSource, into source.Appender, admin *kgo.Client, opts []kgo.Opt,
 	every time.Duration,

@@ -74,8 +74,8 @@ func put[V any](into map[string]map[string]V, name, queue string, value V) {
 	into[name][queue] = value
 }
 
-// sample has the database's other figures. It stores times instead of ages, so that it changes only when something
-// happens.
+// sample has the figures of the database except the counters. It stores times instead of ages, so that it changes only
+// when something happens.
 type sample struct {
 	Open      []dbsqlc.DlqRollupBacklog
 	Unfiled   []dbsqlc.UnfiledRow

@@ -146,9 +146,9 @@ func (d *Destination) Hide(text string) string {
 	return redact.Hide(text, secrets...)
 }
 
-// ErrorPaths are paths of fields in responses: keys joined by dots, such as result.reasonCode. Upper and lower case are
-// the same, and _ and - are ignored. Elements of an array have the path of the array. The first path in a list at which
-// the response has a value is used.
+// ErrorPaths are paths of fields in responses and in values of records: keys joined by dots, such as result.reasonCode.
+// Upper and lower case are the same, and _ and - are ignored. Elements of an array have the path of the array. The
+// first path in a list at which there is a value is used.
 type ErrorPaths struct {
 	Type    []string `json:"type"    jsonschema:"description=Paths of the error's type."`
 	Code    []string `json:"code"    jsonschema:"description=Paths of the error's code."`

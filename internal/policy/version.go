@@ -53,7 +53,8 @@ func version(dir string, settings []Setting) (version string, unanswered bool) {
 }
 
 // commitOf returns the Git commit of a directory, and whether the directory's files equal those of the commit. The
-// commit is "" if Git ignores the directory, does not track it, or did not answer in time (unanswered).
+// commit is "" if there is none or if Git does not track the directory. If Git did not answer in time, unanswered is
+// true, clean is false, and the commit may be "".
 func commitOf(dir string) (commit string, clean, unanswered bool) {
 	if dir == "" {
 		return "", false, false

@@ -399,7 +399,8 @@ func (m *Migrator) withShortLocks(ctx context.Context, run func(tx pgx.Tx) error
 // another transaction changed the same object first.
 const tupleUpdated = "tuple concurrently updated"
 
-// retryLocked runs a change and repeats it while other sessions' locks block it. It makes at most m.Tries attempts.
+// retryLocked runs a change, and runs it again after a lock timeout, a deadlock or a concurrent change of the same
+// object. It makes at most m.Tries attempts, by default codeTries.
 func (m *Migrator) retryLocked(ctx context.Context, run func() error) error {
 	for try := 1; ; try++ {
 		err := run()

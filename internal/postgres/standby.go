@@ -123,7 +123,8 @@ func PositionOf(ctx context.Context, db DB) (p Position, err error) {
 
 // Position returns the point up to which a standby has replayed the primary's WAL. A standby that has just followed the
 // primary to a new timeline reports the old timeline until it has written a page with changes of the new one. That
-// takes some seconds under load, or until the next restartpoint.
+// takes some seconds under load, or until the next restartpoint. Position fails with [ErrNotStandby] if the standby was
+// promoted.
 func (s *Standby) Position(ctx context.Context) (p Position, err error) {
 	var isStandby bool
 	var replayed *int64

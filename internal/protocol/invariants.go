@@ -14,9 +14,9 @@ const (
 	ComesToRest    = "once all other actors stop, inbox and facts become empty"
 )
 
-// Check returns the invariant that a state breaks, with details, or "" if it breaks none. Check does not cover
-// [ClosedStaysClosed], [OneRedelivery], [NotUndone] and the parts of other invariants that concern a step: see
-// [Model.Apply].
+// Check returns the invariant that a state breaks, with details, or "" if it breaks none. It checks [FiledOnce] and
+// [InOneEntry]. [Model.Apply] checks what concerns a step, and [Model.CheckQuiet] checks [ComesToRest] and that each
+// success has closed its entry.
 func (m *Model) Check(s *State) string {
 	for _, check := range []func(*State) string{m.checkFiledOnce, m.checkInOneEntry} {
 		if wrong := check(s); wrong != "" {

@@ -573,7 +573,7 @@ func (w *world) hadEntry(i int8) bool {
 	return false
 }
 
-// applied is the result of dlq.apply_fact.
+// applied is the result of dlq.apply_fact. The model has no locks, so it has no held.
 type applied int8
 
 const (

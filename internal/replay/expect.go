@@ -54,8 +54,9 @@ type GroupExpectation struct {
 }
 
 // prediction returns the mean and the variance of the number of entries that will recover (beta-binomial, with
-// Jeffreys' prior). It prefers outcomes of the last run and version: a repair or a new fault makes earlier outcomes out
-// of date.
+// Jeffreys' prior). It uses the outcomes of the last run with its last version (see [GroupExpectation]), because a
+// repair or a new fault makes earlier outcomes out of date. If these are fewer than fewOutcomes, it adds the earlier
+// ones.
 func (g *GroupExpectation) prediction() (mean, variance float64) {
 	recovered, failed := g.Recovered, g.Failed
 	if recovered+failed < fewOutcomes {

@@ -34,9 +34,8 @@ func watch(t *testing.T, pool *pgxpool.Pool, process uuid.UUID, mark,
 	return written, verdict, held
 }
 
-// Only a process that wrote its last mark on the previous timeline, and finds the mark, concludes
-// that a standby was promoted. A process whose mark is lost concludes that the database was
-// restored.
+// A process concludes that a standby was promoted only if it wrote its last mark (processes.mark) on the previous
+// timeline and finds the mark. A process whose mark is lost concludes that the database was restored.
 func TestWatchServer_DistinguishesPromotionFromRestore(t *testing.T) {
 	t.Parallel()
 	pool, running := postgrestest.Pool(t), uuid.New()

@@ -109,8 +109,8 @@ type Error struct {
 	Err     error          // the underlying error, for errors.Is and errors.As
 }
 
-// Error returns the type and the message, as text that River can store. A NUL character in the text would make the
-// database refuse the completion of this job, and of every job that River completes in the same batch.
+// Error returns the type and the message as text that River can store, cut to 64 KiB. A NUL character in the text would
+// make the database refuse the completion of this job, and of every job that River completes in the same batch.
 func (e *Error) Error() string {
 	message := e.Message
 	if message == "" && e.Err != nil {

@@ -206,7 +206,8 @@ func TestPublish_MarksRemovedSources(t *testing.T) {
 	require.Equal(t, source.StateWaiting, sources[0].State)
 }
 
-// A record that came back has no entry of its own. After a rewind, the delivery still identifies it.
+// A published record that failed again, and was read again from the source, has no entry of its own. After a rewind,
+// dlqd still recognizes it by its row of dlq.source_deliveries.
 func TestRewind_KnowsRecordsThatCameBack(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
