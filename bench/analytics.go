@@ -20,7 +20,7 @@ import (
 // analyticsRuns is how often each analytics query is measured, for its percentiles.
 const analyticsRuns = 200
 
-// analyticsBench fills ten million entries and thirty million moves of 90 days and rebuilds the rollups. It measures
+// analyticsBench inserts ten million entries and thirty million moves of 90 days and rebuilds the rollups. It measures
 // the time of the rebuild, of each analytics query, and of refreshes while another transaction is open. It also
 // measures by how much refreshes slow down captures.
 func analyticsBench(b *bench, scale float64) error {

@@ -28,9 +28,9 @@ type figure struct {
 	value float64
 }
 
-// growth measures the main paths and reads with 10,000 entries in the database, and with ten times as many until
-// 10,000,000 times the scale. 97 % of the entries are closed. Each entry has three moves. The last column is the last
-// size's figure divided by the first size's.
+// growth measures the main paths and reads with 10,000 entries in the database, then with ten times as many, and so on
+// up to 10,000,000 entries (times scale). 97 % of the entries are closed. Each entry has three moves. The last column
+// is the last size's figure divided by the first size's.
 func growth(b *bench, scale float64) error {
 	last := int(10_000_000 * scale)
 	header := []any{"entries"}

@@ -36,7 +36,7 @@ const (
 	kafkaTopic      = "dlq.bench"
 	kafkaPartitions = 8
 	kafkaBatch      = 500 // of records, as in internal/kafka
-	kafkaWriters    = 4   // as many writers as write batches of a source at the same time
+	kafkaWriters    = 4   // as many as write batches of a source concurrently in internal/kafka
 )
 
 // kafkaErrors are the errors that insertFailing uses.

@@ -34,8 +34,8 @@ func retriesBench(b *bench, scale float64) error {
 	return nil
 }
 
-// retryRate retries jobs, and then runs the statement meanwhile, unless it is empty. It returns how many facts per
-// second dlqd applies, and the CPU time of Postgres per thousand facts, in milliseconds.
+// retryRate retries jobs, and then executes the SQL in meanwhile, which may be empty. It returns how many facts per
+// second dlqd then applies, and the CPU time of Postgres per thousand facts, in milliseconds.
 func (b *bench) retryRate(jobs int, meanwhile string) (rate, cpu float64, err error) {
 	err = b.withPool(4, func(pool *pgxpool.Pool) error {
 		if err := b.reset(pool, true); err != nil {

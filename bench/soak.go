@@ -26,14 +26,14 @@ const (
 	soakLoad     = 0.6
 	soakHistory  = 200_000 // entries of the last 90 days, of which retention archives a part
 	soakPages    = 200
-	soakFailing  = 20 // one message in so many is refused
+	soakFailing  = 20 // of so many messages, one is refused
 	soakColumn   = 16 // width of a column
 )
 
-// soak sends 60 % of the messages per second that the machine can deliver for two hours. 5 % of the messages become
-// dead letters. Meanwhile retention archives an older history, 200 pages of the console are open, and a transaction
-// holds back vacuum for a twelfth of the time. Each row is a twelfth of the time. At the end, each message must have
-// been delivered, or be a dead letter.
+// soak measures the rate at which the machine can deliver messages, and then sends messages at 60 % of that rate for
+// two hours. 5 % of the messages become dead letters. Meanwhile retention archives an older history, 200 pages of the
+// console are open, and a transaction holds back vacuum for a twelfth of the time. Each row is a twelfth of the time.
+// At the end, each message must have been delivered, or be a dead letter.
 func soak(b *bench, scale float64) error {
 	duration := time.Duration(float64(soakDuration) * scale)
 	dir, err := os.MkdirTemp("", "dlqd-bench-")
@@ -85,7 +85,8 @@ type soakRun struct {
 	delivered     []time.Duration // of the current row: from the request to the delivery, of first attempts
 }
 
-// soakPayload begins with the time of the request. That of a message to be refused ends with "refuse".
+// soakPayload returns a payload that begins with the time of the request. If the receiver has to refuse the message,
+// the payload ends with "refuse".
 func soakPayload(refuse bool) string {
 	text := time.Now().Format(time.RFC3339Nano) + " " + strings.Repeat("x", 1000)
 	if refuse {
@@ -164,7 +165,7 @@ func (s *soakRun) capacity(duration time.Duration) (float64, error) {
 	return float64(s.sent.Load()) / time.Since(began).Seconds(), err
 }
 
-// send sends messages for a time, at a rate per second, or as fast as possible if it is 0.
+// send sends messages for the duration, at a rate per second. If the rate is 0, it sends them as fast as possible.
 func (s *soakRun) send(duration time.Duration, rate float64) error {
 	ctx, cancel := context.WithTimeout(s.ctx, duration)
 	defer cancel()
@@ -224,7 +225,7 @@ func (s *soakRun) post(client *http.Client) error {
 	return nil
 }
 
-// measureRow sends messages for a step and prints a row.
+// measureRow sends messages for the duration step, and prints a row. until is the time at the row's end.
 func (s *soakRun) measureRow(until, step time.Duration, rate float64) error {
 	s.mu.Lock()
 	s.accepted, s.delivered = nil, nil

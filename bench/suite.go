@@ -17,8 +17,8 @@ import (
 // suiteNames are the benchmarks of the suite, in the order in which it runs them.
 var suiteNames = []string{"ingest", "replay", "claim", "filing", "capture", "processing", "peers"}
 
-// suiteScale is the share of a benchmark's work that the suite does, if it does not do all. With it, no benchmark has
-// more than 200,000 rows.
+// suiteScale is the scale with which the suite runs a benchmark; it is 1 for the others. So no benchmark has more than
+// 200,000 rows.
 var suiteScale = map[string]float64{"replay": 0.25, "claim": 0.2}
 
 // notInstalled is printed after the name of a peer that cannot be measured, and before the reason.

@@ -140,7 +140,8 @@ type noWait struct{}
 
 func (noWait) NextRetry(*rivertype.JobRow) time.Time { return time.Now() }
 
-// run inserts a job, works it with the function work in a River with the middleware, and returns the job after its end.
+// run inserts a job, and starts a River client that has the middleware and works the job with the function work. It
+// returns the job after the job's end.
 func run(
 	t *testing.T, opts *river.InsertOpts, work func(context.Context, *river.Job[testArgs]) error,
 ) *rivertype.JobRow {

@@ -189,7 +189,7 @@ func missingUnits(cmd *cobra.Command, flag *archiveFlag, database *databaseFlags
 	units []archive.Manifest,
 ) (missing []error, err error) {
 	if database.url == "" {
-		// If --archive names the archive, the database in the default data directory may be another archive's. missingUnits
+		// If --archive names the archive, the database in the default data directory may have another archive. missingUnits
 		// then compares only if --data-dir is given, too.
 		named := flag.value == "" || cmd.Flags().Changed("data-dir")
 		if _, err := os.Stat(filepath.Join(database.dataDir, "pgdata")); err != nil || !named {

@@ -77,8 +77,8 @@ func TestArchive_Commands(t *testing.T) {
 	require.Equal(t, 1, code, "a manifest that is gone")
 	require.Contains(t, out, "BAD")
 	require.Contains(t, stderr, "the archive lacks")
-	// --archive may spell the archive's location in another way than the database. If the database has no such location,
-	// verify must fail, not compare nothing.
+	// --archive may spell the archive's location in another way than the database. If the database has no unit at the
+	// location, verify must fail instead of comparing nothing.
 	link := filepath.Join(t.TempDir(), "link")
 	require.NoError(t, os.Symlink(dir, link))
 	for _, location := range []string{

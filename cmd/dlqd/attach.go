@@ -179,8 +179,8 @@ func printMissing(w io.Writer, plan *postgres.Plan) {
 	}
 }
 
-// printSurvey prints a survey of River's jobs and returns it. printSurvey only prints an error, because attach works
-// without the survey.
+// printSurvey prints a survey of River's jobs and returns it. If the survey fails, printSurvey prints the error and
+// does not return it, because attach works without the survey.
 func printSurvey(cmd *cobra.Command, m *postgres.Migrator) *doctor.Survey {
 	found, err := doctor.TakeSurvey(cmd.Context(), m.Pool, m.Schemas)
 	if err == nil {

@@ -38,7 +38,7 @@ type fed struct {
 // entry is published at least once, entries with the same key in order. Batches that were recorded are not repeated.
 func TestFeed_ContinuesAfterKills(t *testing.T) {
 	t.Parallel()
-	const entries, batch = 240, 100 // feedBatch
+	const entries, batch = 240, 100 // batch equals feedBatch of package source
 	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(4, "orders.DLT", "dlq.orders"))
 	require.NoError(t, err)
 	t.Cleanup(cluster.Close)

@@ -326,7 +326,7 @@ func TestServe_KeepsOrderThroughKills(t *testing.T) {
 			"messages of the killed process")
 		require.NotContains(t, o.text("SELECT coalesce(string_agg(metadata::text, ' '), '') FROM river_job"),
 			"river:rescue_count")
-		t.Logf("kill -9: %d messages were running, and were put back after %s", len(left),
+		t.Logf("kill -9: %d messages were running, and were rescued after %s", len(left),
 			time.Since(at).Round(100*time.Millisecond))
 		if inTrial {
 			require.Less(t, time.Since(at), 45*time.Second)

@@ -493,8 +493,7 @@ func TestServe_KeepsMessagesThroughKills(t *testing.T) {
 	conn, err := pgx.Connect(t.Context(), "postgres://dlqd@/dlqd?host="+url)
 	require.NoError(t, err)
 	defer func() { _ = conn.Close(context.Background()) }()
-	// dlqd puts the jobs of a killed process back after half a minute (kills_test.go). Put them back here, to save that
-	// time.
+	// dlqd rescues the jobs of a killed process after half a minute (kills_test.go). Rescue them here, to save that time.
 	var left string
 	assert.Eventually(t, func() bool {
 		_, err := conn.Exec(t.Context(), `UPDATE river_job SET state = 'available', attempt = 0 WHERE state = 'running'

@@ -275,7 +275,8 @@ func TestExamine_AcceptsRecreatedViews(t *testing.T) {
 	require.Regexp(t, `function known_failure\([^;]*\) is different`, detail)
 }
 
-// changed returns the definition that query selects, with the text was replaced by is.
+// changed selects a definition with query, replaces the text of the parameter was in it by that of the parameter is,
+// and returns the result.
 func changed(t *testing.T, pool *pgxpool.Pool, query, was, is string) (definition string) {
 	t.Helper()
 	require.NoError(t, pool.QueryRow(t.Context(), query).Scan(&definition))

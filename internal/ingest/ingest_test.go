@@ -312,7 +312,7 @@ func TestSubmit_FindsOldEntryInInbox(t *testing.T) {
 	require.Zero(t, b.jobs())
 }
 
-// onBegin calls a function when a transaction begins, and counts what asks the pool for a connection.
+// onBegin calls begun when a transaction begins, and sends to acquires at each request for a connection of the pool.
 type onBegin struct {
 	begun    func()
 	acquires chan struct{}

@@ -14,8 +14,8 @@ import (
 	"github.com/dlqd/dlqd/internal/replay"
 )
 
-// weak is a run that two processes send to a receiver with a limit: the receiver answers 429 to requests above takes
-// per turn. The test moves the clock turn by turn.
+// weak is a run that two processes send to a receiver with a limit. In each turn, the receiver accepts as many requests
+// as the field takes says, and answers 429 to the others. The test moves the clock turn by turn.
 type weak struct {
 	*bundle
 

@@ -239,7 +239,7 @@ func (m *machine) flipSwitch() {
 	m.do("SELECT dlq.set_automatic('queue', $1, $2, p_actor => 'kim')", m.queue, !m.off)
 }
 
-// release releases observed entries if the queue is on. It redelivers nothing.
+// release releases observed entries if automatic redelivery is on for the queue. It redelivers nothing.
 func (m *machine) release() {
 	require.NoError(m.rt, m.worker.Release(m.Context()))
 	for id, e := range m.entries {

@@ -20,7 +20,7 @@ import (
 	"strings"
 )
 
-// covered is a test and the code that it runs, by the unchanged code. It is a line of the file of coverage.
+// covered is a test, and the code that the test runs if no code is changed. It is a line of the file of coverage.
 type covered struct {
 	Key     string   // a hash of the room's code and of the test's file; if it has changed, the test is run again
 	Package string   // such as internal/breaker
@@ -33,11 +33,12 @@ type covered struct {
 var (
 	testFunction = regexp.MustCompile(`(?m)^func ((?:Test|Example|Fuzz)\w*)\(`)
 	testEnd      = regexp.MustCompile(`^--- (PASS|FAIL|SKIP): (\w+) \(([0-9.]+)s\)`)
-	// object matches the begin of a statement that creates something, or of a block that does.
+	// object matches the beginning of a statement that creates an object, or of a DO block, which may create some.
 	object = regexp.MustCompile(`(?m)^(?:CREATE (?:OR REPLACE )?[A-Z]+ (dlq\.\w+)|DO\b)`)
 )
 
-// coverage reads which tests run what from file, runs the tests that are not in it, and appends them to it.
+// coverage reads from file which code each test runs. It runs the tests that the file lacks, and appends them to the
+// file.
 func (r *runner) coverage(ctx context.Context, file string) error {
 	known := map[string]covered{}
 	raw, err := os.ReadFile(file)
@@ -171,8 +172,9 @@ func (r *runner) coverGo(ctx context.Context, pkg string, tests []covered, add f
 	return nil
 }
 
-// coverSQL runs the tests of a package together. Each test writes the SQL functions that its database counts. Postgres
-// counts no function that it inlines. A function with a setting is not inlined, so the template's functions get one.
+// coverSQL runs the tests of a package together. Each test writes the SQL functions whose calls Postgres counted in the
+// test's database. Postgres does not count the calls of a function that it inlines. It does not inline a function with
+// a setting, so the functions of the template get a setting.
 func (r *runner) coverSQL(ctx context.Context, pkg string, tests []covered, add func(covered) error) error {
 	if err := r.buildOnce(ctx, pkg); err != nil {
 		return err
@@ -239,8 +241,8 @@ func (r *runner) alone(
 	return ends, lines.Err()
 }
 
-// covering returns the tests that run the code which a mutant changes, and the best first: those that killed most
-// mutants, then those whose file names the function, then those that run little other code.
+// covering returns the tests that run the code which a mutant changes. First come the tests that killed most mutants,
+// then those whose file names the function, then those that run little other code.
 func (r *runner) covering(m Mutant) (tests []covered) {
 	runs, name := r.runsSQL(m)
 	if r.room != codeRoom {
@@ -276,7 +278,8 @@ func (r *runner) covering(m Mutant) (tests []covered) {
 }
 
 // runsSQL returns a function that reports whether a test calls the SQL function which a mutant changes, and the
-// function's name. Postgres counts no uses of views: tests whose package names the view stand for them.
+// function's name. Postgres does not count the uses of views, so a test counts as using a view if a file of the test's
+// package names the view.
 func (r *runner) runsSQL(m Mutant) (runs func(covered) bool, name string) {
 	own, kind := "", ""
 	for _, match := range object.FindAllSubmatchIndex(m.Source, -1) {
@@ -303,8 +306,8 @@ func (r *runner) runsSQL(m Mutant) (runs func(covered) bool, name string) {
 }
 
 // runsGo returns a function that reports whether a test runs the block which a mutant changes. A place outside of
-// blocks, such as the condition of a case, counts as run if a block of its function is. A place outside of functions
-// always does.
+// blocks, such as the condition of a case, counts as run if the test runs a block of the same function. A place outside
+// of functions always counts as run.
 func (r *runner) runsGo(m Mutant) func(covered) bool {
 	file := filepath.Base(m.File)
 	within := func(from, to position) map[string]bool {
@@ -339,7 +342,8 @@ func (p position) before(q position) bool {
 	return p.line < q.line || p.line == q.line && p.column < q.column
 }
 
-// function returns the begin and the end of the function of a mutant, or zero if the mutant is in none.
+// function returns the beginning and the end of the function that a mutant changes, or zero if the mutant is outside of
+// functions.
 func function(m Mutant) (from, to position) {
 	files := token.NewFileSet()
 	tree, err := parser.ParseFile(files, m.File, m.Source, parser.SkipObjectResolution)

@@ -29,7 +29,7 @@ const (
 	urlVariable = "DLQD_TEST_DATABASE_URL"
 	// functionsVariable equals postgrestest.FunctionsVariable.
 	functionsVariable = "DLQD_TEST_FUNCTIONS"
-	// templateTest is a test of codeTests[0] with a database.
+	// templateTest is a test of codeTests[0] that uses a database.
 	templateTest = "TestReservePlaces_UnusedStreamStartsNow"
 	// The tests of a mutant may take patience times as long as the tests of the unchanged code, plus slack. If they take
 	// longer, the mutant counts as killed.
@@ -46,9 +46,9 @@ var codeTests = strings.Fields(`internal/deadletter internal/worker internal/fac
 // first is how many tests run at first for a mutant: they kill most mutants.
 const first = 4
 
-// mostSeconds limits the tests of a mutant of db/code: further tests are not run when the durations of the tests before
-// them, without a change, add up to it. Some functions are called by nearly every test. So a mutant survives if only
-// further tests would kill it.
+// mostSeconds limits the tests that are run for a mutant of db/code, because nearly every test calls some functions.
+// The durations of the tests without a change are added up; the tests after the sum has reached mostSeconds are not
+// run. So a mutant survives if only those tests would kill it.
 const mostSeconds = 90
 
 var failure = regexp.MustCompile(`^\s*--- FAIL: (\S+)|^(panic|fatal error):`)
@@ -96,7 +96,7 @@ func (r *runner) readTests() (string, error) {
 	return hex.EncodeToString(hash.Sum(nil)[:8]), nil
 }
 
-// start finds what the tests run, unless it has done so before.
+// start finds which code each test runs, unless it has done so before.
 func (r *runner) start(ctx context.Context) (err error) {
 	if r.dir != "" {
 		return nil
@@ -210,7 +210,7 @@ func (r *runner) binary(pkg string) string {
 	return filepath.Join(r.dir, strings.ReplaceAll(pkg, "/", "-")+".test")
 }
 
-// arguments returns the arguments of built tests that select tests.
+// arguments returns the arguments with which the built tests of a package run only the given tests.
 func (r *runner) arguments(pkg string, tests []covered) []string {
 	names := make([]string, len(tests))
 	for i, c := range tests {

@@ -57,8 +57,8 @@ func end(all []word, i int, ends []string) int {
 }
 
 // mutateSQL returns the mutants of SQL: other comparisons, orders and signs; terms of conditions removed; branches that
-// always or never run; true for false; least for greatest; without NOT, a row lock, SKIP LOCKED or a guard against
-// null. Postgres refuses mutants that are not valid SQL, such as "SET a < b".
+// always or never run; true for false; least for greatest; NOT, a row lock, SKIP LOCKED or a guard against null
+// removed. Postgres refuses mutants that are not valid SQL, such as "SET a < b".
 func mutateSQL(file string, source []byte) (all []Mutant) {
 	found := words(source)
 	var searched []bool // for each enclosing CASE expression, whether it has the form CASE WHEN condition

@@ -9,9 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FunctionsVariable names an environment variable with the path of a file. If it is set, each test with a database
-// appends a line at its end: its name, and the functions of its database that Postgres counted calls of. "make mutate"
-// reads the file.
+// FunctionsVariable names an environment variable with the path of a file. If the variable is set, each test with a
+// database appends a line to the file when the test ends: the test's name, and the functions of its database whose
+// calls Postgres counted. "make mutate" reads the file.
 const FunctionsVariable = "DLQD_TEST_FUNCTIONS"
 
 func recordFunctions(tb testing.TB, url, file string) {

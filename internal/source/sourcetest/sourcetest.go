@@ -1,4 +1,4 @@
-// Package sourcetest has a broker in memory, for tests of what does not depend on a kind of broker.
+// Package sourcetest has a broker in memory, for tests that do not depend on the kind of broker.
 package sourcetest
 
 import (
