@@ -205,7 +205,8 @@ END
 $$;
 COMMENT ON FUNCTION dlq.resolve_by IS
     'Resolves entries, each by the job that did its work: a redelivery, or the original if it was '
-    'retried. The entry of a record that the job published is returned instead. p_ended is when the jobs ended.';
+    'retried. The entry of a record that the job published becomes dlq_returned instead. p_ended: the times at which '
+    'the jobs ended.';
 
 CREATE OR REPLACE FUNCTION dlq.failed_at(p_job jsonb) RETURNS timestamptz
 LANGUAGE sql STABLE

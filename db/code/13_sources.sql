@@ -282,7 +282,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.take_delivery IS
-    'Finds the delivery that came back as a record, and returns its entry and its job. It is found by the id in the '
+    'Finds the delivery of a record that came back, and returns its entry and its job. It is found by the id in the '
     'record''s header (p_id); else by the place that the envelope names, at which the broker stored the delivery, in a '
     'topic with the same id as far as both are known; else, if the envelope names no offset, by the hash of key and '
     'value and what the envelope names, within a day of the delivery, each delivery once. Null if there is no such '
