@@ -45,6 +45,9 @@ type Found struct {
 // plain list with half of the budget. If there is no plain list, or it takes too long, Search reads slice by slice in
 // page order. If the budget ends the search, Found says where to continue.
 func (s *Store) Search(ctx context.Context, p Page, budget time.Duration) (*Found, error) {
+	if err := p.check(); err != nil {
+		return nil, err
+	}
 	deadline := time.Now().Add(budget)
 	condition, err := s.Where(ctx, &p.Filter)
 	if err != nil {

@@ -102,7 +102,7 @@ type Page struct {
 	Filter filter.Filter
 	Oldest bool      // whether the oldest entries come first; otherwise the newest do
 	Cursor uuid.UUID // the page begins after this entry, the last one of the previous page
-	Limit  int
+	Limit  int       // at least 1
 
 	last uuid.UUID // the last entry that the page may contain
 }
@@ -221,6 +221,9 @@ func FirstID(at time.Time) uuid.UUID {
 // List returns one page of entries. It reads part by part (see [Part]) and has no time limit. [Store.Search] has a time
 // limit.
 func (s *Store) List(ctx context.Context, p Page) ([]Summary, error) {
+	if err := p.check(); err != nil {
+		return nil, err
+	}
 	condition, err := s.Where(ctx, &p.Filter)
 	if err != nil {
 		return nil, err
@@ -267,6 +270,13 @@ func (s *Store) list(ctx context.Context, p Page, condition string, until time.T
 		page = p.merge(page, more)
 	}
 	return page, nil
+}
+
+func (p *Page) check() error {
+	if p.Limit < 1 {
+		return &MoveError{Kind: ErrInvalid, Detail: fmt.Sprintf("dead letters: the limit %d is not at least 1", p.Limit)}
+	}
+	return nil
 }
 
 // merge returns the first page of the entries of page and more, in page order and without duplicates.

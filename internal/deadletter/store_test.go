@@ -414,6 +414,10 @@ func TestList_PagesAndFilters(t *testing.T) {
 		After:  time.Now().Add(-time.Hour).Format(time.RFC3339Nano),
 		Before: time.Now().Add(time.Hour).Format(time.RFC3339Nano),
 	}, Limit: 100}), n)
+	_, err := b.store.List(t.Context(), deadletter.Page{})
+	require.ErrorIs(t, err, deadletter.ErrInvalid)
+	_, err = b.store.Search(t.Context(), deadletter.Page{}, time.Minute)
+	require.ErrorIs(t, err, deadletter.ErrInvalid)
 }
 
 // TestPlans_UseIndexes checks the plans of the claim and of lists. There are so many rows that a sequential scan would
