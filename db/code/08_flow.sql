@@ -8,8 +8,11 @@ CREATE OR REPLACE FUNCTION dlq.reserve_pace(p_name text, p_rate float8, p_count 
     OUT first_at timestamptz, OUT granted integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    INSERT INTO dlq.paces (name, free_at) VALUES (p_name, p_now) ON CONFLICT (name) DO NOTHING;
-    SELECT greatest(p.free_at, p_now) INTO first_at FROM dlq.paces p WHERE p.name = p_name FOR UPDATE;
+    LOOP
+        INSERT INTO dlq.paces (name, free_at) VALUES (p_name, p_now) ON CONFLICT (name) DO NOTHING;
+        SELECT greatest(p.free_at, p_now) INTO first_at FROM dlq.paces p WHERE p.name = p_name FOR UPDATE;
+        EXIT WHEN FOUND; -- otherwise another session has just deleted the row
+    END LOOP;
     granted := p_count;
     IF p_within IS NOT NULL THEN
         granted := least(p_count, greatest(0, 1 + floor(extract(epoch FROM p_now + p_within - first_at) * p_rate)));
@@ -46,7 +49,7 @@ BEGIN
         taken_at := p_taken;
     ELSE
         IF v_rate IS NOT NULL THEN
-            SELECT coalesce(p.first_at, place_at) INTO place_at -- null if another session has just reset the pace
+            SELECT p.first_at INTO place_at
             FROM dlq.reserve_pace('replay:' || p_run, v_rate, 1, taken_at) p;
         END IF;
         IF v_lowered < coalesce(v_rate, 'infinity') THEN

@@ -76,3 +76,39 @@ func TestReservePlaces_NoPlaceWithinReachReservesNone(t *testing.T) {
 	}
 	require.WithinDuration(t, start.Add(100*time.Second), reserve(1, nil).First, 0)
 }
+
+// Another transaction deletes the stream's row and makes it again while ReservePlaces waits for the lock on the row: the
+// places are those of the new row.
+func TestReservePlaces_WhileStreamIsMadeAgain(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.Pool(t)
+	start := time.Date(2026, 11, 22, 8, 0, 0, 0, time.UTC)
+	_, err := pool.Exec(t.Context(), "INSERT INTO dlq.paces (name, free_at) VALUES ('run', $1)", start)
+	require.NoError(t, err)
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	_, err = tx.Exec(t.Context(), "SELECT FROM dlq.paces WHERE name = 'run' FOR UPDATE")
+	require.NoError(t, err)
+	var places deadletter.Places
+	ended := make(chan error, 1)
+	go func() {
+		var err error
+		places, err = deadletter.ReservePlaces(t.Context(), pool, "run", 1, 1, start, nil)
+		ended <- err
+	}()
+	require.Eventually(t, func() bool {
+		var waits bool
+		err := pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'
+			AND datname = current_database() AND query LIKE '%reserve_pace%')`).Scan(&waits)
+		return err == nil && waits
+	}, 3*time.Minute, 20*time.Millisecond)
+	_, err = tx.Exec(t.Context(), "DELETE FROM dlq.paces WHERE name = 'run'")
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "INSERT INTO dlq.paces (name, free_at) VALUES ('run', $1)", start.Add(time.Hour))
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.NoError(t, <-ended)
+	require.True(t, places.First.Equal(start.Add(time.Hour)), places.First)
+	require.Equal(t, 1, places.Granted)
+}
