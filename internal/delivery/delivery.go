@@ -76,6 +76,9 @@ const (
 	// placeSlack is how long before its place a redelivery may be sent. The clock of this process may differ a little
 	// from the clock of the database.
 	placeSlack = 50 * time.Millisecond
+	// missedPlace is how long after its place a redelivery may still be sent at once. Otherwise all whose places passed
+	// while no process delivered would be sent together.
+	missedPlace = 10 * time.Second
 	// placeLook is the longest time for which a redelivery waits for its place before it looks again whether it needs
 	// one: the run may have ended, or an operator may have changed its rate.
 	placeLook = time.Minute
@@ -238,6 +241,9 @@ func (w *Worker) isPostponed(ctx context.Context, job *river.Job[Args], meta *me
 type place struct {
 	At    time.Time `json:"at"`    // the redelivery is sent at this time
 	Taken time.Time `json:"taken"` // if the run became slower after this time, the place is lost
+	// Late says that the redelivery missed an earlier place. It does not lose this one by being late, so that it is sent
+	// even if each redelivery waits long for a worker.
+	Late bool `json:"late,omitempty"`
 }
 
 // untilPlace returns how long a redelivery of a progressive run has to wait for its place in the pace of the run to the
@@ -254,8 +260,9 @@ func (w *Worker) untilPlace(ctx context.Context, job *river.Job[Args], meta *met
 	if isFirst {
 		had = &place{At: job.CreatedAt, Taken: job.CreatedAt}
 	}
+	isLate := had != nil && (had.Late || time.Since(had.At) > missedPlace)
 	params := dbsqlc.RunPlaceParams{Run: *meta.RunID, Destination: destination}
-	if had != nil {
+	if had != nil && (had.Late || !isLate) {
 		params.At, params.Taken = &had.At, &had.Taken
 	}
 	has, err := dbsqlc.New(w.config.DB).RunPlace(ctx, params)
@@ -264,7 +271,7 @@ func (w *Worker) untilPlace(ctx context.Context, job *river.Job[Args], meta *met
 	}
 	wait := time.Duration(has.Wait * float64(time.Second))
 	if wait > placeSlack {
-		return min(wait, placeLook), river.MetadataSet(ctx, placeKey, place{At: has.PlaceAt, Taken: has.TakenAt})
+		return min(wait, placeLook), river.MetadataSet(ctx, placeKey, place{has.PlaceAt, has.TakenAt, isLate})
 	}
 	if meta.Place == nil {
 		return 0, nil

@@ -428,12 +428,23 @@ func TestDeliver_TakesAPlaceOfItsRunForEachAttempt(t *testing.T) {
 	fell := taken.Add(time.Microsecond)
 	exec(`UPDATE dlq.replay_runs SET paces = jsonb_set(paces, '{default,fell}', to_jsonb($1::timestamptz))`, fell)
 	require.Equal(t, delivery.OutcomeHeld, again(second))
-	lost, _ := placeOf(second, fell)
+	lost, takenAgain := placeOf(second, fell)
 	require.InDelta(t, 1000, lost.Sub(later).Seconds(), 1)
+
+	// A redelivery that misses its place takes another one, once.
+	miss := func(id int64) {
+		exec(`UPDATE river_job SET metadata = jsonb_set(metadata, '{dlq:place,at}', to_jsonb(now() - interval '1 hour'))
+			WHERE id = $1`, id)
+	}
+	miss(second)
+	require.Equal(t, delivery.OutcomeHeld, again(second))
+	missed, _ := placeOf(second, takenAgain.Add(time.Microsecond))
+	require.InDelta(t, 1000, missed.Sub(lost).Seconds(), 1)
+	miss(second)
+	require.Equal(t, delivery.OutcomeOK, again(second))
 
 	// After the end of the run, none waits.
 	exec("UPDATE dlq.replay_runs SET status = 'cancelled'")
-	require.Equal(t, delivery.OutcomeOK, again(second))
 	require.Equal(t, delivery.OutcomeOK, again(third))
 }
 
