@@ -16,7 +16,7 @@ import (
 const (
 	// maxSteps limits the work and the errors of a check: n references, each to two others, are 2^n steps. A step is a
 	// part of the schema, or an item of the document, that is checked.
-	maxSteps = 1 << 21
+	maxSteps = 1 << 19
 	// maxObjects limits the objects and arrays of a schema: the time to compile it grows faster than their number.
 	maxObjects = 20_000
 	// maxNumberDigits limits a number of a schema, which the compiler writes out: those of 64 bits are shorter.

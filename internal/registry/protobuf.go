@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/bufbuild/protocompile/ast"
 	"github.com/bufbuild/protocompile/options"
 	"github.com/bufbuild/protocompile/parser"
 	"github.com/bufbuild/protocompile/reporter"
@@ -26,6 +27,10 @@ import (
 const (
 	// maxProtobufBytes limits a value in Protobuf: two bytes of it can become a message in memory.
 	maxProtobufBytes = 1 << 20
+	// maxProtoBytes limits the text of a file, and maxImports its imports: the time to parse and link a file grows faster
+	// than both. Meanwhile, readers of the registry wait.
+	maxProtoBytes = 256 << 10
+	maxImports    = 2 * maxReferences
 	// mainFile is the name of the file that no import names.
 	mainFile = "dlqd/schema.proto"
 )
@@ -82,6 +87,9 @@ func newProtobuf(texts []schemaText) (*protobufSchema, error) {
 
 // parseFile parses the text of a .proto file. It does not link the file to its imports.
 func parseFile(text schemaText) (*descriptorpb.FileDescriptorProto, error) {
+	if len(text.text) > maxProtoBytes {
+		return nil, fmt.Errorf("a file has more than %d bytes", maxProtoBytes)
+	}
 	if nesting(text.text) > maxDepth {
 		return nil, errTooDeep
 	}
@@ -89,6 +97,15 @@ func parseFile(text schemaText) (*descriptorpb.FileDescriptorProto, error) {
 	node, err := parser.Parse(text.name, strings.NewReader(text.text), handler)
 	if err != nil {
 		return nil, err
+	}
+	imports := 0
+	for _, part := range node.Decls {
+		if _, ok := part.(*ast.ImportNode); ok {
+			imports++
+		}
+	}
+	if imports > maxImports {
+		return nil, fmt.Errorf("a file has more than %d imports", maxImports)
 	}
 	parsed, err := parser.ResultFromAST(node, true, handler)
 	if err != nil {

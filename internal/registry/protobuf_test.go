@@ -200,3 +200,19 @@ func FuzzProtobuf(f *testing.F) {
 		require.JSONEq(t, string(document), string(again))
 	})
 }
+
+// The time to link imports and to compare the names of fields grows with the square of their number.
+func TestProtobuf_LimitsTheTimeOfASchema(t *testing.T) {
+	t.Parallel()
+	var imports strings.Builder
+	for i := range maxImports + 1 {
+		fmt.Fprintf(&imports, `import "a%d";`, i)
+	}
+	for says, text := range map[string]string{
+		"imports": imports.String(),
+		"bytes":   `message A { int32 a = 1; }` + strings.Repeat(" ", maxProtoBytes),
+	} {
+		_, err := newProtobuf([]schemaText{{text: `syntax = "proto3"; ` + text}})
+		require.ErrorContains(t, err, says)
+	}
+}
