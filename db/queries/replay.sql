@@ -389,11 +389,13 @@ ROLLBACK TO SAVEPOINT lookup;
 SELECT set_config('statement_timeout', @timeout::text, true);
 
 -- name: LastHour :many
--- LastHour counts redeliveries and failures of queues in the last hour, from the rollups.
+-- LastHour counts redeliveries and failures of queues in the last hour, from the rollups. It leaves out queues of which
+-- the caller may see only some kinds.
 SELECT f.queue, sum(f.redelivered)::bigint AS redelivered, sum(f.failures)::bigint AS failures
 FROM dlq.rollup_flow f
 WHERE f.step = 'minute' AND f.scope = 'queue' AND f.bucket >= now() - interval '1 hour'
     AND f.queue = ANY (@queues::text[])
+    AND dlq.in_patterns(f.queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))
 GROUP BY f.queue;
 
 -- name: DestinationHours :many

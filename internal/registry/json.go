@@ -190,7 +190,8 @@ func partsOf(s *jsonschema.Schema) []*jsonschema.Schema {
 	for _, part := range s.DependentSchemas {
 		parts = append(parts, part)
 	}
-	others := []any{s.AdditionalProperties, s.Items, s.AdditionalItems}
+	others := make([]any, 0, 3+len(s.Dependencies))
+	others = append(others, s.AdditionalProperties, s.Items, s.AdditionalItems)
 	for _, part := range s.Dependencies {
 		others = append(others, part)
 	}

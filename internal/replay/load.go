@@ -26,8 +26,8 @@ type Load struct {
 	Destination string    `json:"destination,omitempty" doc:"Destination to which it delivers messages; absent for a queue of an application."`
 	Entries     int64     `json:"entries" doc:"Number of entries that go there."`
 	PerSecond   []float64 `json:"perSecond" doc:"Redeliveries per second in each tenth of the run at its rate (10,000 without one), estimated from the sample. Concurrency and slow destinations make it less."`
-	Redelivered int64     `json:"redelivered" doc:"Number of redeliveries of the queue in the last hour."`
-	Failures    int64     `json:"failures" doc:"Number of failures of the queue in the last hour, redeliveries included. dlqd does not count jobs that succeed."`
+	Redelivered int64     `json:"redelivered" doc:"Number of redeliveries of the queue in the last hour. 0 also for callers who are limited to some kinds of the queue."`
+	Failures    int64     `json:"failures" doc:"Number of failures of the queue in the last hour, redeliveries included. dlqd does not count jobs that succeed. 0 also for callers who are limited to some kinds of the queue."`
 }
 
 // DestinationLoad compares what a run sends to a destination with the destination's last hour.

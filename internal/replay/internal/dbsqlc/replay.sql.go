@@ -894,6 +894,7 @@ SELECT f.queue, sum(f.redelivered)::bigint AS redelivered, sum(f.failures)::bigi
 FROM dlq.rollup_flow f
 WHERE f.step = 'minute' AND f.scope = 'queue' AND f.bucket >= now() - interval '1 hour'
     AND f.queue = ANY ($1::text[])
+    AND dlq.in_patterns(f.queue, NULL, (SELECT dlq.scope_patterns(dlq.scope())))
 GROUP BY f.queue
 `
 
@@ -903,7 +904,8 @@ type LastHourRow struct {
 	Failures    int64
 }
 
-// LastHour counts redeliveries and failures of queues in the last hour, from the rollups.
+// LastHour counts redeliveries and failures of queues in the last hour, from the rollups. It leaves out queues of which
+// the caller may see only some kinds.
 func (q *Queries) LastHour(ctx context.Context, queues []string) ([]LastHourRow, error) {
 	rows, err := q.db.Query(ctx, LastHour, queues)
 	if err != nil {
