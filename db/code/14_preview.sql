@@ -300,8 +300,8 @@ BEGIN
            round(v_total * l.entries::numeric / cardinality(v_sample))::bigint, cardinality(v_sample)::bigint,
            coalesce('queue ' || l.queue, 'failed at destination ' || l.destination) || CASE WHEN p_rate > 0
                THEN ': ' || array_to_string(l.per_second, ', ') || ' per second in each tenth of the run' ELSE '' END
-               || CASE WHEN dlq.in_patterns(l.queue, NULL, v_scope) THEN '; in the last hour, ' || f.redelivered || ' redelivered and '
-                   || f.failures || ' failed; how many succeeded is not known'
+               || CASE WHEN l.queue IS NOT NULL AND dlq.in_patterns(l.queue, NULL, v_scope) THEN '; in the last hour, '
+                   || f.redelivered || ' redelivered and ' || f.failures || ' failed; how many succeeded is not known'
                WHEN h.destination IS NULL THEN '; its last hour is not known'
                ELSE '; in the last hour, ' || h.deliveries || ' deliveries, at most ' || h.most_per_second
                    || ' per second; ' || h.failures || ' failed' END

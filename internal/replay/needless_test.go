@@ -630,6 +630,14 @@ func TestPreview_SaysWhoElseIsHit(t *testing.T) {
 	require.NoError(t, err)
 	require.Nil(t, preview.Destinations[0].LastHour)
 	require.EqualValues(t, 2, preview.Subscribers.Subscribers)
+	require.EqualValues(t, 4, preview.Load[0].Failures)
+	// A queue has jobs of other kinds, too.
+	limited, err = access.Limit(t.Context(), access.Scope{{Queues: []string{"default"}, Kinds: []string{"dlqd*", "k"}}})
+	require.NoError(t, err)
+	preview, err = b.replayer.Preview(limited, request)
+	require.NoError(t, err)
+	require.NotEmpty(t, preview.Load)
+	require.Zero(t, preview.Load[0].Failures)
 
 	forecast := b.get(b.start(replay.Request{All: true, Rate: 8})).Forecast
 	require.Equal(t, destinations, forecast.Destinations)
