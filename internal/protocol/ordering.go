@@ -54,13 +54,8 @@ func StartOrdering() Ordering {
 	return Ordering{Messages: [2]Message{m, m}}
 }
 
-// OrderingStep is a step, with the state after it. Wrong is the invariant that the step breaks, or "".
-type OrderingStep struct {
-	Text  string
-	After Ordering
-	Wrong string
-	Bad   bool // a death, a refusal or the end of a hold time; messages must be able to arrive without such steps
-}
+// OrderingStep is a step of the model. Bad steps are a death, a refusal and the end of a hold time.
+type OrderingStep = stepOf[Ordering]
 
 // Steps returns the steps that are possible in the state.
 func (s *Ordering) Steps(rules Rules) (steps []OrderingStep) {
@@ -229,60 +224,9 @@ func (s *Ordering) sent(m int, success bool) string {
 	return wrong
 }
 
-// ExploreOrdering visits all states, in the order of their distance from the start. It returns their number and, if an
-// invariant breaks, the invariant and a shortest trace to it.
+// ExploreOrdering visits all states (explore). From every state, both messages must be able to arrive.
 func ExploreOrdering(rules Rules) (states int, wrong string, trace []string) {
-	type origin struct {
-		from Ordering
-		text string
-	}
-	start := StartOrdering()
-	seen := map[Ordering]origin{start: {}}
-	level := []Ordering{start}
-	cameFrom := map[Ordering][]Ordering{} // predecessors of each state, by steps that are not Bad
-	way := func(to Ordering, last ...string) []string {
-		for to != start {
-			last = append(last, seen[to].text)
-			to = seen[to].from
-		}
-		slices.Reverse(last)
-		return last
-	}
-	for at := 0; at < len(level); at++ {
-		for _, step := range level[at].Steps(rules) {
-			if step.Wrong != "" {
-				return len(seen), step.Wrong, way(level[at], step.Text)
-			}
-			if _, known := seen[step.After]; !known {
-				seen[step.After] = origin{level[at], step.Text}
-				level = append(level, step.After)
-			}
-			if !step.Bad {
-				cameFrom[step.After] = append(cameFrom[step.After], level[at])
-			}
-		}
-	}
-	// From every state, both messages must be able to arrive.
-	arrives := map[Ordering]bool{}
-	var back []Ordering
-	for s := range seen {
-		if s.Messages[0].Job == Completed && s.Messages[1].Job == Completed {
-			arrives[s], back = true, append(back, s)
-		}
-	}
-	for len(back) > 0 {
-		last := back[len(back)-1]
-		back = back[:len(back)-1]
-		for _, s := range cameFrom[last] {
-			if !arrives[s] {
-				arrives[s], back = true, append(back, s)
-			}
-		}
-	}
-	for _, s := range level {
-		if !arrives[s] {
-			return len(seen), NoneLost, way(s)
-		}
-	}
-	return len(seen), "", nil
+	return explore(StartOrdering(), func(s *Ordering) []OrderingStep { return s.Steps(rules) }, func(s *Ordering) bool {
+		return s.Messages[0].Job == Completed && s.Messages[1].Job == Completed
+	}, NoneLost)
 }

@@ -107,13 +107,8 @@ func StartPublishing() Publishing {
 	return s
 }
 
-// PublishingStep is a step, with the state after it. Wrong is the invariant that the step breaks, or "".
-type PublishingStep struct {
-	Text  string
-	After Publishing
-	Wrong string
-	Bad   bool // a death, a failure or an operator's action; the entry must be able to be resolved without such steps
-}
+// PublishingStep is a step of the model. Bad steps are a death, a failure and an operator's action.
+type PublishingStep = stepOf[Publishing]
 
 // Steps returns the steps that are possible in the state.
 func (s *Publishing) Steps(rules Rules) (steps []PublishingStep) {
@@ -353,60 +348,9 @@ func (s *Publishing) settle(rules Rules) string {
 	return ""
 }
 
-// ExplorePublishing visits all states, in the order of their distance from the start. It returns their number and, if
-// an invariant breaks, the invariant and a shortest trace to it.
+// ExplorePublishing visits all states (explore). Each returned entry must be able to leave this state without
+// returnedFor, a failure or an operator.
 func ExplorePublishing(rules Rules) (states int, wrong string, trace []string) {
-	type origin struct {
-		from Publishing
-		text string
-	}
-	start := StartPublishing()
-	seen := map[Publishing]origin{start: {}}
-	level := []Publishing{start}
-	cameFrom := map[Publishing][]Publishing{} // predecessors of each state, by steps that are not Bad
-	way := func(to Publishing, last ...string) []string {
-		for to != start {
-			last = append(last, seen[to].text)
-			to = seen[to].from
-		}
-		slices.Reverse(last)
-		return last
-	}
-	for at := 0; at < len(level); at++ {
-		for _, step := range level[at].Steps(rules) {
-			if step.Wrong != "" {
-				return len(seen), step.Wrong, way(level[at], step.Text)
-			}
-			if _, known := seen[step.After]; !known {
-				seen[step.After] = origin{level[at], step.Text}
-				level = append(level, step.After)
-			}
-			if !step.Bad {
-				cameFrom[step.After] = append(cameFrom[step.After], level[at])
-			}
-		}
-	}
-	// Each returned entry must be able to leave this state without returnedFor, a failure or an operator.
-	leaves := map[Publishing]bool{}
-	var back []Publishing
-	for s := range seen {
-		if s.Status != Returned {
-			leaves[s], back = true, append(back, s)
-		}
-	}
-	for len(back) > 0 {
-		last := back[len(back)-1]
-		back = back[:len(back)-1]
-		for _, s := range cameFrom[last] {
-			if !leaves[s] {
-				leaves[s], back = true, append(back, s)
-			}
-		}
-	}
-	for _, s := range level {
-		if !leaves[s] {
-			return len(seen), ReturnedResolves, way(s)
-		}
-	}
-	return len(seen), "", nil
+	return explore(StartPublishing(), func(s *Publishing) []PublishingStep { return s.Steps(rules) },
+		func(s *Publishing) bool { return s.Status != Returned }, ReturnedResolves)
 }
