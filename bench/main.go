@@ -128,7 +128,8 @@ func main() {
 	run := runs[flag.Arg(0)]
 	if run == nil {
 		fmt.Fprintln(os.Stderr, "usage: bench [-rounds N] [-scale F] "+
-			"ingest|access|processing|capture|claim|compare|console|filing|growth|incident|indexes|kafka|metrics|outage|peers|production|replay|"+
+			"ingest|access|processing|capture|claim|compare|console|filing|growth|incident|indexes|kafka|metrics|outage|"+
+			"peers|production|replay|"+
 			"retention|retries|soak|suite|analytics")
 		os.Exit(2)
 	}

@@ -73,7 +73,7 @@ func production(b *bench, scale float64) error {
 // buildProgram builds dlqd in a directory, and returns its path.
 func buildProgram(ctx context.Context, dir string) (string, error) {
 	program := filepath.Join(dir, "dlqd")
-	build := exec.CommandContext(ctx, "go", "build", "-ldflags=-w", "-o", program, //nolint:gosec // in a directory of its own
+	build := exec.CommandContext(ctx, "go", "build", "-ldflags=-w", "-o", program, //nolint:gosec // in its own directory
 		"github.com/dlqd/dlqd/cmd/dlqd")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as "make build" does
 	if out, err := build.CombinedOutput(); err != nil {

@@ -600,9 +600,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.job_key IS
-    'Returns the SQL expression of the ordering key of an entry e of an application''s job: the value in its args at the '
-    'path that the policy names for its kind or queue (orderingKey). It is null for a job without such a value, and for '
-    'messages. Returns null if the policy names no path.';
+    'Returns the SQL expression of the ordering key of an entry e of an application''s job: the value in its args at '
+    'the path that the policy names for its kind or queue (orderingKey). It is null for a job without such a value, and '
+    'for messages. Returns null if the policy names no path.';
 
 CREATE OR REPLACE FUNCTION dlq.replay_start(p_filter jsonb, p_actor text DEFAULT session_user, p_note text DEFAULT NULL,
     p_all boolean DEFAULT false,

@@ -41,7 +41,8 @@ COMMENT ON FUNCTION dlq.run_closures IS
     'What became of each entry of a replay run (dlq.closure_of), or expired, if it was closed so before its turn. '
     'was is its failure group at the start; what is the new failure group, who took the entry over or expired it, that '
     'its process was lost, or why it was skipped, with # for numbers; reason is the identifier of the latter two '
-    '(replay_run_entries.reason, or cancelled), worked the seconds that the redelivery worked, and job_id the redelivery.';
+    '(replay_run_entries.reason, or cancelled), worked the seconds that the redelivery worked, and job_id the '
+    'redelivery.';
 
 CREATE OR REPLACE FUNCTION dlq.run_report(p_run uuid, p_limit integer)
 RETURNS TABLE (is_total boolean, was text, closure text, what text, entries bigint, since timestamptz, median float8,

@@ -81,8 +81,9 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION dlq.count_behind IS
-    'How many of the given entries are behind another one that matches the filter: a job of an application with the same '
-    'ordering key (dlq.job_key) in the same queue, which was inserted before.';
+    'How many of the given entries are behind another one that matches the filter: a job of an application with the '
+    'same ordering key (dlq.job_key) in the same queue, which was inserted before.';
+
 -- An attempt that reached no receiver counts as neither answered nor unanswered.
 CREATE OR REPLACE FUNCTION dlq.how_far(p_ids uuid[]) RETURNS TABLE (what text, stage text, entries bigint)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
@@ -256,12 +257,14 @@ BEGIN
         ('live_job', c.live_job, 'another job has their unique key: skipped'),
         ('behind', c.behind, 'behind another one of their ordering key'),
         ('keyed', dlq.count_keyed(v_sample),
-         'have an ordering key in the args; live jobs of the key pass them, and sequences of River Pro are left to River'),
+         'have an ordering key in the args; live jobs of the key pass them, and sequences of River Pro are left to '
+             'River'),
         -- No index has these keys, and the search takes 20 µs for each entry that matches.
         ('behind_job', CASE WHEN v_total <= 20000 THEN dlq.count_behind(v_filter, v_sample) END,
          'behind an earlier job of their ordering key'),
         ('behind_job_not_known', CASE WHEN v_total > 20000 AND dlq.job_key() IS NOT NULL THEN cardinality(v_sample) END,
-         'may be behind an earlier job of their ordering key, which is not searched for among more than 20,000 entries'),
+         'may be behind an earlier job of their ordering key, which is not searched for among more than 20,000 '
+             'entries'),
         ('assigned', c.assigned, 'assigned to an operator'),
         ('parked', c.parked, 'parked by an operator'),
         ('in_review', c.in_review, 'in review by an operator'),

@@ -204,8 +204,8 @@ BEGIN
              'The number of failures that capture missed and the reconciler filed, by hour and cause.'),
             ('reconcile_findings', 'hour', 'Start of the hour in which the failures were filed.'),
             ('reconcile_findings', 'why',
-             'capture_off, trigger_missing or trigger_disabled (when the scan that found the failure, or the scan before '
-             'it, began), or missed: capture skipped the job, or was bypassed (session_replication_role, COPY, a '
+             'capture_off, trigger_missing or trigger_disabled (when the scan that found the failure, or the scan '
+             'before it, began), or missed: capture skipped the job, or was bypassed (session_replication_role, COPY, a '
              'restore).'),
             ('reconcile_findings', 'entries', 'Number of failures.'),
             ('settings', NULL,

@@ -77,8 +77,8 @@ func TestReservePlaces_NoPlaceWithinReachReservesNone(t *testing.T) {
 	require.WithinDuration(t, start.Add(100*time.Second), reserve(1, nil).First, 0)
 }
 
-// Another transaction deletes the stream's row and makes it again while ReservePlaces waits for the lock on the row: the
-// places are those of the new row.
+// Another transaction deletes the stream's row and makes it again while ReservePlaces waits for the lock on the row.
+// The places are those of the new row.
 func TestReservePlaces_WhileStreamIsMadeAgain(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.Pool(t)

@@ -444,8 +444,8 @@ const entryColumns = summaryColumns + `,
 // recordColumn is the value of [Summary.Record]. The field record must have no bytes, because Postgres would read them
 // once for each field.
 const recordColumn = `CASE WHEN (record).topic IS NOT NULL THEN jsonb_strip_nulls(jsonb_build_object(
-		'cluster', (record).cluster, 'topic', (record).topic, 'partition', (record).partition, 'offset', (record)."offset", 'at', (record).at,
-		'group', (record).consumer_group, 'node', (record).node, 'originalTopic', (record).original_topic,
+		'cluster', (record).cluster, 'topic', (record).topic, 'partition', (record).partition,
+		'offset', (record)."offset", 'at', (record).at, 'group', (record).consumer_group, 'node', (record).node, 'originalTopic', (record).original_topic,
 		'originalPartition', (record).original_partition, 'originalOffset', (record).original_offset,
 		'form', (record).form, 'bytes', (record).size)) END`
 

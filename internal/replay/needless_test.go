@@ -557,8 +557,8 @@ func TestPreview_SaysTheLoad(t *testing.T) {
 		{Queue: "b", Entries: 15, PerSecond: []float64{0, 0, 4, 8, 8, 8, 8, 8, 8, 8}, Failures: 15},
 		{Queue: "a", Entries: 5, PerSecond: []float64{8, 8, 4, 0, 0, 0, 0, 0, 0, 0}, Failures: 5},
 	}, preview.Load)
-	require.Equal(t, "queue b gets 15, at most 8 per second; in the last hour, 0 were redelivered and 15 failed; how many "+
-		"succeeded is not known", preview.Load[0].Text(replay.PlainWords()))
+	require.Equal(t, "queue b gets 15, at most 8 per second; in the last hour, 0 were redelivered and 15 failed; how "+
+		"many succeeded is not known", preview.Load[0].Text(replay.PlainWords()))
 	require.Empty(t, preview.Destinations)
 	require.Nil(t, preview.Subscribers)
 
@@ -683,8 +683,8 @@ func TestSubscribers_SayWhatIsEstimated(t *testing.T) {
 		Subscribers: 37, Entries: 2100, Low: 1968, High: 2232, Sampled: 1000,
 		Largest: []replay.Subscriber{{ID: "sub_81", Entries: 420}},
 	}}
-	require.Equal(t, []string{"about 2100 (1968 to 2232) of 4200 concern at least 37 subscribers; the most: sub_81 (420); " +
-		"estimated from 1000 at random"}, p.Notes(replay.PlainWords()))
+	require.Equal(t, []string{"about 2100 (1968 to 2232) of 4200 concern at least 37 subscribers; the most: sub_81 (420)" +
+		"; estimated from 1000 at random"}, p.Notes(replay.PlainWords()))
 }
 
 // A kind counts as unworked if its latest attempt says so and no job of the kind has completed since.

@@ -403,8 +403,9 @@ func refusals(p *dbsqlc.PostponedRow) string {
 	if p.Redeliveries == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; the destination asked for fewer requests (429 or Retry-After) in answer to %d of the redeliveries "+
-		"under way, which are sent again from %s to %s", p.Redeliveries, p.First.UTC().Format(time.RFC3339), p.Last.UTC().Format(time.RFC3339))
+	return fmt.Sprintf("; the destination asked for fewer requests (429 or Retry-After) in answer to %d of the "+
+		"redeliveries under way, which are sent again from %s to %s", p.Redeliveries, p.First.UTC().Format(time.RFC3339),
+		p.Last.UTC().Format(time.RFC3339))
 }
 
 // harm describes how other deliveries to the group's destination, or other jobs of the kinds that the group sends next,

@@ -115,7 +115,8 @@ func (s *Server) reloadCommitted(ctx context.Context) error {
 }
 
 // publishPolicy writes to the database which data is sensitive, the policy's version, its approval rules, the work that
-// replay runs skip, where jobs have ordering keys, and the policy's sources and feeds. After a failure, [Server.attachmentLoop] calls it again.
+// replay runs skip, where jobs have ordering keys, and the policy's sources and feeds. After a failure,
+// [Server.attachmentLoop] calls it again.
 func (s *Server) publishPolicy(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()

@@ -113,7 +113,10 @@ func run(ctx context.Context, seed uint64, count int, file string, rooms []strin
 		if err != nil {
 			return err
 		}
-		s := sample{out: out, cover: file + ".coverage", known: known, equivalent: string(equivalent), mutants: shuffled(mutants, seed, room)}
+		s := sample{
+			out: out, cover: file + ".coverage", known: known, equivalent: string(equivalent),
+			mutants: shuffled(mutants, seed, room),
+		}
 		err = s.take(ctx, room, count)
 		reports = append(reports, s.report(room))
 		if err != nil {
